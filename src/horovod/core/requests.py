@@ -1,0 +1,120 @@
+"""The vocabulary of the log: what a rank may ask for, and what the coordinator answers.
+
+Everything here is plain, frozen, typed data, encodable by msgspec; nothing knows a framework.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+__all__ = ["Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
+
+
+class Kind(enum.IntEnum):
+    """What a request asks for."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+    ADD_PROCESS_SET = 7
+    REMOVE_PROCESS_SET = 8
+
+
+class ReduceOp(enum.IntEnum):
+    """How values are combined; the numbers are Horovod's."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a request.
+
+    Attributes:
+        dtype: the canonical dtype name, such as ``float32``.
+        shape: its dimensions.
+        offset: byte offset in the submitting rank's arena, or -1 for ordinary memory.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = -1
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank submits under one name; a grouped operation is one request with several tensors.
+
+    Attributes:
+        name: the key of the match, or ``""``: unnamed requests match in the order of submission.
+        kind: which collective.
+        process_set: id of the process set, 0 for all ranks.
+        tensors: one entry per tensor.
+        op: for reductions.
+        prescale: factor applied before the reduction.
+        postscale: factor applied after it.
+        root: global rank of a broadcast's root.
+        splits: rows for each member of an alltoall; empty means even.
+        device: ``cpu``, or the framework's word for a device.
+        ranks: members of a process set that is to be added.
+        site: ``file:line`` of the user's call; never compared.
+    """
+
+    name: str
+    kind: Kind
+    process_set: int = 0
+    tensors: tuple[TensorSpec, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: tuple[int, ...] = ()
+    device: str = "cpu"
+    ranks: tuple[int, ...] = ()
+    site: str = ""
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the log: all ``members`` are ready and execute this next.
+
+    Attributes:
+        kind: which collective.
+        name: the key of the match, or ``""`` for the oldest unnamed request of the process set.
+        process_set: id of the process set.
+        members: global ranks that take part, ascending.
+        divisor: what Average divides by (the size of the set, joined ranks included).
+        requests: the members' requests, in the order of ``members``, when they may differ; else one.
+        error: when not empty, every member raises this text instead of executing.
+        result: an answer that is a plain number (a process set's id, the last rank to join).
+    """
+
+    kind: Kind
+    name: str
+    process_set: int
+    members: tuple[int, ...]
+    divisor: int = 1
+    requests: tuple[Request, ...] = ()
+    error: str = ""
+    result: int = 0
+
+    def replace(self, **changes: Any) -> Response:
+        """Return a copy with the given fields changed."""
+        return msgspec.structs.replace(self, **changes)

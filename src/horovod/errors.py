@@ -1,0 +1,101 @@
+"""Every exception that horovod raises, and who is to blame for it.
+
+    HorovodInternalError(RuntimeError)          what the runtime raises; catch this to catch all below
+    |-- NotInitializedError (also ValueError)   you: init() was not called, or shutdown() was
+    |-- InitError (also ValueError)             the ranks did not find each other
+    |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
+    |-- PeerLostError                           the world: another rank died or left; recoverable
+    |-- StallError                              the world: a rank did not come within the timeout
+    DuplicateNameError(ValueError)              you: a tensor of this name is still in flight
+    LaunchError(RuntimeError)                   horovodrun or horovod.run could not run the job
+    HostsUpdatedInterrupt(RuntimeError)         elastic: the set of hosts changed
+    HorovodVersionMismatchError(ImportError)    ranks run different versions of this package
+
+Horovod's scripts catch ``HorovodInternalError``, ``ValueError`` and ``RuntimeError``; the second base
+classes keep those scripts right.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DuplicateNameError",
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "InitError",
+    "LaunchError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "StallError",
+]
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective could not be completed."""
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """The call needs a running job: ``init()`` was not called yet, or ``shutdown()`` was."""
+
+
+class InitError(HorovodInternalError, ValueError):
+    """The ranks of the job did not find each other, or do not fit together."""
+
+
+class MismatchError(HorovodInternalError):
+    """Ranks submitted requests of one name that do not fit together; raised on every rank."""
+
+
+class PeerLostError(HorovodInternalError):
+    """Another rank died, or left the job while this one still needed it.
+
+    Attributes:
+        rank: the global rank that is gone.
+        pid: its process id on its host, or 0 when it was not known.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, pid: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.pid = pid
+
+
+class StallError(HorovodInternalError):
+    """A rank did not submit, or did not go on with, a collective within the timeout."""
+
+
+class DuplicateNameError(ValueError):
+    """A tensor of the same name is still in flight on this rank."""
+
+
+class LaunchError(RuntimeError):
+    """The launcher could not start the job, or the job failed."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The set of hosts of an elastic job changed.
+
+    Attributes:
+        skip_sync: whether the state need not be broadcast again.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the set of hosts changed")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Two parts of the job run different versions.
+
+    Attributes:
+        name: what differs.
+        version: the version here.
+        installed_version: the version there.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"{name} {version} here, but {installed_version} there; install one version everywhere")
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
