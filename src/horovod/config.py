@@ -1,0 +1,347 @@
+"""Every setting of the package, in one table.
+
+``Config`` is the table: each field carries its ``Setting`` (variable, flag, unit, help). The command-line flags
+of ``horovodrun``, the YAML file and ``docs/environment.md`` are generated from it, and no other module reads
+``HOROVOD_*`` from the environment (``world`` reads who we are through the names below). What is stronger wins:
+an explicit argument, then a flag, then the environment, then the YAML file, then the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+__all__ = [
+    "INERT",
+    "JOB_ID",
+    "RANK_VARIABLES",
+    "SECRET_KEY",
+    "SETTINGS",
+    "Config",
+    "Setting",
+    "load",
+    "nearest",
+    "parse",
+    "render",
+    "unknown_variables",
+]
+
+Value = bool | int | float | str
+MIB = 1 << 20
+
+RANK_VARIABLES = {
+    "rank": "HOROVOD_RANK",
+    "size": "HOROVOD_SIZE",
+    "local_rank": "HOROVOD_LOCAL_RANK",
+    "local_size": "HOROVOD_LOCAL_SIZE",
+    "cross_rank": "HOROVOD_CROSS_RANK",
+    "cross_size": "HOROVOD_CROSS_SIZE",
+    "hostname": "HOROVOD_HOSTNAME",
+}
+"""Who a rank is; set by horovodrun, read by ``world.detect``."""
+JOB_ID = "HOROVOD_JOB_ID"
+"""One job on this host; set by horovodrun, or by hand where no launcher can be found."""
+SECRET_KEY = "HOROVOD_SECRET_KEY"
+"""The job's key in hexadecimal; set by horovodrun, or by hand where no launcher can be found."""
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off", "")
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        env: the environment variable.
+        default: value when nobody set it; its type is the type of the setting.
+        help: one sentence for ``--help`` and the docs.
+        name: the field of ``Config``; empty for settings without effect.
+        unit: of the environment variable.
+        flag: flag of horovodrun, or empty.
+        flag_off: the flag that says no, for booleans.
+        yaml_path: ``section.key`` in the YAML file of ``--config-file``, or empty.
+        scale: the variable is this many times the value of flag and YAML key.
+        inverted: flag and YAML key say the opposite of the variable.
+        choices: the allowed texts, lower case; empty for any.
+        minimum: least number allowed.
+        in_effect: whether this version does anything with it.
+    """
+
+    env: str
+    default: Value
+    help: str
+    name: str = ""
+    unit: str = ""
+    flag: str = ""
+    flag_off: str = ""
+    yaml_path: str = ""
+    scale: int = 1
+    inverted: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = 0
+    in_effect: bool = True
+
+
+def _setting(env: str, default: Value, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(env, default, help, **more)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one process, parsed and checked; ``load`` makes it."""
+
+    fusion_threshold_bytes: int = _setting(
+        "HOROVOD_FUSION_THRESHOLD", 128 * MIB, "Ready tensors travel together up to this size; 0 = each alone.",
+        unit="bytes", flag="--fusion-threshold-mb", yaml_path="params.fusion_threshold_mb", scale=MIB,
+    )  # fmt: skip
+    cache_capacity: int = _setting(
+        "HOROVOD_CACHE_CAPACITY", 1024, "Request signatures that each rank remembers; 0 = none.",
+        unit="entries", flag="--cache-capacity", yaml_path="params.cache_capacity",
+    )  # fmt: skip
+    bucket_bytes: int = _setting(
+        "HOROVOD_BUCKET_BYTES", 8 * MIB, "Size of a gradient bucket of DistributedOptimizer.",
+        unit="bytes", minimum=1,
+    )  # fmt: skip
+    arena_bytes: int = _setting(
+        "HOROVOD_ARENA_BYTES", 0, "Address space that each rank reserves for shared tensors; 0 = physical memory.",
+        unit="bytes",
+    )  # fmt: skip
+    start_timeout_s: float = _setting(
+        "HOROVOD_START_TIMEOUT", 30.0, "How long init() waits for the other ranks.",
+        unit="seconds", flag="--start-timeout",
+    )  # fmt: skip
+    stall_check_disable: bool = _setting(
+        "HOROVOD_STALL_CHECK_DISABLE", False, "Neither warn nor stop when ranks do not submit the same tensors.",
+        flag="--stall-check", flag_off="--no-stall-check", yaml_path="stall_check.enabled", inverted=True,
+    )  # fmt: skip
+    stall_warn_s: float = _setting(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0, "Warn when a tensor waits this long for other ranks; 0 = never.",
+        unit="seconds", flag="--stall-check-warning-time-seconds", yaml_path="stall_check.warning_time_seconds",
+    )  # fmt: skip
+    stall_shutdown_s: float = _setting(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, "Raise on every rank when a tensor waits this long; 0 = never.",
+        unit="seconds", flag="--stall-check-shutdown-time-seconds", yaml_path="stall_check.shutdown_time_seconds",
+    )  # fmt: skip
+    timeline: str = _setting(
+        "HOROVOD_TIMELINE", "", "File for a trace of all operations.",
+        flag="--timeline-filename", yaml_path="timeline.filename", in_effect=False,
+    )  # fmt: skip
+    timeline_mark_cycles: bool = _setting(
+        "HOROVOD_TIMELINE_MARK_CYCLES", False, "Mark the engine's steps in the trace.",
+        flag="--timeline-mark-cycles", flag_off="--no-timeline-mark-cycles", yaml_path="timeline.mark_cycles",
+        in_effect=False,
+    )  # fmt: skip
+    log_level: str = _setting(
+        "HOROVOD_LOG_LEVEL", "warning", "Least severe message that is logged.",
+        flag="--log-level", yaml_path="logging.level", choices=LOG_LEVELS,
+    )  # fmt: skip
+    log_hide_time: bool = _setting(
+        "HOROVOD_LOG_HIDE_TIME", False, "Log without date and time.",
+        flag="--log-with-timestamp", flag_off="--log-without-timestamp", yaml_path="logging.with_timestamp",
+        inverted=True,
+    )  # fmt: skip
+    thread_affinity: str = _setting(
+        "HOROVOD_THREAD_AFFINITY", "", "Core of the engine thread: comma list, one per local rank.",
+        flag="--thread-affinity", yaml_path="library_options.thread_affinity", in_effect=False,
+    )  # fmt: skip
+    flight_recorder_dir: str = _setting(
+        "HOROVOD_FLIGHT_RECORDER_DIR", "", "Folder for the last operations of each rank after a failure.",
+        in_effect=False,
+    )  # fmt: skip
+    elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size.", in_effect=False)
+    dynamic_process_sets: bool = _setting(
+        "HOROVOD_DYNAMIC_PROCESS_SETS", False, "Process sets may always be added and removed.", in_effect=False,
+    )  # fmt: skip
+
+
+def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str = "") -> Setting:
+    off = flag.replace("--", "--no-", 1) if flag and isinstance(default, bool) else ""
+    return Setting(env, default, help, flag=flag, flag_off=off, yaml_path=yaml_path, in_effect=False)
+
+
+INERT: tuple[Setting, ...] = (
+    _inert("HOROVOD_CYCLE_TIME", 1.0, "The engine is event driven.", "--cycle-time-ms", "params.cycle_time_ms"),
+    _inert("HOROVOD_HIERARCHICAL_ALLREDUCE", False, "For jobs of several hosts.",
+           "--hierarchical-allreduce", "params.hierarchical_allreduce"),
+    _inert("HOROVOD_HIERARCHICAL_ALLGATHER", False, "For jobs of several hosts.",
+           "--hierarchical-allgather", "params.hierarchical_allgather"),
+    _inert("HOROVOD_TORUS_ALLREDUCE", False, "For jobs of several hosts.",
+           "--torus-allreduce", "params.torus_allreduce"),
+    _inert("HOROVOD_AUTOTUNE", False, "There is nothing to tune yet.", "--autotune", "autotune.enabled"),
+    _inert("HOROVOD_AUTOTUNE_LOG", "", "See HOROVOD_AUTOTUNE.", "--autotune-log-file", "autotune.log_file"),
+    _inert("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, "See HOROVOD_AUTOTUNE.",
+           "--autotune-warmup-samples", "autotune.warmup_samples"),
+    _inert("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, "See HOROVOD_AUTOTUNE.",
+           "--autotune-steps-per-sample", "autotune.steps_per_sample"),
+    _inert("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, "See HOROVOD_AUTOTUNE.",
+           "--autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples"),
+    _inert("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, "See HOROVOD_AUTOTUNE.",
+           "--autotune-gaussian-process-noise", "autotune.gaussian_process_noise"),
+    _inert("HOROVOD_CONTROLLER", "", "Ranks of one host always meet over shared memory."),
+    _inert("HOROVOD_CPU_OPERATIONS", "", "Ranks of one host always exchange tensors over shared memory."),
+    _inert("HOROVOD_GLOO_IFACE", "", "For jobs of several hosts."),
+    _inert("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, "See HOROVOD_START_TIMEOUT.",
+           "--gloo-timeout-seconds", "library_options.gloo_timeout_seconds"),
+    _inert("HOROVOD_MPI_THREADS_DISABLE", False, "For jobs over MPI.",
+           "--mpi-threads-disable", "library_options.mpi_threads_disable"),
+    _inert("HOROVOD_NUM_NCCL_STREAMS", 1, "For jobs over NCCL.",
+           "--num-nccl-streams", "library_options.num_nccl_streams"),
+    _inert("HOROVOD_BATCH_D2D_MEMCOPIES", True, "For GPU operations of Horovod."),
+    _inert("HOROVOD_DISABLE_GROUP_FUSION", False, "Groups are fused with others."),
+    _inert("HOROVOD_ENABLE_ASYNC_COMPLETION", False, "For GPU operations of Horovod."),
+    _inert("HOROVOD_ENABLE_XLA_OPS", False, "For TensorFlow."),
+    _inert("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, "For Adasum over MPI."),
+    _inert("HOROVOD_DISABLE_NVTX_RANGES", False, "For GPU operations of Horovod."),
+    _inert("HOROVOD_ELASTIC_TIMEOUT", 600.0, "For elastic jobs."),
+)  # fmt: skip
+"""Settings of Horovod that scripts and job files still carry: accepted, checked, without effect."""
+
+SETTINGS: tuple[Setting, ...] = tuple(replace(f.metadata["setting"], name=f.name) for f in fields(Config)) + INERT
+"""The whole table."""
+
+# Horovod's build, its tests and its Spark and Ray parts read these; they say nothing to us and are no typing mistake.
+_FOREIGN_PREFIXES = (
+    "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_NCCL_",
+    "HOROVOD_NVTX_", "HOROVOD_BUILD_", "HOROVOD_ALLOW_", "HOROVOD_CMAKE", "HOROVOD_DEBUG", "HOROVOD_SKIP_",
+    "HOROVOD_LOCAL_VERSION", "HOROVOD_MPICXX", "HOROVOD_CCL_", "HOROVOD_SPARK_", "HOROVOD_TEST_", "HOROVOD_HOME",
+    "HOROVOD_MIXED_INSTALL", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_CONTROLLER_", "HOROVOD_CPU_OPERATIONS_",
+)  # fmt: skip
+
+
+def parse(setting: Setting, text: str, source: str = "") -> Value:
+    """Read the text of an environment variable.
+
+    Args:
+        setting: the row of the table.
+        text: what the variable holds.
+        source: what to call it in an error; the variable when empty.
+
+    Returns:
+        A value of the type of ``setting.default``.
+
+    Raises:
+        ValueError: not a value of that type, not a choice, or too small; names ``source``.
+    """
+    where, word = source or setting.env, text.strip()
+    if isinstance(setting.default, bool):
+        if word.lower() not in _TRUE + _FALSE:
+            raise ValueError(f"{where} must be one of 1/true/yes/on or 0/false/no/off; received {text!r}")
+        return word.lower() in _TRUE
+    if isinstance(setting.default, str):
+        if setting.choices and word.lower() not in setting.choices:
+            raise ValueError(f"{where} must be one of {', '.join(setting.choices)}; received {text!r}")
+        return word.lower() if setting.choices else text
+    kind = type(setting.default)
+    wanted = "a whole number" if kind is int else "a number"
+    try:
+        value = kind(word)
+    except ValueError:
+        raise ValueError(f"{where} must be {wanted}; received {text!r}") from None
+    if not (setting.minimum is None or value >= setting.minimum) or value == float("inf"):
+        raise ValueError(f"{where} must be {wanted} of at least {setting.minimum:g}; received {text!r}")
+    return value
+
+
+def render(value: Value) -> str:
+    """Write a value as the text of an environment variable, so that ``parse`` reads it back."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+    """Read all settings of this process.
+
+    Args:
+        environ: where to read; ``os.environ`` when omitted.
+        **overrides: explicit values by field name; they win. ``None`` means not given.
+
+    Returns:
+        The settings, parsed and checked.
+
+    Raises:
+        ValueError: a variable holds no value of its type; the message names it.
+        TypeError: an override is no field of ``Config``.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if setting.env in environ:
+            value = parse(setting, environ[setting.env])
+            if setting.name:
+                values[setting.name] = value
+    values.update({name: value for name, value in overrides.items() if value is not None})
+    return Config(**values)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The entry of ``known`` that ``word`` was probably meant to be, or an empty text."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for each ``HOROVOD_*`` variable that nobody knows, for rank 0 to log as a warning at init."""
+    environ = os.environ if environ is None else environ
+    known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY]
+    sentences = []
+    for name in sorted(environ):
+        if name.startswith("HOROVOD_") and name not in known and not name.startswith(_FOREIGN_PREFIXES):
+            meant = nearest(name[8:], [k[8:] for k in known])
+            hint = f"; did you mean HOROVOD_{meant}?" if meant else ""
+            sentences.append(f"{name} is no setting of this version{hint}")
+    return sentences
+
+
+def _row(setting: Setting) -> str:
+    flag = " / ".join(f"`{f}`" for f in (setting.flag, setting.flag_off) if f)
+    if setting.scale == MIB:
+        flag += " (MB)"
+    default = render(setting.default) if setting.default != "" else "-"
+    return (
+        f"| `{setting.env}` | {default} | {setting.unit} | {flag} | `{setting.yaml_path}` | {setting.help} |".replace(
+            " `` ", " "
+        )
+    )
+
+
+def markdown() -> str:
+    """The page ``docs/environment.md``."""
+    head = ["| variable | default | unit | flag of horovodrun | YAML key | meaning |", "|---|---|---|---|---|---|"]
+    lines = [
+        "# Settings",
+        "",
+        "Generated from `src/horovod/config.py` by `python -m horovod.config`; do not edit.",
+        "",
+        "What is stronger wins: an explicit argument, then a flag, then the environment, then the YAML file of",
+        "`--config-file`, then the default. Yes is 1, true, yes or on; no is 0, false, no, off or an empty text; any",
+        "other word is an error. An unknown `HOROVOD_*` variable gets one warning with the nearest known name.",
+        "",
+        *head,
+        *(_row(s) for s in SETTINGS if s.in_effect),
+        "",
+        "## Accepted, without effect in this version",
+        "",
+        *head,
+        *(_row(s) for s in SETTINGS if not s.in_effect),
+        "",
+        "## Set by the launcher",
+        "",
+        "`horovodrun` gives these to each rank; under mpirun or torchrun, theirs are read instead.",
+        "",
+        "| variable | meaning |",
+        "|---|---|",
+        *(f"| `{env}` | {name.replace('_', ' ')} of the process |" for name, env in RANK_VARIABLES.items()),
+        f"| `{JOB_ID}` | name of the job on this host |",
+        f"| `{SECRET_KEY}` | key of the job, hexadecimal; set it yourself only where an error asks for it |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
