@@ -1,0 +1,42 @@
+# Needs make and Python >= 3.10, nothing else: everything goes into .venv and .mpi of this folder.
+PYTHON ?= python3
+NP ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick lint fix bench clean
+inputs := pyproject.toml constraints.txt scripts/install
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: .venv/.demo-ready ## install, then train the digits example on NP=2 processes
+	scripts/demo $(NP) $(ARGS)
+
+test: .venv/.test-ready ## everything: formatting, linting, types, all tests (ARGS="-k name" goes to pytest)
+	scripts/check
+	scripts/test $(ARGS)
+
+quick: .venv/.test-ready ## the tests that take less than a minute
+	scripts/test -m "not slow" $(ARGS)
+
+lint: .venv/.test-ready ## formatting, linting and types only
+	scripts/check
+
+fix: .venv/.test-ready ## format, and mend what ruff can mend
+	scripts/fix
+
+bench: .venv/.test-ready ## measure the collectives on this machine
+	scripts/bench $(ARGS)
+
+clean: ## remove what make installed, and caches
+	rm -rf .venv .mpi .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+.venv/.demo-ready: $(inputs)
+	PYTHON=$(PYTHON) scripts/install torch,examples
+	@touch $@
+
+.venv/.test-ready: $(inputs) scripts/install-mpi
+	PYTHON=$(PYTHON) scripts/install torch,examples,dev
+	scripts/install-mpi
+	@touch $@ .venv/.demo-ready

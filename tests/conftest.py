@@ -1,0 +1,39 @@
+"""What holds for every test: a clean environment, no leaks, and where mpirun is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from leaks import Belongings, leaked_since
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A test that wants one of these sets it; what the caller of pytest has must not leak in.
+_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
+for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
+    del os.environ[_name]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a socket or shared memory behind."""
+    before = Belongings.now()
+    yield
+    left = leaked_since(before)
+    assert not left, "left behind by this test: " + "; ".join(left)
+
+
+@pytest.fixture
+def mpirun(request: pytest.FixtureRequest) -> list[str]:
+    """Start of a command line of the MPI that the test's mark ``mpi(kind)`` names."""
+    kind = request.node.get_closest_marker("mpi").args[0]
+    path = ROOT / ".mpi" / kind / "bin" / "mpirun"
+    if not path.exists():
+        if os.environ.get("CI") or (ROOT / ".venv" / ".test-ready").exists():
+            pytest.fail(f"{path} is missing; scripts/install-mpi puts it there")
+        pytest.skip(f"no {kind} in .mpi; `make test` installs it")
+    extra = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if kind == "openmpi" else []
+    return [str(path), *extra]
