@@ -1,0 +1,69 @@
+"""Every sample in the documentation runs, every link leads somewhere, and the README's diff is the example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import run
+from samples import Sample, missing_lines, samples_in
+from sources import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SAMPLES = [sample for page in PAGES for sample in samples_in(page, str(page.relative_to(ROOT)))]
+RUN = [sample for sample in SAMPLES if "not run" not in sample.options]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", RUN, ids=lambda sample: sample.label)
+def test_sample_runs_and_prints_what_the_page_says(sample: Sample, tmp_path: Path) -> None:
+    if sample.language == "python":
+        script = tmp_path / "sample.py"
+        script.write_text(sample.text, encoding="utf-8")
+        np = sample.options.get("np", "2")
+        code, output = run(["horovodrun", "-np", np, "python", str(script)], tmp_path, OMP_NUM_THREADS="1")
+    else:
+        for folder in ("examples",):  # what the commands name, without the checkout to write into
+            (tmp_path / folder).symlink_to(ROOT / folder)
+        code, output = run("set -e\n" + sample.text, tmp_path, OMP_NUM_THREADS="1")
+    assert code == int(sample.options.get("exit", "0")), f"exit code {code}:\n{output}"
+    missing = missing_lines(sample.output, output)
+    assert not missing, "not printed: " + "\n".join(missing) + f"\nbut:\n{output}"
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if "not run" in s.options], ids=lambda sample: sample.label)
+def test_sample_that_is_not_run_says_why(sample: Sample) -> None:
+    assert sample.options["not run"], "<!-- not run: the reason -->"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_of_samples_are_known(page: Path) -> None:
+    unknown = {o for s in samples_in(page, page.name) for o in s.options} - {"np", "exit", "not run"}
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(
+        r"\]\((?!https?:)([^)#]+)", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    )
+    dead = [link for link in links if not (page.parent / link).exists()]
+    assert not dead
+
+
+def test_the_diff_in_the_readme_is_the_minimal_example() -> None:
+    match = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    lines = match[1].splitlines()
+    code = (ROOT / "examples" / "torch_minimal.py").read_text(encoding="utf-8").split('"""\n', 2)[2].lstrip("\n")
+    code = re.sub(r"  # \d$", "", code, flags=re.MULTILINE)
+    shown = [line[1:] for line in lines if line[:1] in ("+", " ")]
+    assert [line for line in shown if line] == [line for line in code.splitlines() if line]
+    assert sum(line.startswith("+") for line in lines) == 5
+    assert not any(line.startswith("-") for line in lines)
+
+
+def test_a_missing_line_is_noticed() -> None:
+    assert missing_lines(["[0]<stdout>: a ... c", "x [1] y"], "[0]<stdout>: a b  c\nx [1] y\n") == []
+    assert missing_lines(["a ... d"], "a b c") == ["a ... d"]

@@ -1,0 +1,51 @@
+"""The examples do what the README says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import run
+from sources import ROOT
+
+pytestmark = pytest.mark.slow
+# sklearn and torch each bring an OpenMP library; more threads than cores only make the tests slow.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def accuracy(output: str) -> list[float]:
+    """Every percentage that a line ``... accuracy 98.7% ...`` gives."""
+    return [float(found) for found in re.findall(r"accuracy (\d+\.\d+)%", output)]
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_digits_reach_97_percent(np: int) -> None:
+    code, output = run(f"horovodrun -np {np} python examples/torch_digits.py", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
+    assert accuracy(output)[0] >= 97.0, output
+
+
+def test_digits_runs_without_a_launcher() -> None:
+    code, output = run("python examples/torch_digits.py --epochs 2", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert "on 1 process" in output
+
+
+def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    command = f"horovodrun -np 2 python examples/torch_digits.py --checkpoint {tmp_path / 'digits.pt'}"
+    code, output = run(f"{command} --epochs 2", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.pt"], "rank 0 alone writes, and leaves no part file"
+    code, output = run(f"{command} --epochs 3", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert re.findall(r"epoch (\d)/3", output) == ["3"]
+
+
+def test_minimal_trains_the_same_on_one_and_on_two_processes() -> None:
+    one, two = (run(f"horovodrun -np {np} python examples/torch_minimal.py", ROOT, **ONE_THREAD) for np in (1, 2))
+    assert (one[0], two[0]) == (0, 0), one[1] + two[1]
+    (alone,), both = accuracy(one[1]), accuracy(two[1])
+    assert len(both) == 2
+    assert both == [pytest.approx(alone, abs=0.2)] * 2, one[1] + two[1]

@@ -1,0 +1,206 @@
+"""The house rules of the source: docstrings, exports, units in names, and who may read the environment."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+from sources import Module, modules
+
+import horovod.errors
+
+NAMES = sorted(modules())
+# What a training script imports; all parameters of all of their functions are explained.
+PUBLIC = ("horovod", "horovod.torch", "horovod.numpy")
+READS_SETTINGS = ("horovod.config", "horovod.world")
+# They hand their environment on to processes that they start.
+PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = Function | ast.ClassDef
+
+
+def exported(module: Module) -> list[str]:
+    """The names in ``__all__``."""
+    for node in module.tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__" and isinstance(node, ast.Assign | ast.AnnAssign):
+            assert isinstance(node.value, ast.List | ast.Tuple), f"{module.place}: __all__ is not a plain list"
+            return [ast.literal_eval(element) for element in node.value.elts]
+    return []
+
+
+def public_definitions(module: Module) -> Iterator[tuple[str, Documented]]:
+    """Exported functions and classes that are defined here, and the public methods of the classes."""
+    names = exported(module)
+    for node in module.tree.body:
+        if isinstance(node, Documented) and node.name in names:
+            yield node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from (
+                    (f"{node.name}.{method.name}", method)
+                    for method in node.body
+                    if isinstance(method, Function) and not method.name.startswith("_")
+                )
+
+
+def section(docstring: str, title: str) -> list[str]:
+    """The first words of the entries of a Google section, such as ``Args``; empty when there is none."""
+    found = re.search(rf"^( *){title}:\n((?:\1 +.*\n|\s*\n)+)", inspect.cleandoc(docstring) + "\n", re.MULTILINE)
+    if not found:
+        return []
+    indent = re.match(r" *", found[2])
+    assert indent
+    entries = re.findall(rf"^{indent[0]}(\S.*?):(?:\s|$)", found[2], re.MULTILINE)
+    return [name.strip() for entry in entries for name in re.sub(r"\(.*?\)", "", entry).split(",")]
+
+
+def summary_is_a_sentence(docstring: str) -> bool:
+    """Whether the first paragraph ends like a sentence, or leads over to a list."""
+    first = inspect.cleandoc(docstring).split("\n\n")[0].rstrip()
+    return first.endswith((".", ":", "?"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_has_a_docstring(name: str) -> None:
+    docstring = ast.get_docstring(modules()[name].tree)
+    assert docstring, f"{modules()[name].place} does not say what it is for"
+    assert summary_is_a_sentence(docstring), docstring
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exports_exist_and_are_complete(name: str) -> None:
+    module = modules()[name]
+    names = exported(module)
+    assert len(names) == len(set(names)), f"{module.place}: twice in __all__"
+    missing = set(names) - set(_bound(module.tree))
+    if any(isinstance(node, Function) and node.name == "__getattr__" for node in module.tree.body):
+        missing = {n for n in missing if not hasattr(importlib.import_module(name), n)}
+    assert not missing, f"{module.place}: in __all__ but not there: {missing}"
+    public = [n.name for n in module.tree.body if isinstance(n, Documented) and not n.name.startswith("_")]
+    assert names or not public or name.endswith("__main__"), f"{module.place} defines {public} and has no __all__"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_definitions_are_documented(name: str) -> None:
+    module = modules()[name]
+    wrong = []
+    for label, node in public_definitions(module):
+        docstring = ast.get_docstring(node) or ""
+        inherited = "." in label and not docstring and _overrides(module, label)
+        if not inherited and not (docstring and summary_is_a_sentence(docstring)):
+            wrong.append(f"{module.place}:{node.lineno} {label}: {docstring.splitlines()[:1] or 'no docstring'}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_argument_sections_fit_the_signature(name: str) -> None:
+    module = modules()[name]
+    wrong = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function) and (documented := section(ast.get_docstring(node) or "", "Args")):
+            known = [n for n in _parameters(node) if n not in ("self", "cls")]
+            if [n.lstrip("*") for n in documented] != known:
+                wrong.append(f"{module.place}:{node.lineno} {node.name}: documents {documented}, takes {known}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_raises_sections_name_real_exceptions(name: str) -> None:
+    module = modules()[name]
+    own = {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
+    known = own | set(horovod.errors.__all__) | set(vars(builtins))
+    wrong = [
+        f"{module.place}:{node.lineno} {node.name}: {unknown}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, Function)
+        and (unknown := sorted(set(section(ast.get_docstring(node) or "", "Raises")) - known))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None:
+    module = importlib.import_module(name)
+    wrong = []
+    for label in module.__all__:
+        value = getattr(module, label)
+        if inspect.isfunction(value) or inspect.ismethod(value):
+            documented = {n.lstrip("*") for n in section(value.__doc__ or "", "Args")}
+            if unexplained := sorted(set(inspect.signature(value).parameters) - documented):
+                wrong.append(f"{name}.{label}: {', '.join(unexplained)}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_times_carry_their_unit(name: str) -> None:
+    module = modules()[name]
+    unitless = [
+        f"{module.place}:{node.lineno} {parameter}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, Function)
+        for parameter in _parameters(node)
+        if parameter in ("timeout", "delay", "interval", "deadline", "period")
+    ]
+    assert not unitless, "say timeout_s, or whatever the unit is"
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in READS_SETTINGS])
+def test_settings_are_read_in_one_place(name: str) -> None:
+    module = modules()[name]
+    hands_on = name.startswith(PASSES_ENVIRONMENT_ON)
+    wrong = [
+        f"{module.place}:{node.lineno} {ast.unparse(node)}"
+        for node in ast.walk(module.tree)
+        if (_is_environment(node) and not hands_on) or _reads_setting(node)
+    ]
+    assert not wrong, "take it from horovod.config"
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Names that exist in the module after its import; also those that only some branch binds."""
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Documented):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        else:
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv")
+
+
+def _reads_setting(node: ast.AST) -> bool:
+    """``os.environ["HOROVOD_X"]``, ``environ.get("HOROVOD_X")``, ``os.getenv("HOROVOD_X")``."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        holder, keys = ast.unparse(node.value), [node.slice]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        holder, keys = ast.unparse(node.func), node.args[:1]
+    else:
+        return False
+    named = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return any(word in holder for word in ("environ", "getenv")) and any(n.startswith("HOROVOD_") for n in named)
+
+
+def _parameters(node: Function) -> list[str]:
+    arguments = node.args
+    star = [arguments.vararg] if arguments.vararg else []
+    double = [arguments.kwarg] if arguments.kwarg else []
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *star, *arguments.kwonlyargs, *double)]
+
+
+def _overrides(module: Module, label: str) -> bool:
+    """Whether the method is inherited with its docstring."""
+    owner, method = label.split(".")
+    return bool(inspect.getdoc(getattr(getattr(importlib.import_module(module.name), owner), method)))

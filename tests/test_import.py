@@ -1,0 +1,48 @@
+"""What an import loads and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import run
+
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py"}
+PROBE = """
+import json, os, sys, threading
+before = dict(os.environ), set(os.listdir("/proc/self/fd"))
+import {name}
+after = dict(os.environ), set(os.listdir("/proc/self/fd"))
+print(json.dumps([sorted({{m.partition(".")[0] for m in sys.modules}}), before[0] == after[0],
+                  sorted(after[1] - before[1]), threading.active_count()]))
+"""
+
+
+def loaded_by(name: str) -> set[str]:
+    """Top-level modules after ``import name`` in a fresh interpreter, which must not change anything else."""
+    code, output = run(["python", "-c", PROBE.format(name=name)], cwd=Path("/"))
+    assert code == 0, output
+    loaded, same_environment, new_files, threads = json.loads(output.splitlines()[-1])
+    assert same_environment, f"import {name} changes the environment"
+    assert not new_files, f"import {name} opens files"
+    assert threads == 1, f"import {name} starts a thread"
+    return set(loaded)
+
+
+@pytest.mark.parametrize("name", ["horovod", "horovod.errors", "horovod.config", "horovod.world"])
+def test_the_package_itself_loads_no_framework_and_no_numpy(name: str) -> None:
+    assert not loaded_by(name) & {*FRAMEWORKS, "numpy", "rich", "cloudpickle", "yaml"}
+
+
+@pytest.mark.parametrize("name", ["horovod.launch.cli", "horovod.launch.run", "horovod.core", "horovod.rendezvous"])
+def test_launcher_and_core_load_no_framework(name: str) -> None:
+    assert not loaded_by(name) & {*FRAMEWORKS, "numpy"}
+
+
+def test_the_numpy_binding_loads_numpy_only() -> None:
+    assert loaded_by("horovod.numpy") & {*FRAMEWORKS, "numpy"} == {"numpy"}
+
+
+def test_the_torch_binding_loads_torch_only() -> None:
+    assert loaded_by("horovod.torch") & FRAMEWORKS == {"torch"}
