@@ -131,7 +131,11 @@ def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None
     for label in module.__all__:
         value = getattr(module, label)
         if inspect.isfunction(value) or inspect.ismethod(value):
-            documented = {n.lstrip("*") for n in section(value.__doc__ or "", "Args")}
+            docstring = value.__doc__ or ""
+            # A variant may refer to the function that it varies: "See ``allreduce`` for the arguments."
+            referred = [getattr(module, n, None) for n in re.findall(r"\bSee ``(\w+)``", docstring)]
+            pages = [docstring, *(other.__doc__ or "" for other in referred if other)]
+            documented = {n.lstrip("*") for page in pages for n in section(page, "Args")}
             if unexplained := sorted(set(inspect.signature(value).parameters) - documented):
                 wrong.append(f"{name}.{label}: {', '.join(unexplained)}")
     assert not wrong
