@@ -6,11 +6,33 @@ Everything here is plain, frozen, typed data, encodable by msgspec; nothing know
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import msgspec
 
-__all__ = ["Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
+__all__ = ["ITEMSIZE", "NO_TOKEN", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
+
+#: The token of a request whose data does not ride along.
+NO_TOKEN = 0xFFFFFFFF
+
+
+#: Bytes per element of every dtype that can be moved.
+ITEMSIZE = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 
 class Kind(enum.IntEnum):
@@ -59,6 +81,11 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
             count *= dim
         return count
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.count * ITEMSIZE[self.dtype]
+
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """What one rank submits under one name; a grouped operation is one request with several tensors.
@@ -103,6 +130,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
         divisor: what Average divides by (the size of the set, joined ranks included).
         requests: the members' requests, in the order of ``members``, when they may differ; else one.
         error: when not empty, every member raises this text instead of executing.
+        error_type: name of the exception in ``horovod.errors`` that carries ``error``.
         result: an answer that is a plain number (a process set's id, the last rank to join).
     """
 
@@ -113,8 +141,9 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
     divisor: int = 1
     requests: tuple[Request, ...] = ()
     error: str = ""
+    error_type: str = ""
     result: int = 0
 
-    def replace(self, **changes: Any) -> Response:
-        """Return a copy with the given fields changed."""
-        return msgspec.structs.replace(self, **changes)
+    def request_of(self, index: int) -> Request:
+        """Return the request of the ``index``-th member."""
+        return self.requests[index if len(self.requests) > 1 else 0]

@@ -1,0 +1,303 @@
+"""The coordinator: requests of all ranks in, one totally ordered log out. Pure: no I/O, no clock, no thread.
+
+A request is *declared* once per distinct signature and *submitted* as often as it is used; a submission is
+one small integer. When the last member has submitted a name, the coordinator appends the response to the
+log; the response, too, is declared once, the first time this combination of signatures meets, and is an
+integer from then on. That is Horovod's response cache without a separate mechanism.
+
+Unnamed requests of a process set match in the order in which each rank submits them, whatever they are.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from horovod.core import fusion, mismatch
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response
+
+__all__ = ["Coordinator", "Declared", "Pending", "Run"]
+
+
+class Declared(NamedTuple):
+    """Log entry: from now on ``id`` stands for ``response``."""
+
+    id: int
+    response: Response
+
+
+class Run(NamedTuple):
+    """Log entry: the members of these responses execute them, together, next.
+
+    ``tokens`` holds one value per member of a single response; it is empty when several were fused.
+    """
+
+    ids: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A name that some, not all, members have submitted."""
+
+    process_set: int
+    serials: list[int | None]
+    tokens: list[int]
+    count: int = 0
+
+
+class _Signature(NamedTuple):
+    serial: int
+    request: Request
+    key: tuple[int, str]
+
+
+@dataclass(slots=True)
+class _Rank:
+    signatures: dict[int, _Signature] = field(default_factory=dict)
+    unnamed: dict[int, int] = field(default_factory=dict)
+    gone: str = ""
+
+
+class _Known(NamedTuple):
+    id: int
+    fuse_key: Hashable | None
+    nbytes: int
+
+
+class Coordinator:
+    """See the module.
+
+    Args:
+        size: number of ranks.
+        fusion_threshold_bytes: the most that one fused execution may hold; 0 switches fusion off.
+        capacity: how many responses are remembered at most.
+    """
+
+    def __init__(self, size: int, fusion_threshold_bytes: int = 128 << 20, capacity: int = 4096) -> None:
+        self.size = size
+        self.sets = ProcessSetTable(size)
+        self.joined: list[int] = []
+        self._threshold = fusion_threshold_bytes
+        self._capacity = max(1, capacity)
+        self._ranks = [_Rank() for _ in range(size)]
+        self._needed: dict[int, int] = {0: size}
+        self._serial = 0
+        self._requests: dict[int, Request] = {}
+        self._pending: dict[Hashable, Pending] = {}
+        self._known: collections.OrderedDict[Hashable, _Known] = collections.OrderedDict()
+        self._free_ids: collections.deque[int] = collections.deque()
+        self._next_id = 0
+        self._log: list[Declared | Run] = []
+        self._ready: list[tuple[_Known, tuple[int, ...]]] = []
+
+    def declare(self, rank: int, signature: int, request: Request) -> None:
+        """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
+        table = self._ranks[rank].signatures
+        old = table.get(signature)
+        if old is not None:
+            del self._requests[old.serial]
+        self._serial += 1
+        self._requests[self._serial] = request
+        table[signature] = _Signature(self._serial, request, (request.process_set, request.name))
+
+    def submit(self, rank: int, signature: int, token: int = NO_TOKEN) -> None:
+        """Take one submission of ``rank``; the log grows when it was the last one missing."""
+        state = self._ranks[rank]
+        serial, request, key = state.signatures[signature]
+        if request.kind is Kind.JOIN:
+            self._join(rank, serial)
+            return
+        process_set = request.process_set
+        match: Hashable = key
+        if not request.name:
+            order = state.unnamed.get(process_set, 0)
+            state.unnamed[process_set] = order + 1
+            match = (process_set, order)
+        pending = self._pending.get(match)
+        if pending is None:
+            pending = self._pending[match] = Pending(process_set, [None] * self.size, [NO_TOKEN] * self.size)
+        pending.serials[rank] = serial
+        pending.tokens[rank] = token
+        pending.count += 1
+        if pending.count >= self._needed.get(process_set, 0):
+            del self._pending[match]
+            self._complete(pending)
+        elif any(other.gone for other in self._ranks):
+            self._fail_if_hopeless(match, pending)
+
+    def leave(self, rank: int, reason: str) -> None:
+        """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
+        self._ranks[rank].gone = reason
+        for match, pending in list(self._pending.items()):
+            self._fail_if_hopeless(match, pending)
+
+    def take(self) -> list[Declared | Run]:
+        """Return the log entries since the last call."""
+        if not self._ready and not self._log:
+            return []
+        ready, self._ready = self._ready, []
+        if len(ready) == 1:
+            known, tokens = ready[0]
+            self._log.append(Run((known.id,), tokens))
+        else:
+            self._append_fused(ready)
+        log, self._log = self._log, []
+        return log
+
+    def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
+        """Return what is pending: (key, a request, ranks that submitted, ranks that are missing)."""
+        result = []
+        for match, pending in self._pending.items():
+            present = [rank for rank, serial in enumerate(pending.serials) if serial is not None]
+            members = self._members(pending.process_set)
+            missing = [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
+            request = self._requests[next(serial for serial in pending.serials if serial is not None)]
+            result.append((match, request, present, missing))
+        return result
+
+    def fail_pending(self, match: Hashable, error: str, error_type: str) -> None:
+        """Answer a pending name with an error for those who submitted it."""
+        pending = self._pending.pop(match, None)
+        if pending is not None:
+            self._error(pending, error, error_type)
+
+    def _append_fused(self, ready: Sequence[tuple[_Known, tuple[int, ...]]]) -> None:
+        entries = [(i, known.fuse_key, known.nbytes) for i, (known, _) in enumerate(ready)]
+        for group in fusion.plan(entries, self._threshold):
+            if len(group) == 1:
+                known, tokens = ready[group[0]]
+                self._log.append(Run((known.id,), tokens))
+            else:
+                self._log.append(Run(tuple(ready[i][0].id for i in group), ()))
+
+    def _members(self, process_set: int) -> tuple[int, ...]:
+        return self.sets.members(process_set) if process_set in self.sets else ()
+
+    def _complete(self, pending: Pending) -> None:
+        serials = tuple(pending.serials)
+        key = (serials, len(self.joined))
+        known = self._known.get(key)
+        if known is None:
+            known = self._learn(key, pending)
+            if known is None:
+                return
+        else:
+            self._known.move_to_end(key)
+        tokens = pending.tokens
+        if pending.process_set or self.joined:
+            tokens = [tokens[rank] for rank, serial in enumerate(serials) if serial is not None]
+        if known.fuse_key is not None and NO_TOKEN not in tokens:
+            known = _Known(known.id, None, known.nbytes)
+        self._ready.append((known, tuple(tokens)))
+
+    def _learn(self, key: Hashable, pending: Pending) -> _Known | None:
+        members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
+        requests = [self._requests[serial] for serial in pending.serials if serial is not None]
+        all_members = self._members(pending.process_set)
+        joined = [rank for rank in all_members if rank in self.joined and rank not in members]
+        error, error_type = mismatch.compare(members, requests, joined), "MismatchError"
+        first = requests[0]
+        result = 0
+        if not error and first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+            result, error = self._change_sets(first)
+            error_type = "ValueError"
+        if error:
+            self._error(pending, error, error_type)
+            return None
+        bare = tuple(Request(*(getattr(r, name) for name in Request.__struct_fields__[:-1])) for r in requests)
+        if all(request == bare[0] for request in bare):
+            bare = bare[:1]
+        divisor = len(all_members)
+        response = Response(first.kind, first.name, first.process_set, members, divisor, bare, result=result)
+        if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+            self._run_once(response)
+            return None
+        known = _Known(self._declare(response), _fuse_key(response), sum(tensor.nbytes for tensor in first.tensors))
+        self._known[key] = known
+        if len(self._known) > self._capacity:
+            # The id may be reused at once: the log is ordered, so nobody confuses the two meanings.
+            _, oldest = self._known.popitem(last=False)
+            self._flush_ready()
+            self._free_ids.append(oldest.id)
+        return known
+
+    def _change_sets(self, request: Request) -> tuple[int, str]:
+        if request.kind is Kind.ADD_PROCESS_SET:
+            error = self.sets.check(request.ranks)
+            if error:
+                return 0, error
+            result = self.sets.add(request.ranks)
+            self._needed[result] = len(request.ranks)
+            return result, ""
+        if request.root not in self.sets or request.root == 0:
+            return 0, f"process set {request.root} cannot be removed: it does not exist or holds all ranks"
+        self.sets.remove(request.root)
+        del self._needed[request.root]
+        return request.root, ""
+
+    def _join(self, rank: int, serial: int) -> None:
+        self.joined.append(rank)
+        if len(self.joined) == self.size:
+            self.joined = []
+            self._needed = {key: len(self.sets.members(key)) for key in self._needed}
+            members = tuple(range(self.size))
+            request = self._requests[serial]
+            self._run_once(Response(Kind.JOIN, request.name, 0, members, self.size, (request,), result=rank))
+            return
+        for key in self._needed:
+            if rank in self.sets.members(key):
+                self._needed[key] -= 1
+        for match, pending in list(self._pending.items()):
+            if pending.count >= self._needed[pending.process_set]:
+                del self._pending[match]
+                self._complete(pending)
+
+    def _fail_if_hopeless(self, match: Hashable, pending: Pending) -> None:
+        members = self._members(pending.process_set)
+        for rank in members:
+            if self._ranks[rank].gone and pending.serials[rank] is None:
+                del self._pending[match]
+                self._error(pending, self._ranks[rank].gone, "PeerLostError")
+                return
+
+    def _error(self, pending: Pending, error: str, error_type: str) -> None:
+        members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
+        request = self._requests[next(serial for serial in pending.serials if serial is not None)]
+        self._run_once(
+            Response(request.kind, request.name, pending.process_set, members, error=error, error_type=error_type)
+        )
+
+    def _run_once(self, response: Response) -> None:
+        self._flush_ready()
+        key = self._declare(response)
+        self._log.append(Run((key,), (NO_TOKEN,) * len(response.members)))
+        self._free_ids.append(key)
+
+    def _declare(self, response: Response) -> int:
+        if self._free_ids:
+            self._flush_ready()
+            key = self._free_ids.popleft()
+        else:
+            key = self._next_id
+            self._next_id += 1
+        self._log.append(Declared(key, response))
+        return key
+
+    def _flush_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        self._append_fused(ready)
+
+
+def _fuse_key(response: Response) -> Hashable | None:
+    if response.kind is not Kind.ALLREDUCE:
+        return None
+    first = response.requests[0]
+    dtypes = {tensor.dtype for tensor in first.tensors}
+    in_arena = all(tensor.offset >= 0 for request in response.requests for tensor in request.tensors)
+    if first.op is ReduceOp.ADASUM or len(dtypes) != 1 or in_arena or first.device != "cpu":
+        return None
+    return (response.members, response.divisor, dtypes.pop(), first.op, first.prescale, first.postscale)

@@ -1,0 +1,106 @@
+"""Do the requests of all members fit together? If not, the text that every one of them raises.
+
+Each text names what differs, and then lists every rank's value and the line of user code behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from horovod.core.requests import Kind, Request
+
+__all__ = ["compare", "describe_waiting"]
+
+
+def compare(members: Sequence[int], requests: Sequence[Request], joined: Sequence[int] = ()) -> str:
+    """Return the error text for requests that do not fit together, or an empty string.
+
+    Args:
+        members: the global ranks that submitted, ascending.
+        requests: their requests, in the same order.
+        joined: ranks of the process set that called join() and take no part.
+    """
+    first = requests[0]
+    for noun, value in _checks(first):
+        values = [value(request) for request in requests]
+        if any(other != values[0] for other in values):
+            return _report(noun, first, members, requests, values)
+    return _semantics(first, members, requests, joined)
+
+
+def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
+    kind = first.kind
+    checks: list[tuple[str, Callable[[Request], object]]] = [
+        ("operations", lambda request: request.kind.name.lower()),
+        ("number of tensors", lambda request: len(request.tensors)),
+        ("data types", lambda request: _one_or_all([tensor.dtype for tensor in request.tensors])),
+    ]
+    if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        checks += [
+            ("reduction operations", lambda request: request.op.name.capitalize()),
+            ("prescale and/or postscale factors", lambda request: (request.prescale, request.postscale)),
+        ]
+    if kind in (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER):
+        checks.append((f"{kind.name} tensor shapes", lambda r: _one_or_all([list(t.shape) for t in r.tensors])))
+    if kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+        checks.append((f"number of dimensions of the {kind.name} tensors", lambda r: [len(t.shape) for t in r.tensors]))
+        checks.append(
+            (
+                f"{kind.name} tensor shapes behind the first dimension",
+                lambda r: _one_or_all([list(t.shape[1:]) for t in r.tensors]),
+            )
+        )
+    if kind is Kind.BROADCAST:
+        checks.append(("BROADCAST root ranks", lambda request: request.root))
+    if kind is Kind.ADD_PROCESS_SET:
+        checks.append(("ranks of the new process set", lambda request: list(request.ranks)))
+    if kind is Kind.REMOVE_PROCESS_SET:
+        checks.append(("process sets to remove", lambda request: request.root))
+    checks.append((f"{kind.name} CPU/GPU device selection", lambda request: request.device.split(":")[0]))
+    return checks
+
+
+def _semantics(first: Request, members: Sequence[int], requests: Sequence[Request], joined: Sequence[int]) -> str:
+    if joined and first.kind in (Kind.ALLTOALL, Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+        verb = first.kind.name.capitalize().replace("_", " ")
+        return f"{verb} is not supported with Join at this time: ranks {list(joined)} have joined." + _sites(
+            members, requests
+        )
+    if first.kind is Kind.BROADCAST and first.root in joined:
+        return f"broadcast {_label(first)} from rank {first.root}, which has called join() and has no data." + _sites(
+            members, requests
+        )
+    return ""
+
+
+def describe_waiting(request: Request) -> str:
+    """Return a short name for a request: its operation, its name, its place."""
+    return f"{request.kind.name.lower()} {_label(request)} ({request.site})"
+
+
+def _label(request: Request) -> str:
+    return repr(request.name.split(".", 1)[-1]) if request.name else "(unnamed)"
+
+
+def _one_or_all(values: Sequence[object]) -> object:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _report(
+    noun: str, first: Request, members: Sequence[int], requests: Sequence[Request], values: Sequence[object]
+) -> str:
+    others = [value for value in values if value != values[0]]
+    lines = [
+        f"Mismatched {noun}: One rank had {values[0]}, another had {others[0]}, in {first.kind.name.lower()} "
+        f"{_label(first)}."
+    ]
+    if not first.name:
+        lines.append("Unnamed operations match in the order in which each rank calls them; give them a name=.")
+    width = max(len(str(value)) for value in values)
+    for rank, request, value in zip(members, requests, values, strict=True):
+        lines.append(f"  rank {rank}: {value!s:<{width}}  {request.kind.name.lower()} at {request.site}")
+    return "\n".join(lines)
+
+
+def _sites(members: Sequence[int], requests: Sequence[Request]) -> str:
+    return "".join(f"\n  rank {rank}: at {request.site}" for rank, request in zip(members, requests, strict=True))

@@ -1,0 +1,129 @@
+"""The kernels of numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.core.requests import ReduceOp
+from horovod.transports.kernels import Reducer
+
+__all__ = ["NumpyKernels"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PAIR: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVERAGE: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+_BOOL_PAIR: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.logical_or,
+    ReduceOp.MAX: np.logical_or,
+    ReduceOp.MIN: np.logical_and,
+    ReduceOp.PRODUCT: np.logical_and,
+}
+
+
+class NumpyKernels:
+    """See ``Kernels``."""
+
+    name = "numpy"
+
+    def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
+        return np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+
+    def scratch(self, dtype: str, count: int) -> Array:
+        """Return an uninitialised private 1-D array."""
+        return np.empty(count, dtype=dtype)
+
+    def copy(self, dst: Array, src: Array) -> None:
+        """Copy ``src`` over ``dst``."""
+        np.copyto(dst, src)
+
+    def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
+        """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
+        kind = np.dtype(dtype)
+        if kind == np.bool_:
+            return _plain(_BOOL_PAIR[op])
+        floating = kind.kind in "fc"
+        if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            factor, divide = prescale * postscale, divisor if op is ReduceOp.AVERAGE else 1
+            if divide & (divide - 1) == 0:
+                factor, divide = factor / divide, 1
+            return _float_sum(factor, divide, half=kind == np.float16)
+        if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
+            return _plain(_PAIR[op])
+        if prescale == 1.0 and postscale == 1.0:
+            return _integer_average(divisor)
+        return _scaled(_PAIR[op], prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale)
+
+
+def _plain(pair: Any) -> Reducer:
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        if len(srcs) == 1:
+            np.copyto(dst, srcs[0])
+            return
+        pair(srcs[0], srcs[1], out=dst)
+        for src in srcs[2:]:
+            pair(dst, src, out=dst)
+
+    return reduce
+
+
+def _float_sum(factor: float, divide: int, *, half: bool) -> Reducer:
+    plain = _plain(np.add)
+
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        if half:
+            total = srcs[0].astype(np.float32)
+            for src in srcs[1:]:
+                total += src
+        else:
+            plain(dst, srcs)
+            total = dst
+        if divide != 1:
+            total /= divide
+        if factor != 1.0:
+            total *= factor
+        if half:
+            with np.errstate(over="ignore"):
+                dst[...] = total
+
+    return reduce
+
+
+def _integer_average(divisor: int) -> Reducer:
+    total = _plain(np.add)
+
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        total(dst, srcs)
+        # Truncation toward zero, as Horovod's: numpy's // rounds down, so correct negative remainders.
+        quotient = dst // dst.dtype.type(divisor)
+        quotient += (dst < 0) & (quotient * dst.dtype.type(divisor) != dst)
+        np.copyto(dst, quotient)
+
+    return reduce
+
+
+def _scaled(pair: Any, prescale: float, postscale: float) -> Reducer:
+    def scale(value: Array, factor: float) -> Array:
+        if factor == 1.0:
+            return value
+        if value.dtype.kind == "c":
+            return value * factor
+        wide = value.astype(np.float64) * factor
+        return (wide if value.dtype.kind == "f" else np.trunc(wide)).astype(value.dtype)
+
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        total = scale(srcs[0], prescale)
+        for src in srcs[1:]:
+            total = pair(total, scale(src, prescale))
+        np.copyto(dst, scale(total, postscale))
+
+    return reduce

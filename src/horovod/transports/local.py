@@ -1,0 +1,50 @@
+"""A world, or a process set, of one rank: every collective is a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horovod.core.requests import NO_TOKEN, Kind
+from horovod.transports.base import Entry, Work
+from horovod.transports.kernels import kernels_named
+
+__all__ = ["LocalTransport", "run_alone"]
+
+
+def run_alone(entry: Entry, work: Work) -> None:
+    """Execute an entry whose only member is this rank."""
+    response = entry.response
+    request = response.requests[0]
+    kernels = kernels_named(work.kernels)
+    for index, spec in enumerate(request.tensors):
+        source = work.inputs[index]
+        if response.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+            out = work.allocate(index, spec.shape)
+            reduce = kernels.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
+            if spec.count:
+                reduce(out.reshape(-1), [source.reshape(-1)])
+        elif response.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.BROADCAST):
+            out = work.allocate(index, spec.shape)
+            if out is not source:
+                kernels.copy(out, source)
+
+
+class LocalTransport:
+    """See ``Transport``; the reference."""
+
+    name = "local"
+
+    def offer(self, work: Work, nbytes: int) -> int:
+        """Return ``NO_TOKEN``: there is nobody to read it."""
+        return NO_TOKEN
+
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> None:
+        """Execute each work by itself."""
+        for entry, work in batch:
+            run_alone(entry, work)
+
+    def skip(self, work: Work) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,133 @@
+"""Every rank's arena: memory that all ranks of the host have mapped.
+
+One memfd per rank, sparse, as large as the machine's memory. An allocation is an offset, so a peer finds
+the same bytes as (rank, offset). The front is fixed: a ring for small messages that ride in a request,
+then the staging buffers; behind it lies the heap. Freed pages go back to the system.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import ctypes
+import mmap
+import threading
+import weakref
+from typing import Any
+
+from horovod.transports.kernels import Buffer, kernels_named
+
+__all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
+
+INLINE_BYTES = 1 << 20
+STAGING_BYTES = 4 << 20
+_HEAP_START = INLINE_BYTES + STAGING_BYTES
+_ALIGN = 4096
+
+
+class Heap:
+    """First-fit allocator of page-aligned ranges; pure.
+
+    Args:
+        start: first byte.
+        end: byte behind the last.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self._free: list[tuple[int, int]] = [(start, end)]
+
+    def take(self, nbytes: int) -> int:
+        """Return the offset of a free range of ``nbytes``.
+
+        Raises:
+            MemoryError: no range is large enough.
+        """
+        need = max(_ALIGN, -(-nbytes // _ALIGN) * _ALIGN)
+        for index, (start, end) in enumerate(self._free):
+            if end - start >= need:
+                if end - start == need:
+                    del self._free[index]
+                else:
+                    self._free[index] = (start + need, end)
+                return start
+        raise MemoryError(
+            f"the arena has no free range of {need} bytes; free tensors that live in it, or raise HOROVOD_ARENA_BYTES"
+        )
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Take a range back and join it with its free neighbours."""
+        start, end = offset, offset + max(_ALIGN, -(-nbytes // _ALIGN) * _ALIGN)
+        index = bisect.bisect(self._free, (start, end))
+        if index < len(self._free) and self._free[index][0] == end:
+            end = self._free.pop(index)[1]
+        if index > 0 and self._free[index - 1][1] == start:
+            start = self._free.pop(index - 1)[0]
+            index -= 1
+        self._free.insert(index, (start, end))
+
+
+class Arena:
+    """One rank's arena, as mapped by this process.
+
+    Args:
+        fd: the memfd; closed when no longer needed by nobody here, stays the caller's.
+        nbytes: its size.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory = mmap.mmap(fd, nbytes)
+        with contextlib.suppress(OSError):
+            self.memory.madvise(mmap.MADV_DONTDUMP)
+        with contextlib.suppress(OSError):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        anchor = ctypes.c_char.from_buffer(self.memory)
+        self.base = ctypes.addressof(anchor)
+        del anchor
+        self._heap = Heap(_HEAP_START, nbytes)
+        self._lock = threading.Lock()
+        self._returned: collections.deque[tuple[int, int]] = collections.deque()
+        self._views: dict[tuple[Any, ...], Buffer] = {}
+
+    def view(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        """Return an array over the arena; the same call gives the same array."""
+        key = (kernels, offset, dtype, shape)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= 8192:
+                self._views.clear()
+            view = self._views[key] = kernels_named(kernels).view(self.memory, offset, dtype, shape)
+        return view
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a buffer of ``nbytes`` zeroed bytes in the arena, freed with its last user.
+
+        Raises:
+            MemoryError: the arena is full.
+        """
+        with self._lock:
+            while self._returned:
+                self._heap.give(*self._returned.popleft())
+            offset = self._heap.take(nbytes)
+        block = (ctypes.c_char * nbytes).from_buffer(self.memory, offset)
+        weakref.finalize(block, self._release, offset, nbytes).atexit = False
+        return block
+
+    def offset_of(self, address: int) -> int:
+        """Return the offset of an address, or -1 when it lies elsewhere."""
+        offset = address - self.base
+        return offset if 0 <= offset < self.nbytes else -1
+
+    def close(self) -> None:
+        """Drop this process's own views; the map goes with the user's last one."""
+        self._views.clear()
+        with contextlib.suppress(BufferError):
+            self.memory.close()
+
+    def _release(self, offset: int, nbytes: int) -> None:
+        length = -(-nbytes // _ALIGN) * _ALIGN
+        with contextlib.suppress(OSError, ValueError):
+            self.memory.madvise(mmap.MADV_REMOVE, offset, length)
+        # Finalizers run anywhere, also inside allocate(): only an append is safe here.
+        self._returned.append((offset, nbytes))

@@ -1,0 +1,144 @@
+"""The control page: the few words through which the ranks of one host see each other's progress.
+
+One memfd, mapped by all. Each word has exactly one writer, and its own cache line:
+
+    per rank    FLAG      how far this rank is in the log: sequence << 24 | phase; only grows
+                BELL      a futex word; a rank that wants this one to look rings it
+                MODE      0 awake, else the channel its sleeper listens on
+                STATE     starting, running, left, failed
+                LOG_TAIL  how far this rank has read the log
+                REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by the coordinator
+    once        LOG_HEAD  written by the coordinator
+    then        one request ring per rank, and the log ring
+
+Lost wake-ups are excluded as in any futex protocol: the sleeper announces itself in MODE, fences, looks
+once more and sleeps only if BELL did not change; the ringer stores its news, bumps BELL, fences, and then
+reads MODE. A sleeper also wakes every 100 ms to see whether a peer died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+import os
+from collections.abc import Sequence
+
+from horovod.transports.shm import futex
+
+__all__ = ["HOLDER", "PARKED", "PHASE_BITS", "Control", "State", "create_memfd"]
+
+#: Channel of the thread that holds the engine's lock and waits for a peer.
+HOLDER = 2
+#: Channel of the background thread, parked because nobody needs it.
+PARKED = 1
+PHASE_BITS = 24
+
+_LINE = 64
+_WORDS_PER_RANK = 7
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL = range(_WORDS_PER_RANK)
+REQUEST_RING_BYTES = 64 << 10
+LOG_RING_BYTES = 1 << 20
+
+
+class State(enum.IntEnum):
+    """What a rank says of itself."""
+
+    STARTING = 0
+    RUNNING = 1
+    LEFT = 2
+    FAILED = 3
+
+
+def create_memfd(name: str, nbytes: int) -> int:
+    """Return a sealed-size anonymous file of ``nbytes``, sparse; nothing of it survives its last user."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+class Control:
+    """One rank's view of the control page.
+
+    Args:
+        fd: the memfd; stays the caller's.
+        rank: this rank.
+        size: number of ranks.
+    """
+
+    def __init__(self, fd: int, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        nbytes = self.nbytes(size)
+        self._map = mmap.mmap(fd, nbytes)
+        whole = memoryview(self._map)
+        stride = _LINE * _WORDS_PER_RANK
+        header = whole[: stride * size + _LINE]
+        self.words64 = header.cast("Q")
+        self.words32 = header.cast("I")
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        base = ctypes.addressof(self._anchor)
+        self.flag = [(r * stride + _FLAG * _LINE) // 8 for r in range(size)]
+        self.state = [(r * stride + _STATE * _LINE) // 8 for r in range(size)]
+        self.log_tail = [(r * stride + _LOG_TAIL * _LINE) // 8 for r in range(size)]
+        self.request_head = [(r * stride + _REQ_HEAD * _LINE) // 8 for r in range(size)]
+        self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
+        self.log_head = stride * size // 8
+        self.bell = [(r * stride + _BELL * _LINE) // 4 for r in range(size)]
+        self.mode = [(r * stride + _MODE * _LINE) // 4 for r in range(size)]
+        self._bell_address = [base + r * stride + _BELL * _LINE for r in range(size)]
+        rings = stride * size + _LINE
+        self.request_rings = [
+            whole[rings + r * REQUEST_RING_BYTES : rings + (r + 1) * REQUEST_RING_BYTES].cast("I") for r in range(size)
+        ]
+        log = rings + size * REQUEST_RING_BYTES
+        self.log_ring = whole[log : log + LOG_RING_BYTES].cast("I")
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Return the bytes that a control page for ``size`` ranks takes."""
+        return _LINE * _WORDS_PER_RANK * size + _LINE + size * REQUEST_RING_BYTES + LOG_RING_BYTES
+
+    def ring(self, rank: int) -> None:
+        """Make ``rank`` look at its rings and at the flags, now; what was stored before is visible to it."""
+        words = self.words32
+        bell = self.bell[rank]
+        words[bell] = (words[bell] + 1) & 0xFFFFFFFF
+        futex.fence()
+        mode = words[self.mode[rank]]
+        if mode:
+            futex.wake(self._bell_address[rank], mode)
+
+    def post(self, value: int, members: Sequence[int]) -> None:
+        """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep."""
+        rank = self.rank
+        if not futex.is_strongly_ordered:
+            futex.fence()
+        self.words64[self.flag[rank]] = value
+        futex.fence()
+        words, modes = self.words32, self.mode
+        for member in members:
+            # A parked background thread is not waiting for flags; only lock holders are.
+            if words[modes[member]] & HOLDER and member != rank:
+                self.ring(member)
+
+    def sleep(self, bell: int, timeout_s: float, channel: int) -> bool:
+        """Sleep until this rank's bell is no longer ``bell``; False when the time ran out."""
+        return futex.wait(self._bell_address[self.rank], bell, timeout_s, channel)
+
+    def state_of(self, rank: int) -> State:
+        """Return what ``rank`` last said of itself."""
+        return State(self.words64[self.state[rank]])
+
+    def set_state(self, state: State) -> None:
+        """Say to everybody what this rank is doing, and make them look."""
+        self.words64[self.state[self.rank]] = state
+        for rank in range(self.size):
+            self.ring(rank)
+
+    def close(self) -> None:
+        """Unmap the page."""
+        del self._anchor
+        for view in (self.words64, self.words32, self.log_ring, *self.request_rings):
+            view.release()
+        self._map.close()

@@ -1,0 +1,79 @@
+"""Wait for the flags of other ranks: spin a few microseconds, then sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from horovod.transports.base import Watch
+from horovod.transports.shm import futex
+from horovod.transports.shm.control import HOLDER, PHASE_BITS, Control
+
+__all__ = ["DONE", "Flags"]
+
+#: The last phase of every entry: this rank reads and writes nobody's memory for it any more.
+DONE = (1 << PHASE_BITS) - 1
+_SLICE_S = 0.1
+
+
+class Flags:
+    """Post and await progress.
+
+    Args:
+        control: the control page.
+        watch: see ``Watch``.
+        spins: how often to look before sleeping; 0 when ranks outnumber cores.
+    """
+
+    def __init__(self, control: Control, watch: Watch, spins: int) -> None:
+        self.control = control
+        self._watch = watch
+        self._spins = spins
+        self._words = control.words64
+        self._index = control.flag
+
+    def post(self, value: int, members: Sequence[int]) -> None:
+        """Advance this rank's flag."""
+        self.control.post(value, members)
+
+    def reached(self, members: Sequence[int], value: int) -> bool:
+        """Whether all ``members`` have come to ``value``."""
+        words, index = self._words, self._index
+        for member in members:
+            if words[index[member]] < value:
+                return False
+        return True
+
+    def wait(self, members: Sequence[int], value: int) -> None:
+        """Block until all ``members`` have come to ``value``.
+
+        Raises:
+            PeerLostError: one of them died.
+            StallError: one of them did not come within the timeout.
+        """
+        words, index = self._words, self._index
+        for member in members:
+            if words[index[member]] < value:
+                self._wait_for(member, value)
+        if not futex.is_strongly_ordered:
+            futex.fence()
+
+    def _wait_for(self, member: int, value: int) -> None:
+        words, index = self._words, self._index[member]
+        for _ in range(self._spins):
+            if words[index] >= value:
+                return
+        control = self.control
+        words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]
+        started = time.monotonic()
+        try:
+            while True:
+                seen = words32[bell]
+                words32[mode] = HOLDER
+                futex.fence()
+                if words[index] >= value:
+                    return
+                if not control.sleep(seen, _SLICE_S, HOLDER) and words[index] < value:
+                    self._watch(member, time.monotonic() - started)
+        finally:
+            words32[mode] = 0

@@ -1,0 +1,90 @@
+"""Chunked passage of ordinary tensors through the staging buffers, without a barrier per chunk.
+
+Four buffers per rank. In round c a rank fills the buffer of round c+1, says so, waits until all have filled
+round c, and reads that. Filling round c+1 overwrites round c-3: a peer says "c-1 is filled" only after it
+has read c-3, and this rank waited for that in its own round c-1. So no reader is ever overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
+from horovod.transports.shm.control import PHASE_BITS
+from horovod.transports.shm.flags import DONE, Flags
+
+__all__ = ["CHUNK_BYTES", "Staging"]
+
+_BUFFERS = 4
+CHUNK_BYTES = STAGING_BYTES // _BUFFERS
+
+Step = Callable[[int, int], None]
+
+
+class Staging:
+    """The staging buffers of all ranks.
+
+    Args:
+        flags: how far everybody is.
+        arenas: by rank; the buffers lie at the same offset in each.
+    """
+
+    def __init__(self, flags: Flags, arenas: Sequence[Arena]) -> None:
+        self.flags = flags
+        self.arenas = arenas
+        self._last: tuple[Sequence[int], int] = ((), 0)
+
+    def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step) -> None:
+        """Run ``count`` rounds.
+
+        Args:
+            sequence: of the log entry.
+            members: who takes part.
+            count: number of rounds.
+            fill: ``fill(round, offset)`` writes this rank's part to its own buffer at ``offset``.
+            drain: ``drain(round, offset)`` reads everybody's part at ``offset``.
+        """
+        flags, base = self.flags, sequence << PHASE_BITS
+        self.reserve(sequence, members)
+        if count:
+            fill(0, self.offset(0))
+            flags.post(base + 1, members)
+        for c in range(count):
+            if c + 1 < count:
+                fill(c + 1, self.offset(c + 1))
+                flags.post(base + c + 2, members)
+            flags.wait(members, base + c + 1)
+            drain(c, self.offset(c))
+
+    def exchange(
+        self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
+    ) -> None:
+        """Run ``count`` rounds of two steps each: after ``reduce`` everybody's result can be read in ``collect``.
+
+        Three buffers would do: everybody has collected round c-2 when it says that c-1 is reduced.
+        """
+        flags, base = self.flags, sequence << PHASE_BITS
+        self.reserve(sequence, members)
+        if count:
+            fill(0, self.offset(0))
+            flags.post(base + 1, members)
+        for c in range(count):
+            if c + 1 < count:
+                fill(c + 1, self.offset(c + 1))
+                flags.post(base + 2 * c + 2, members)
+            flags.wait(members, base + max(1, 2 * c))
+            reduce(c, self.offset(c))
+            flags.post(base + 2 * c + 3, members)
+            flags.wait(members, base + 2 * c + 3)
+            collect(c, self.offset(c))
+
+    def reserve(self, sequence: int, members: Sequence[int]) -> None:
+        """Wait until those who read the buffers last are through with them."""
+        readers, value = self._last
+        self.flags.wait(readers, value)
+        self._last = (members, sequence << PHASE_BITS | DONE)
+
+    @staticmethod
+    def offset(round_: int) -> int:
+        """Return the byte offset, in every arena, of the buffer for a round."""
+        return INLINE_BYTES + (round_ % _BUFFERS) * CHUNK_BYTES
