@@ -25,6 +25,7 @@ MAY_IMPORT = {
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
+    "data": (),
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py")
