@@ -1,0 +1,152 @@
+"""What one measurement is: an operation, its size, and what must come out (pure)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = [
+    "DEFAULT_SIZES",
+    "DTYPES",
+    "MODELS",
+    "OPS",
+    "PEERS",
+    "Case",
+    "bus_factor",
+    "format_bytes",
+    "format_seconds",
+    "input_blocks",
+    "memory_traffic",
+    "output_blocks",
+    "parse_bytes",
+    "parse_sizes",
+]
+
+PEERS = ("gloo", "mpich", "openmpi")
+MODELS = ("mlp", "resnet", "gpt")
+OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async")
+DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``64``, ``64K``, ``4MiB`` as a number of bytes (units of 1024).
+
+    Raises:
+        ValueError: the text is not a size, or is zero.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    nbytes = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if nbytes <= 0:
+        raise ValueError(f"{text!r} is not a size; write for example 64, 64K, 4M or 1G")
+    return nbytes
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read ``64,64K,1M`` or a range ``64:256M`` (each four times the one before; both ends included)."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        nbytes, end = parse_bytes(first), parse_bytes(last or first)
+        while nbytes < end:
+            sizes.append(nbytes)
+            nbytes *= 4
+        sizes.append(end)
+    return tuple(sizes)
+
+
+DEFAULT_SIZES = parse_sizes("64,1K,16K,64K,256K,1M,4M,16M,64M,256M")
+
+
+def format_bytes(nbytes: float) -> str:
+    """Write a number of bytes with the unit a reader expects: ``64 B``, ``1.5 KiB``, ``256 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024 or unit == "GiB":
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with three digits: ``7.12 µs``, ``1.05 ms``, ``2.30 s``."""
+    value, unit = seconds, "s"
+    for factor, smaller in ((1e6, "µs"), (1e3, "ms")):
+        if abs(seconds) * factor < 1000:
+            value, unit = seconds * factor, smaller
+            break
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size.
+
+    Attributes:
+        op: one of ``OPS``.
+        nbytes: bytes of one rank's input, before rounding up to a whole number of elements per rank.
+        dtype: a key of ``DTYPES``.
+        batch: how many tensors are in flight in one call (``async``); 1 otherwise.
+    """
+
+    op: str
+    nbytes: int
+    dtype: str = "float32"
+    batch: int = 1
+
+    def count(self, size: int) -> int:
+        """Number of elements of one rank's input, a multiple of ``size`` so that every op can split it."""
+        count = max(1, self.nbytes // DTYPES[self.dtype])
+        return -(-count // size) * size
+
+    def memory_bytes(self, size: int) -> int:
+        """Bytes that one contender holds on one rank: input and output."""
+        nbytes = self.count(size) * DTYPES[self.dtype] * self.batch
+        return nbytes * (1 + size) if self.op == "allgather" else 2 * nbytes
+
+
+def input_blocks(op: str, rank: int, size: int) -> list[int]:
+    """Values of the input on ``rank``: it is cut into equal blocks, each filled with one value."""
+    if op == "alltoall":
+        return [(rank * size + peer) % 100 for peer in range(size)]
+    if op == "broadcast":
+        return [7 if rank == 0 else 0]
+    return [rank + 1]
+
+
+def output_blocks(op: str, rank: int, size: int) -> list[int]:
+    """Values that must come out on ``rank``, by equal blocks."""
+    if op == "alltoall":
+        return [(peer * size + rank) % 100 for peer in range(size)]
+    if op == "broadcast":
+        return [7]
+    if op == "allgather":
+        return [peer + 1 for peer in range(size)]
+    return [size * (size + 1) // 2]
+
+
+def bus_factor(op: str, size: int) -> float:
+    """Bytes that must pass each rank's link, by one rank's input bytes (the usual "bus bandwidth")."""
+    if op in ("allreduce", "async"):
+        return 2 * (size - 1) / size
+    if op == "allgather":
+        return float(size - 1)
+    if op == "broadcast":
+        return 1.0
+    return (size - 1) / size
+
+
+def memory_traffic(op: str, size: int) -> float:
+    """Least bytes that all ranks together read and write in memory, by one rank's input bytes.
+
+    Every input is read once and every output written once; what a real algorithm moves besides is its
+    own loss. This is the yardstick of "share of the memory-bandwidth limit".
+    """
+    if op == "broadcast":
+        return float(size)
+    if op == "allgather":
+        return float(size + size * size)
+    if op == "reducescatter":
+        return float(size + 1)
+    return 2.0 * size

@@ -1,0 +1,151 @@
+"""What the user typed after ``python -m horovod.bench``, and who carries it out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod.bench.cases import DEFAULT_SIZES, DTYPES, MODELS, OPS, PEERS, parse_sizes
+from horovod.bench.events import LineReporter, Reporter, progress, result
+from horovod.bench.host import host_facts
+from horovod.bench.show import show
+from horovod.world import detect
+
+__all__ = ["main", "parse"]
+
+_DEFAULT = ("allreduce", "--arena", "--against", ",".join(PEERS))
+
+
+def _list_of(allowed: Sequence[str], *, may_have_value: bool = False) -> Any:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        for name in names:
+            if (name.partition("=")[0] if may_have_value else name) not in allowed:
+                raise argparse.ArgumentTypeError(f"no {name!r}; there are {', '.join(allowed)}")
+        return names
+
+    return read
+
+
+def _read(function: Any) -> Any:
+    """Give argparse the words of the ValueError, which it would hide."""
+
+    def read(text: str) -> Any:
+        try:
+            return function(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(f"{text} is below 1")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m horovod.bench",
+        description="Measure horovod on this machine, beside its alternatives and in the same run. "
+        "Starts its own ranks (-np), or runs in those of a launcher: horovodrun -np 2 python -m horovod.bench …",
+        epilog=f"Without arguments: {' '.join(_DEFAULT)}.",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    add = common.add_argument
+    add("-np", "--np", type=_read(_positive), default=2, help="ranks to start when no launcher did (default 2)")
+    add("--json", type=Path, metavar="FILE", help="write the result, the host's facts and the command")
+    add("--plot", type=Path, metavar="FILE", help="draw the result as SVG")
+    add("--rounds", type=_read(_positive), default=7, help="how often the contenders take turns (default 7)")
+    add("--threads", type=int, default=0, help="torch threads per rank (default: cores / ranks, at least 1)")
+    add("--events", action="store_true", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
+    for op in OPS:
+        _add_collective(commands, op, common)
+    train = commands.add_parser("train", parents=[common], help="a training step, against DDP and no communication")
+    train.add_argument("--steps", type=_read(_positive), default=3, help="timed steps of one turn (default 3)")
+    memory = commands.add_parser("memory", parents=[common], help="bytes per rank beyond model and gradients")
+    for command in (train, memory):
+        command.add_argument("--models", type=_list_of(MODELS), default=MODELS, help="of mlp,resnet,gpt (default all)")
+        command.add_argument("--tiny", action="store_true", help="tiny models: only to see that it runs")
+    commands.add_parser("startup", parents=[common], help="import, launch, init, shutdown, against torchrun")
+    idle = commands.add_parser("idle", parents=[common], help="CPU of an initialised job that does nothing")
+    idle.add_argument("--seconds", type=float, default=10.0, help="how long to watch (default 10)")
+    return parser
+
+
+def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> None:
+    text = "many allreduces at once, then synchronize" if op == "async" else f"{op} by size"
+    command = commands.add_parser(op, parents=[common], help=text)
+    command.add_argument(
+        "--sizes",
+        type=_read(parse_sizes),
+        default="1M" if op == "async" else DEFAULT_SIZES,
+        help="bytes of one rank's input, such as 64,64K,4M or 64:256M",
+    )
+    command.add_argument(
+        "--dtype", type=_list_of(tuple(DTYPES)), default=("float32",), help=f"of {','.join(DTYPES)} (default float32)"
+    )
+    command.add_argument("--arena", action="store_true", help="measure tensors in the arena (hvd.empty) as well")
+    command.add_argument(
+        "--against",
+        type=_list_of(PEERS, may_have_value=True),
+        default=(),
+        help=f"peers, of {','.join(PEERS)}; mpich=DIR names where it is installed",
+    )
+    command.add_argument(
+        "--round-ms", type=float, default=50.0, help="length of one turn, in milliseconds (default 50)"
+    )
+    command.add_argument("--batch", type=_read(_positive), default=50 if op == "async" else 1, help=argparse.SUPPRESS)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; exits with a message when it is wrong."""
+    return _parser().parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark: in this rank, in ranks that it starts, or, for those that start jobs, from here.
+
+    Returns:
+        The exit status.
+    """
+    typed = list(sys.argv[1:] if argv is None else argv) or list(_DEFAULT)
+    args = parse(typed)
+    world = detect()
+    launched = args.events or world.launcher != "none"
+    if args.command in ("startup", "memory"):
+        # These start jobs of their own; of a job that they were started in they need only its size.
+        ranks = world.size if launched else args.np
+        return show(args, lambda report: _from_outside(args, ranks, typed, report)) if world.rank == 0 else 0
+    if not launched:
+        from horovod.bench.jobs import horovodrun, run_job
+
+        command = horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"])
+        return show(args, lambda report: run_job(command, report))
+    from horovod.bench.rank import run_rank
+
+    if world.rank != 0:
+        return run_rank(args, typed, lambda event: None)
+    if args.events:
+        return run_rank(args, typed, LineReporter())
+    return show(args, lambda report: run_rank(args, typed, report))
+
+
+def _from_outside(args: argparse.Namespace, ranks: int, typed: list[str], report: Reporter) -> int:
+    host = host_facts()
+    rows: list[dict[str, Any]]
+    if args.command == "startup":
+        from horovod.bench.startup import run_startup
+
+        rows = run_startup(ranks, progress(report), rounds=args.rounds)
+    else:
+        from horovod.bench.memory import run_memory
+
+        rows = run_memory(args.models, ranks, progress(report), tiny=args.tiny)
+    report(result(args.command, typed, ranks, host, rows))
+    return 0

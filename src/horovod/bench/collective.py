@@ -1,0 +1,120 @@
+"""Collectives of all contenders in alternating rounds: A B C A B C …, so that all see the same machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.bench.cases import Case, bus_factor, format_bytes, memory_traffic
+from horovod.bench.control import Contender, Control
+from horovod.bench.events import Tell
+from horovod.bench.host import available_bytes
+from horovod.bench.stats import Sample, calls_for, summarize
+
+__all__ = ["Plan", "run_cases"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Attributes:
+        rounds: how often the contenders take turns.
+        round_s: seconds of one turn, from which the number of calls follows.
+        limit_bytes_s: memory bandwidth of the machine; 0 when it was not measured.
+        cache_bytes: below this much data in flight, caches and not memory are the limit.
+    """
+
+    rounds: int = 7
+    round_s: float = 0.05
+    limit_bytes_s: float = 0.0
+    cache_bytes: int = 64 << 20
+
+
+def run_cases(
+    cases: Sequence[Case], contenders: Sequence[Contender], control: Control, plan: Plan, tell: Tell
+) -> list[dict[str, Any]]:
+    """Measure every case with every contender; called on all ranks, in step.
+
+    Returns:
+        One row per case; rank 0's is the result.
+    """
+    rows = []
+    steps = len(cases) * (plan.rounds + 1)
+    for number, case in enumerate(cases):
+        what = f"{case.op} {format_bytes(case.nbytes)} {case.dtype}"
+        done = number * (plan.rounds + 1)
+        tell(done, steps, what)
+        active, skipped = _prepare(case, contenders, control)
+        calls = {each.name: _calibrate(each, control, plan) for each in active}
+        times: dict[str, list[float]] = {each.name: [] for each in active}
+        for turn in range(plan.rounds):
+            tell(done + 1 + turn, steps, what)
+            for each in active:
+                spent = each.measure(calls[each.name])
+                times[each.name] += spent
+                calls[each.name] = control.broadcast(calls_for(min(spent, default=1.0), plan.round_s))
+        for each in active:
+            each.release()
+            skipped |= _reason(each, case, control)
+        samples = {name: summarize(spent) for name, spent in times.items() if spent}
+        rows.append(_row(case, samples, skipped, control.size, plan))
+    tell(steps, steps, "done")
+    return rows
+
+
+def _reason(contender: Contender, case: Case, control: Control) -> dict[str, str]:
+    reason = control.broadcast(contender.why_not(case))
+    return {contender.name: reason} if reason else {}
+
+
+def _prepare(case: Case, contenders: Sequence[Contender], control: Control) -> tuple[list[Contender], dict[str, str]]:
+    """Who takes part in ``case``, ready to be timed, and why the others do not."""
+    skipped: dict[str, str] = {}
+    needed = case.memory_bytes(control.size) * control.size * len(contenders)
+    free = control.broadcast(available_bytes())
+    if free and needed > 0.7 * free:
+        reason = f"needs {format_bytes(needed)} of memory, {format_bytes(free)} is free"
+        return [], {each.name: reason for each in contenders}
+    active = []
+    for each in contenders:
+        why_not = _reason(each, case, control)
+        if not why_not:
+            each.prepare(case)
+            why_not = _reason(each, case, control)
+        skipped |= why_not
+        if not why_not:
+            active.append(each)
+    return active, skipped
+
+
+def _calibrate(contender: Contender, control: Control, plan: Plan) -> int:
+    """Warm up, and count the calls of a round from how long they took; the same on all ranks."""
+    contender.measure(1)
+    warm = contender.measure(3)
+    return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))
+
+
+def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str], size: int, plan: Plan) -> dict[str, Any]:
+    nbytes = case.nbytes * case.batch
+    medians = {name: sample.median_s for name, sample in samples.items()}
+    ours = [name for name in medians if name.startswith("horovod")]
+    in_memory = nbytes * size > plan.cache_bytes and plan.limit_bytes_s > 0
+    least_s = memory_traffic(case.op, size) * nbytes / plan.limit_bytes_s if in_memory else 0.0
+    return {
+        "op": case.op,
+        "nbytes": case.nbytes,
+        "dtype": case.dtype,
+        "batch": case.batch,
+        "results": {name: sample.to_json() for name, sample in samples.items()},
+        "ratios": {us: _ratios(medians, us, ours) for us in ours},
+        "bus_bytes_s": {name: bus_factor(case.op, size) * nbytes / spent for name, spent in medians.items()},
+        "limit_share": {name: least_s / spent for name, spent in medians.items()} if in_memory else {},
+        "skipped": skipped,
+    }
+
+
+def _ratios(medians: dict[str, float], us: str, ours: Iterable[str]) -> dict[str, float]:
+    """How many times as long each peer took as ``us``."""
+    return {name: spent / medians[us] for name, spent in medians.items() if name not in ours}

@@ -1,0 +1,56 @@
+"""Start ranks of this benchmark through the project's own launcher, and listen to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod.bench.events import parse_event
+from horovod.bench.mpi_find import clean_environment
+
+__all__ = ["horovodrun", "run_job", "torchrun"]
+
+
+def horovodrun(ranks: int, argv: Sequence[str]) -> list[str]:
+    """The command that runs ``python *argv`` as ``ranks`` ranks under horovodrun, with this interpreter."""
+    launcher = "import sys; from horovod.launch.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", launcher, "-np", str(ranks), sys.executable, *argv]
+
+
+def torchrun(ranks: int, argv: Sequence[str]) -> list[str]:
+    """The same under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, "--no-python", sys.executable, *argv]
+
+
+def run_job(command: Sequence[str], on_event: Callable[[dict[str, Any]], None], *, timeout_s: float = 0) -> int:
+    """Run ``command``; give its events to ``on_event`` and pass its other output on to stderr.
+
+    Args:
+        command: what to start.
+        on_event: called with each event.
+        timeout_s: end the job after so many seconds; 0 waits as long as it takes.
+
+    Returns:
+        The job's exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: the job's output ended, but the job itself did not within ``timeout_s``.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, errors="replace", env=clean_environment(), stdin=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = parse_event(line)
+                if event is None:
+                    sys.stderr.write(line)
+                else:
+                    on_event(event)
+            return process.wait(timeout_s or None)
+        except BaseException:
+            process.terminate()
+            raise

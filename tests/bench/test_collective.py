@@ -1,0 +1,78 @@
+"""The rounds: contenders alternate, the figures are theirs, and who cannot take part is named."""
+
+from __future__ import annotations
+
+import pytest
+from bench_doubles import LocalControl, ScriptedContender
+
+from horovod.bench.cases import Case
+from horovod.bench.collective import Plan, run_cases
+from horovod.bench.control import Control
+from horovod.bench.gloo import Gloo
+
+PLAN = Plan(rounds=3, round_s=0.01, limit_bytes_s=100e9, cache_bytes=1 << 20)
+
+
+def nothing(done: int, total: int, text: str) -> None:
+    """Progress that nobody watches."""
+
+
+def test_contenders_take_turns_in_every_round() -> None:
+    log: list[str] = []
+    ours, peer = ScriptedContender("horovod", 1e-3, log), ScriptedContender("peer", 4e-3, log)
+    run_cases([Case("allreduce", 64)], [ours, peer], LocalControl(), PLAN, nothing)
+    rounds = [entry for entry in log if entry.endswith("measure")][-6:]
+    assert rounds == ["horovod.measure", "peer.measure"] * 3
+    assert log[-2:] == ["horovod.release", "peer.release"]
+
+
+def test_a_row_holds_medians_ratios_and_bandwidth() -> None:
+    ours, peer = ScriptedContender("horovod", 1e-3, []), ScriptedContender("peer", 4e-3, [])
+    [row] = run_cases([Case("allreduce", 4 << 20)], [ours, peer], LocalControl(2), PLAN, nothing)
+    assert row["results"]["horovod"]["median_s"] == 1e-3
+    assert row["ratios"] == {"horovod": {"peer": pytest.approx(4.0)}}
+    assert row["bus_bytes_s"]["horovod"] == pytest.approx((4 << 20) / 1e-3)
+    assert row["limit_share"]["horovod"] == pytest.approx(4 * (4 << 20) / 100e9 / 1e-3)
+
+
+def test_what_fits_into_caches_has_no_share_of_the_memory_limit() -> None:
+    [row] = run_cases([Case("allreduce", 64)], [ScriptedContender("horovod", 1e-3, [])], LocalControl(), PLAN, nothing)
+    assert row["limit_share"] == {}
+
+
+def test_a_contender_that_cannot_is_skipped_with_its_reason() -> None:
+    log: list[str] = []
+    ours = ScriptedContender("horovod", 1e-3, log)
+    peer = ScriptedContender("peer", 1e-3, log, refuses="bfloat16")
+    [row] = run_cases([Case("allreduce", 64, "bfloat16")], [ours, peer], LocalControl(), PLAN, nothing)
+    assert row["skipped"] == {"peer": "refused"}
+    assert set(row["results"]) == {"horovod"}
+    assert "peer.prepare" not in log
+
+
+@pytest.mark.parametrize("step", ["prepare", "measure"])
+def test_a_contender_that_dies_does_not_stop_the_others(step: str) -> None:
+    ours, peer = ScriptedContender("horovod", 1e-3, []), ScriptedContender("peer", 1e-3, [], dies_at=step)
+    rows = run_cases([Case("allreduce", 64), Case("allreduce", 128)], [ours, peer], LocalControl(), PLAN, nothing)
+    assert [row["skipped"] for row in rows] == [{"peer": "died"}] * 2
+    assert [set(row["results"]) for row in rows] == [{"horovod"}] * 2
+
+
+def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
+    log: list[str] = []
+    [row] = run_cases(
+        [Case("allgather", 1 << 50)], [ScriptedContender("horovod", 1.0, log)], LocalControl(), PLAN, nothing
+    )
+    assert "of memory" in row["skipped"]["horovod"]
+    assert not log
+
+
+@pytest.mark.parametrize("op", ["allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async"])
+def test_gloo_computes_right_results(op: str) -> None:
+    control: Control = LocalControl()
+    gloo = Gloo(control)
+    try:
+        [row] = run_cases([Case(op, 256, batch=3 if op == "async" else 1)], [gloo], control, Plan(1, 1e-4), nothing)
+    finally:
+        gloo.close()
+    assert row["results"]["gloo"]["calls"] >= 2

@@ -1,0 +1,68 @@
+"""mpi4py jobs that wait for commands: real processes of each MPI that is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from bench_doubles import LocalControl
+
+from horovod.bench.cases import OPS, Case
+from horovod.bench.mpi import Mpi, MpiJob, PeerFailedError
+from horovod.bench.mpi_find import MpiInstall, clean_environment, find_mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def installed(flavour: str) -> MpiInstall:
+    """The MPI of this environment, or the one that the tests install apart."""
+    apart = ROOT / ".mpi" / flavour
+    install, reason = find_mpi(flavour, str(apart) if apart.exists() else "")
+    if install is None:
+        pytest.skip(reason)
+    return install
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_a_job_of_two_ranks_measures_every_operation(flavour: str) -> None:
+    job = MpiJob(installed(flavour), 2)
+    try:
+        for op in OPS:
+            case = {"op": op, "nbytes": 256, "dtype": "float32", "batch": 3 if op == "async" else 1}
+            assert job.ask({"do": "prepare", "case": case}) == [{"right": True}] * 2
+            measured, other = job.ask({"do": "measure", "calls": 5})
+            assert len(measured["times"]) == 5
+            assert other == {}
+            job.ask({"do": "release"})
+    finally:
+        job.close()
+
+
+def test_a_job_that_does_not_start_says_what_it_printed() -> None:
+    broken = MpiInstall("mpich", (sys.executable, "-c", "print('no such network'); raise SystemExit(3)"))
+    with pytest.raises(PeerFailedError, match="no such network"):
+        MpiJob(broken, 2)
+
+
+def test_an_mpi_that_is_missing_is_a_reason_and_no_error(tmp_path: Path) -> None:
+    mpi = Mpi("openmpi", LocalControl(), str(tmp_path))
+    assert "libmpi.so.40" in mpi.why_not(Case("allreduce", 64)) or "mpi4py" in mpi.why_not(Case("allreduce", 64))
+    assert mpi.measure(3) == []
+    mpi.close()
+
+
+def test_half_precision_is_not_for_mpi() -> None:
+    mpi = Mpi("mpich", LocalControl(), "/nonexistent")
+    mpi._failed = ""
+    assert "bfloat16" in mpi.why_not(Case("allreduce", 64, "bfloat16"))
+
+
+def test_jobs_do_not_inherit_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MPI4PY_RC_THREADS", "0")
+    clean = clean_environment()
+    assert "RANK" not in clean and "HOROVOD_RANK" not in clean and "PMI_RANK" not in clean
+    assert clean["MPI4PY_RC_THREADS"] == "0"

@@ -1,0 +1,30 @@
+"""Medians, spreads, and how many calls make a round."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.bench.stats import calls_for, slowest, summarize
+
+
+def test_summary_is_the_median_and_the_tenths() -> None:
+    sample = summarize([float(value) for value in range(11)])
+    assert (sample.median_s, sample.p10_s, sample.p90_s, sample.calls) == (5.0, 1.0, 9.0, 11)
+
+
+def test_summary_of_one_time_is_that_time() -> None:
+    assert summarize([2.0]).to_json() == {"median_s": 2.0, "p10_s": 2.0, "p90_s": 2.0, "calls": 1}
+
+
+def test_nothing_timed_has_no_median() -> None:
+    with pytest.raises(ValueError, match="nothing was timed"):
+        summarize([])
+
+
+def test_a_call_took_as_long_as_on_its_slowest_rank() -> None:
+    assert slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
+
+
+@pytest.mark.parametrize(("call_s", "calls"), [(0.01, 5), (1.0, 2), (0.0, 2000), (1e-5, 2000), (1e-4, 500)])
+def test_calls_fill_a_round_within_bounds(call_s: float, calls: int) -> None:
+    assert calls_for(call_s, 0.05) == calls
