@@ -1,0 +1,230 @@
+"""The command line of ``horovodrun`` and the YAML file of ``--config-file``; settings come from ``config``'s table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from horovod.config import SETTINGS, Setting, nearest, parse, render
+
+__all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
+
+_LATER = {
+    "jobs of several hosts": (
+        "-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interface", "--network-interfaces",
+        "--disable-cache",
+    ),
+    "jobs over MPI": ("--mpi-args", "--tcp", "--binding-args", "--jsrun"),
+    "elastic jobs": (
+        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
+        "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script",
+    ),
+}  # fmt: skip
+"""Flags of Horovod that come with later features."""
+
+
+class UsageError(ValueError):
+    """The command line, or the file it names, is wrong."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A parsed command line.
+
+    Attributes:
+        num_proc: number of ranks; None when not given.
+        hosts: value of ``-H``, or empty.
+        hostfile: value of ``-hostfile``, or empty.
+        command: program and arguments.
+        output_dir: value of ``--output-filename``, or empty.
+        verbose: whether to say more.
+        check_build: whether only to print what is built in.
+        settings: variables that flags set.
+        file_settings: variables that the YAML file sets.
+    """
+
+    num_proc: int | None = None
+    hosts: str = ""
+    hostfile: str = ""
+    command: tuple[str, ...] = ()
+    output_dir: str = ""
+    verbose: bool = False
+    check_build: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    file_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse_flags(argv: Sequence[str], version: str) -> Options:
+    """Read a command line.
+
+    Args:
+        argv: the arguments, without the program's name.
+        version: what ``--version`` prints.
+
+    Returns:
+        What it says; the command is everything from the first word that is no flag.
+
+    Raises:
+        UsageError: an unknown flag (named with the nearest known one), a wrong value, or a wrong file.
+        SystemExit: after ``--help`` and ``--version``.
+    """
+    parser, takes_value = _parser(version)
+    flags, command = _split(argv, takes_value)
+    found = vars(parser.parse_args(flags))
+    settings = {}
+    for setting in SETTINGS:
+        text = found.get(setting.env)
+        if text is not None:
+            settings[setting.env] = _to_variable(setting, text, setting.flag)
+    return Options(
+        num_proc=found["num_proc"],
+        hosts=found["hosts"],
+        hostfile=found["hostfile"],
+        command=tuple(command),
+        output_dir=found["output_filename"],
+        verbose=found["verbose"],
+        check_build=found["check_build"],
+        settings=settings,
+        file_settings=_read_yaml(found["config_file"]) if found["config_file"] else {},
+    )
+
+
+def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
+    """The parser, and for each flag whether a value follows."""
+    parser = _Parser(
+        prog="horovodrun",
+        usage="horovodrun -np N [flags] command [arguments]",
+        description="Start a command on N processes of this machine that train together.",
+        allow_abbrev=False,
+    )
+    takes_value = {"-h": False, "--help": False}
+
+    def add(group: Any, *names: str, **options: Any) -> None:
+        group.add_argument(*names, **options)
+        takes_value.update(dict.fromkeys(names, "action" not in options))
+
+    add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
+    add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
+    add(parser, "-np", "--num-proc", type=int, metavar="N", help="number of processes")
+    add(parser, "--output-filename", default="", metavar="DIR", help="also write DIR/rank.<n>/stdout and stderr")
+    add(parser, "--verbose", action="store_true", help="say what is started")
+    add(
+        parser, "--config-file", default="", metavar="YAML", help="read settings from a file; flags and environment win"
+    )
+    where = parser.add_mutually_exclusive_group()
+    add(where, "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where to run (default localhost:N)")
+    add(where, "-hostfile", "--hostfile", default="", metavar="FILE", help="the same, with lines `host slots=n`")
+    how = parser.add_mutually_exclusive_group()
+    for name in ("--gloo", "--mpi"):
+        add(how, name, action="store_true", help="accepted; ranks of one host always use shared memory")
+    active = parser.add_argument_group("settings, see docs/environment.md")
+    idle = parser.add_argument_group("accepted, without effect in this version")
+    for setting in (s for s in SETTINGS if s.flag):
+        _add_setting(active if setting.in_effect else idle, setting, add)
+    return parser, takes_value
+
+
+def _add_setting(group: Any, setting: Setting, add: Any) -> None:
+    if not setting.flag_off:
+        unit = "MB" if setting.scale != 1 else setting.unit
+        add(group, setting.flag, dest=setting.env, metavar=(unit or setting.env.removeprefix("HOROVOD_")).upper(),
+            help=setting.help)  # fmt: skip
+        return
+    either = group.add_mutually_exclusive_group()
+    helps = ("the opposite", setting.help) if setting.inverted else (setting.help, "the opposite")
+    for name, value, help_text in zip((setting.flag, setting.flag_off), "10", helps, strict=True):
+        add(either, name, dest=setting.env, action="store_const", const=value, help=help_text)
+
+
+def _to_variable(setting: Setting, text: str, source: str) -> str:
+    """Turn what a flag or a YAML key says into the text of the environment variable."""
+    if setting.inverted:
+        yes = parse(Setting("", False, ""), text, source)
+        return render(not yes)
+    value = parse(setting, text, source)
+    return render(value * setting.scale if setting.scale != 1 and not isinstance(value, str) else value)
+
+
+def _split(argv: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Cut the command line where the command begins."""
+    i = 0
+    while i < len(argv) and argv[i].startswith("-"):
+        word = argv[i]
+        if word == "--":
+            return list(argv[:i]), list(argv[i + 1 :])
+        name = word.partition("=")[0]
+        if word in takes_value:
+            i += 2 if takes_value[word] else 1
+        elif ("=" in word and takes_value.get(name)) or (word[:2] == "-H" and word[1] != "-"):
+            i += 1
+        else:
+            raise UsageError(_unknown(name, list(takes_value)))
+    return list(argv[:i]), list(argv[i:])
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    for feature, flags in _LATER.items():
+        if name in flags:
+            return f"{name} is for {feature}, which this version cannot run yet"
+    if name == "-x":
+        return "-x is not needed: every rank gets the whole environment"
+    meant = "-np" if name == "-n" else nearest(name, known)
+    return f"unknown flag {name}" + (f"; did you mean {meant}?" if meant else "; see horovodrun --help")
+
+
+def _read_yaml(path: str) -> dict[str, str]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config-file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config-file {path} is no YAML: {error}") from error
+    return parse_yaml({} if content is None else content, path)
+
+
+def parse_yaml(content: Any, source: str) -> dict[str, str]:
+    """Turn the content of a configuration file into environment variables.
+
+    Args:
+        content: what the YAML parser read.
+        source: name of the file, for errors.
+
+    Returns:
+        Variable to text.
+
+    Raises:
+        UsageError: an unknown key (named with the nearest known one) or a wrong value.
+    """
+    if not isinstance(content, dict):
+        raise UsageError(f"{source}: expected sections such as `params:`, received {content!r}")
+    known = {s.yaml_path: s for s in SETTINGS if s.yaml_path}
+    variables = {}
+    for section, keys in content.items():
+        if section == "controller":
+            if keys not in ("gloo", "mpi"):
+                raise UsageError(f"{source}: controller must be gloo or mpi; received {keys!r}")
+            continue
+        if keys is not None and not isinstance(keys, dict):
+            raise UsageError(f"{source}: section {section} must hold `key: value` lines; received {keys!r}")
+        for key, value in (keys or {}).items():
+            path = f"{section}.{key}"
+            if path not in known:
+                meant = nearest(path, list(known))
+                raise UsageError(f"{source}: unknown key {path}" + (f"; did you mean {meant}?" if meant else ""))
+            if value is not None:
+                try:
+                    text = str(int(value)) if isinstance(value, bool) else str(value)
+                    variables[known[path].env] = _to_variable(known[path], text, f"{source}: {path}")
+                except ValueError as error:
+                    raise UsageError(str(error)) from error
+    return variables

@@ -1,0 +1,107 @@
+"""Reads ``-H`` and host files, and says which rank goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Host", "local_slots", "parse_hostfile", "parse_hosts"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks may run on it."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read ``localhost:2,other:4``; a host without a number has one slot, IPv6 addresses stand in ``[]``.
+
+    Args:
+        text: the value of ``-H``.
+
+    Returns:
+        The hosts in their order.
+
+    Raises:
+        ValueError: an entry is not of that form.
+    """
+    hosts = [_host(entry.strip(), "", f"-H {text}") for entry in text.split(",") if entry.strip()]
+    if not hosts:
+        raise ValueError(f"-H {text!r} names no host; give host:slots, such as localhost:2")
+    return hosts
+
+
+def parse_hostfile(text: str, source: str) -> list[Host]:
+    """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
+
+    Args:
+        text: what the file holds.
+        source: its name, for errors.
+
+    Returns:
+        The hosts in their order.
+
+    Raises:
+        ValueError: a line is not of that form; names the file and the line.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{source}, line {number}"
+        values = dict(word.partition("=")[::2] for word in words[1:])
+        unknown = [key for key in values if key not in ("slots", "max_slots", "max-slots")]
+        if unknown:
+            raise ValueError(f"{where}: expected `host slots=n`, received {line.strip()!r}")
+        hosts.append(_host(words[0], values.get("slots", ""), where))
+    if not hosts:
+        raise ValueError(f"{source} names no host; write lines such as `localhost slots=2`")
+    return hosts
+
+
+def _host(entry: str, slots: str, where: str) -> Host:
+    name, number = entry, slots
+    if entry.startswith("["):
+        name, _, rest = entry[1:].partition("]")
+        number = slots or rest.lstrip(":")
+    elif entry.count(":") == 1:
+        name, _, number = entry.partition(":")
+        number = slots or number
+    if not name or (number and not number.isdigit()) or number == "0" or entry.endswith(":"):
+        raise ValueError(f"{where}: expected a host and a number of slots above 0, received {entry + ' ' + slots!r}")
+    return Host(name, int(number or 1))
+
+
+def local_slots(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[str], bool]) -> int:
+    """Check that ``num_proc`` ranks fit on hosts that we can start ranks on: this one.
+
+    Args:
+        hosts: what the user gave.
+        num_proc: how many ranks are asked for.
+        is_this_host: tells whether a name is this machine.
+
+    Returns:
+        The number of slots on this host.
+
+    Raises:
+        ValueError: too few slots, or a host that gets ranks (hosts fill up in order) is not this machine.
+    """
+    slots = sum(host.slots for host in hosts)
+    named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    if num_proc > slots:
+        raise ValueError(
+            f"Requested more processes ({num_proc}) than there are available slots ({slots}) on {named}; "
+            f"lower -np or give the hosts more slots"
+        )
+    needed = [host for i, host in enumerate(hosts) if sum(h.slots for h in hosts[:i]) < num_proc]
+    foreign = [host.name for host in needed if not is_this_host(host.name)]
+    if foreign:
+        raise ValueError(
+            f"not this machine: {', '.join(foreign)}. Starting ranks on other hosts (ssh) is a later feature; this "
+            f"version runs all ranks on one host: use -H localhost:{num_proc}"
+        )
+    return slots

@@ -1,0 +1,254 @@
+"""The process between the launcher and the ranks: starts them, reaps them, and never leaves one behind.
+
+It is a process of its own so that ranks end even when the launcher is killed: it holds one end of a socket pair, and
+when the other end closes it kills everything below it. It is the "subreaper" of all that the ranks start, so data
+loaders, shells and daemons of a rank stay findable. Should the keeper itself be killed, the kernel kills the ranks.
+
+Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it is up in
+20 ms, and no import of the package, so that nothing but this page decides whether processes end.
+
+    launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all
+    keeper to launcher   JSON: {"pids": [...]}, {"rank": r, "pid": p, "status": s, "sent": n},
+                         {"error": "..."}, {"done": true}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SWEEP_PATIENCE_S = 1.0  # what a rank left behind may take to end by itself, such as multiprocessing's resource tracker
+_KILL_AGAIN_S = 0.1
+_GIVE_UP_S = 2.0  # a process that the kernel cannot end for so long is stuck in a driver
+_OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _living() -> list[tuple[int, int, int]]:
+    """Process id, parent and session of every living process."""
+    found = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - os is faster here, and this scan is repeated
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+            except (OSError, ValueError):
+                continue  # ended meanwhile
+            if state not in (b"Z", b"X"):
+                found.append((int(entry), int(parent), int(session)))
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all living processes below ``root``, nearest first."""
+    children: dict[int, list[int]] = {}
+    for pid, parent, _ in _living():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for parent in level for child in children.get(parent, [])]
+        found += level
+    return found
+
+
+def session_members(sessions: set[int]) -> list[int]:
+    """Process ids of all living processes of these sessions; every rank begins one."""
+    return [pid for pid, _, session in _living() if session in sessions]
+
+
+class Keeper:
+    """Starts and ends the ranks of one plan.
+
+    Args:
+        control: socket to the launcher.
+        plan: ``command``, ``env``, ``grace_s``, and per rank ``env``, ``stdin``, ``stdout``, ``stderr``, ``fds``.
+    """
+
+    def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
+        self._control = control
+        self._plan = plan
+        self._libc = ctypes.CDLL(None)
+        self._running: dict[int, int] = {}  # pid -> rank
+        self._pidfds: dict[int, int] = {}  # pidfd -> pid
+        self._epoll = select.epoll()
+        self._deadline: float | None = None
+        self._sent = 0  # last signal that everybody got from us
+
+    def run(self) -> None:
+        """Start the ranks and stay until nothing of them is left. Blocks for as long as the job runs."""
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for number in _OWN_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake, wake_end = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(wake_end, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        self._epoll.register(wake, select.EPOLLIN)
+        self._epoll.register(self._control, select.EPOLLIN)
+        try:
+            self._start()
+            while self._running:
+                self._step(wake)
+        except Exception as error:
+            self._say({"error": f"{type(error).__name__}: {error}"})
+            self._kill()
+        finally:
+            self._sweep(wake)
+            self._say({"done": True})
+
+    def _start(self) -> None:
+        ranks = self._plan["ranks"]
+        for rank in ranks:
+            for fd in (rank["stdout"], rank["stderr"], *rank["fds"]):
+                os.set_inheritable(fd, False)  # each rank gets its own and no other
+        for number, rank in enumerate(ranks):
+            pid = os.fork()
+            if pid == 0:
+                self._become(rank)
+            self._running[pid] = number
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                continue  # an old kernel: SIGCHLD tells, only the order of two deaths at one moment is lost
+            self._pidfds[pidfd] = pid
+            self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
+        for rank in ranks:
+            for fd in {rank["stdout"], rank["stderr"], *rank["fds"]}:
+                os.close(fd)
+        self._say({"pids": list(self._running)})
+
+    def _become(self, rank: dict[str, Any]) -> NoReturn:
+        """In the child: turn into the rank."""
+        command = self._plan["command"]
+        try:
+            parent = os.getppid()
+            os.setsid()  # the terminal's Ctrl-C is for the launcher
+            self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)  # the keeper died in between
+            for number in (*_OWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            if not rank["stdin"]:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(rank["stdout"], 1)
+            os.dup2(rank["stderr"], 2)
+            for fd in rank["fds"]:
+                os.set_inheritable(fd, True)
+            os.execvpe(command[0], command, {**self._plan["env"], **rank["env"]})
+        except OSError as error:
+            os.write(2, f"horovodrun: cannot run {command[0]!r}: {error.strerror}\n".encode())
+            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        except BaseException:
+            os._exit(1)
+
+    def _step(self, wake: int) -> None:
+        """Wait for one thing to happen and deal with it."""
+        timeout = -1.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        # epoll hands events out in the order in which they happened: the first death comes first.
+        for fd, _ in self._epoll.poll(timeout):
+            if fd == wake:
+                os.read(wake, 4096)
+            elif fd == self._control.fileno():
+                self._obey()
+            else:
+                pid = self._pidfds.pop(fd)
+                os.close(fd)
+                self._reap(pid)
+        while self._reap(0):
+            pass
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._kill()
+
+    def _obey(self) -> None:
+        try:
+            order = self._control.recv(1)
+        except ConnectionError:
+            order = b""
+        if order == b"T":
+            if self._deadline is None:
+                self._deadline = time.monotonic() + self._plan["grace_s"]
+            self._sent = self._sent or signal.SIGTERM
+            self._signal_all(signal.SIGTERM, signal.SIGCONT)
+        elif order == b"S":
+            self._signal_all(signal.SIGSTOP)
+        elif order == b"C":
+            self._signal_all(signal.SIGCONT)
+        else:  # K, or the launcher is gone
+            if not order:
+                self._epoll.unregister(self._control)
+            self._kill()
+
+    def _kill(self) -> None:
+        self._sent = signal.SIGKILL
+        self._signal_all(signal.SIGKILL)
+        self._deadline = time.monotonic() + _KILL_AGAIN_S
+
+    def _signal_all(self, *numbers: int) -> None:
+        for pid in descendants(os.getpid()):
+            for number in numbers:
+                try:
+                    os.kill(pid, number)
+                except (ProcessLookupError, PermissionError):
+                    pass  # ended meanwhile, or became another user
+
+    def _reap(self, pid: int) -> bool:
+        """Reap one dead child, a given one or (0) any, and report it if it was a rank."""
+        try:
+            result = os.waitid(os.P_PID if pid else os.P_ALL, pid, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if result is None:
+            return False
+        rank = self._running.pop(result.si_pid, None)
+        if rank is not None:
+            status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self._say({"rank": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
+        return True
+
+    def _sweep(self, wake: int) -> None:
+        """End what the ranks left behind."""
+        if not descendants(os.getpid()):
+            return
+        now = time.monotonic()
+        deadline = now if self._sent == signal.SIGKILL else min(self._deadline or now + 9, now + _SWEEP_PATIENCE_S)
+        self._signal_all(signal.SIGTERM, signal.SIGCONT)
+        while descendants(os.getpid()) and time.monotonic() < deadline + _GIVE_UP_S:
+            if time.monotonic() >= deadline:
+                self._signal_all(signal.SIGKILL)
+            select.select([wake], [], [], 0.02)
+            try:
+                os.read(wake, 4096)
+            except BlockingIOError:
+                pass
+            while self._reap(0):
+                pass
+
+    def _say(self, event: dict[str, Any]) -> None:
+        try:
+            self._control.send(json.dumps(event).encode())
+        except OSError:
+            pass  # the launcher is gone; _obey sees it
+
+
+def main() -> None:
+    """Entry point of the process."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    control_fd, plan_fd = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(control_fd, False)
+    with open(plan_fd, "rb") as file:
+        plan = json.loads(file.read())
+    Keeper(socket.socket(fileno=control_fd), plan).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Starts the keeper of a job on this host and talks with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from horovod.errors import LaunchError
+from horovod.launch import keeper
+from horovod.launch.plan import LaunchPlan
+
+__all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
+
+GRACE_S = 5.0
+"""From SIGTERM to SIGKILL."""
+SAFETY_S = GRACE_S + 0.8
+"""How long the keeper may take to end the job before it is not trusted any more."""
+
+
+class LocalJob:
+    """The ranks of one plan, seen through their keeper.
+
+    Args:
+        plan: what to start.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def fileno(self) -> int:
+        """Readable when there is news."""
+        return self._control.fileno()
+
+    def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
+        """Start the keeper, which starts the ranks.
+
+        Args:
+            outputs: per rank, the files that become its standard output and error.
+            stdin: standard input of rank 0, as ``subprocess`` takes it.
+
+        Raises:
+            LaunchError: the keeper could not be started.
+        """
+        orders = json.dumps(self._orders(outputs)).encode()
+        try:
+            plan_fd = os.memfd_create("horovodrun-plan")
+            try:
+                with open(os.dup(plan_fd), "wb") as file:
+                    file.write(orders)
+                os.lseek(plan_fd, 0, os.SEEK_SET)
+                own = [fd for fds in self._plan.fds for fd in fds]
+                self._keeper = subprocess.Popen(
+                    [sys.executable, "-I", "-S", keeper.__file__, str(self._theirs.fileno()), str(plan_fd)],
+                    stdin=stdin,
+                    pass_fds=[self._theirs.fileno(), plan_fd, *(fd for pair in outputs for fd in pair), *own],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(plan_fd)
+        except OSError as error:
+            raise LaunchError(f"cannot start the process that watches the ranks: {error}") from error
+        finally:
+            self._theirs.close()
+
+    def _orders(self, outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        fds = self._plan.fds or ((),) * self._plan.size
+        ranks = [
+            {"env": dict(env), "stdin": rank == 0, "stdout": out, "stderr": err, "fds": list(fds[rank])}
+            for rank, (env, (out, err)) in enumerate(zip(self._plan.ranks, outputs, strict=True))
+        ]
+        return {"command": self._plan.command, "env": dict(self._plan.environ), "ranks": ranks, "grace_s": GRACE_S}
+
+    def tell(self, order: bytes) -> None:
+        """Send an order, see ``keeper``. Never blocks; safe in a signal handler."""
+        with contextlib.suppress(OSError):
+            self._control.send(order)
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """What the keeper has said since; ``{"lost": True}`` when it is gone. Never blocks."""
+        while True:
+            try:
+                message = self._control.recv(1 << 17)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                yield {"lost": True}
+                return
+            yield json.loads(message)
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """Kill the keeper, so that the kernel kills the ranks, and then whatever the ranks had started."""
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
+        for pause_s in (0.0, 0.02, 0.05):
+            time.sleep(pause_s)
+            for pid in keeper.session_members(set(pids)):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
+        self._control.close()
+        self._theirs.close()
+        if self._keeper is not None:
+            try:
+                self._keeper.wait(SAFETY_S)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait()

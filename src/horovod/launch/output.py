@@ -1,0 +1,234 @@
+"""Turns what ranks print into whole, labelled lines on the launcher's own output.
+
+A ``Screen`` is one destination; it never blocks the launcher. A ``RankStream`` is one stream of one rank; it passes
+on whole lines only, so that lines of different ranks never mix. A carriage return ends a line too, so that progress
+bars move in place.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import select
+import stat
+from collections import deque
+from typing import BinaryIO, Protocol
+
+__all__ = ["FileScreen", "RankStream", "Screen", "TextScreen", "TextWriter"]
+
+_LONGEST_LINE = 16 << 20
+_FULL = 1 << 20
+_TAIL_BYTES = 1 << 16
+
+
+class TextWriter(Protocol):
+    """What a replaced ``sys.stdout`` can do at least, as in a notebook."""
+
+    def write(self, text: str, /) -> object:
+        """Take the text."""
+
+    def flush(self) -> object:
+        """Pass it on."""
+
+
+class Screen:
+    """One destination of text; knows whose unfinished line the cursor stands behind."""
+
+    interactive = False
+
+    def __init__(self) -> None:
+        self.cursor_owner: object = None
+        self.broken = False
+
+    def show(self, owner: object, data: bytes) -> None:
+        """Take text of one stream; a line that another stream left unfinished is ended first."""
+        if self.broken or not data:
+            return
+        if self.cursor_owner not in (None, owner) and data != b"\n":
+            data = b"\n" + data
+        self.cursor_owner = None if data.endswith(b"\n") else owner
+        self.put(data)
+
+    def put(self, data: bytes) -> None:
+        """Take text as it is."""
+        raise NotImplementedError
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something waits to be written."""
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that the ranks should wait too."""
+        return False
+
+    def fileno(self) -> int:
+        """What to poll for writing; -1 when there is nothing to poll."""
+        return -1
+
+    def flush(self) -> None:
+        """Write what can be written without blocking."""
+
+    def end_line(self) -> None:
+        """Put the cursor at the beginning of a line."""
+        self.show(None, b"" if self.cursor_owner is None else b"\n")
+
+
+class FileScreen(Screen):
+    """A file descriptor: a terminal, a pipe or a file.
+
+    Args:
+        fd: where to write; stays open.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._waiting: deque[memoryview] = deque()
+        self._nbytes = 0
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self.interactive = os.isatty(fd)
+        # A write of one page never blocks on a pipe that polls as writable; a disk is never waited for.
+        self._step = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else 512 if self.interactive else 4096
+
+    def put(self, data: bytes) -> None:
+        self._waiting.append(memoryview(data))
+        self._nbytes += len(data)
+        self.flush()
+
+    @property
+    def backlog(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        return self._nbytes > _FULL
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def flush(self) -> None:
+        while self._waiting and self._poll.poll(0):
+            data = self._waiting.popleft()
+            try:
+                written = os.write(self._fd, data[: self._step])
+            except BlockingIOError:
+                written = 0
+            except OSError:  # the reader is gone, or the disk is full
+                self.broken = True
+                self._waiting.clear()
+                self._nbytes = 0
+                return
+            self._nbytes -= written
+            if written < len(data):
+                self._waiting.appendleft(data[written:])
+                if not written:
+                    return
+
+
+class TextScreen(Screen):
+    """A Python text stream, such as a notebook's ``sys.stdout``.
+
+    Args:
+        stream: where to write.
+    """
+
+    def __init__(self, stream: TextWriter) -> None:
+        super().__init__()
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def put(self, data: bytes) -> None:
+        try:
+            self._stream.write(self._decoder.decode(data))
+            self._stream.flush()
+        except (OSError, ValueError):  # closed
+            self.broken = True
+
+
+class RankStream:
+    """Standard output or error of one rank.
+
+    Args:
+        screen: where whole lines go.
+        label: what stands before each line; nothing passes text through as it comes.
+        file: gets everything as it comes, if given.
+    """
+
+    def __init__(self, screen: Screen, label: str = "", file: BinaryIO | None = None) -> None:
+        self.screen = screen
+        self._label = label.encode()
+        self._file = file
+        self._partial = b""
+        self._shown = False  # the beginning of the line in _partial stands on the screen already
+        self._tail = b""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still reads what comes."""
+        return self._file is not None or not self.screen.broken
+
+    @property
+    def partial(self) -> bool:
+        """Whether the beginning of a line waits for its end."""
+        return bool(self._partial)
+
+    def feed(self, data: bytes) -> None:
+        """Take what the rank wrote."""
+        if self._file is not None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._close_file()
+                self.screen.show(None, f"horovodrun: output file lost: {error}\n".encode())
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if not self._label:
+            self.screen.put(data)
+            return
+        data = self._partial + data
+        # \r at the very end may be the first half of \r\n.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if not end and len(data) > _LONGEST_LINE:
+            end = len(data)
+        self._partial = data[end:]
+        if end:
+            self._emit(data[:end])
+
+    def _emit(self, text: bytes) -> None:
+        text = text.replace(b"\r\n", b"\n")
+        goes_on = self._shown and self.screen.cursor_owner is self
+        lines = text.splitlines(keepends=True)
+        first = lines.pop(0) if goes_on else b""
+        # A bar that returns first and then draws has an empty line before the return: not worth a label.
+        rest = [self._label + line for line in lines if line != b"\r"]
+        self._shown = not text.endswith((b"\n", b"\r"))
+        self.screen.show(self, first + b"".join(rest))
+
+    def show_partial(self) -> None:
+        """Show the beginning of a line now, such as a prompt on a terminal."""
+        partial, self._partial = self._partial, b""
+        self._emit(partial)
+
+    def finish(self) -> None:
+        """The rank closed the stream: end its last line and its file."""
+        rest, self._partial = self._partial.rstrip(b"\r"), b""
+        if rest:
+            self._emit(rest + b"\n")
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError:
+                pass
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines that came, without escape sequences; of a progress bar only its last state."""
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._tail.decode(errors="replace"))
+        lines = [line.rstrip().rpartition("\r")[2] for line in text.rstrip().split("\n")[-count:]]
+        return lines if any(lines) else []

@@ -1,0 +1,164 @@
+"""What is going to be started, decided without touching anything.
+
+A ``LaunchPlan`` is the whole decision: command, environment of each rank, threads of each rank. Making it is pure, so
+it is tested with tables; ``supervise`` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
+
+__all__ = ["LaunchPlan", "Wish", "make_plan", "thread_share"]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# If we run inside a rank of another launcher, its rank variables would make libraries join the outer job.
+# A word that ends in _ stands for all variables that begin so.
+_OUTER_JOBS = {
+    "OMPI_COMM_WORLD_RANK": ("OMPI_", "PMIX_", "PRTE_"),
+    "PMIX_RANK": ("PMIX_", "PRTE_"),
+    "PMI_RANK": ("PMI_", "PMIX_", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "JSM_NAMESPACE_RANK": ("JSM_",),
+    "TORCHELASTIC_RUN_ID": (
+        "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+        "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for, and what is known of the machine.
+
+    Attributes:
+        command: program and arguments of every rank.
+        num_proc: number of ranks.
+        environ: the launcher's own environment.
+        job: name of the job.
+        key: the job's secret, hexadecimal.
+        hostname: name of this host.
+        cores: cores to share among the ranks.
+        flags: variables that command-line flags set; they beat ``environ``.
+        file: variables that the YAML file sets; ``environ`` beats them.
+        output_dir: folder for the output of each rank, or empty.
+    """
+
+    command: tuple[str, ...]
+    num_proc: int
+    environ: Mapping[str, str]
+    job: str
+    key: str
+    hostname: str
+    cores: int
+    flags: Mapping[str, str] = field(default_factory=dict)
+    file: Mapping[str, str] = field(default_factory=dict)
+    output_dir: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What is going to be started.
+
+    Attributes:
+        command: program and arguments of every rank.
+        hostname: where the ranks run.
+        environ: what all ranks have in common.
+        ranks: what each rank has of its own, in rank order.
+        output_dirs: folder for the output of each rank; empty when not wanted.
+        notes: lines for the user, such as the number of threads.
+        fds: per rank, open files that it inherits besides its output; may be empty.
+    """
+
+    command: tuple[str, ...]
+    hostname: str
+    environ: Mapping[str, str]
+    ranks: tuple[Mapping[str, str], ...]
+    output_dirs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    fds: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+def make_plan(wish: Wish) -> LaunchPlan:
+    """Decide what to start.
+
+    Args:
+        wish: what the user asked for.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: fewer than one rank.
+    """
+    if wish.num_proc < 1:
+        raise ValueError(f"-np must be at least 1; received {wish.num_proc}")
+    environ = {**wish.file, **_cleaned(wish.environ), **wish.flags}
+    threads = thread_share(environ, wish.num_proc, wish.cores)
+    environ |= {name: str(count) for name, count in threads.items()}
+    environ |= {"PYTHONUNBUFFERED": "1", JOB_ID: wish.job, SECRET_KEY: wish.key}
+    digits = len(str(wish.num_proc - 1))
+    folders = (f"{wish.output_dir}/rank.{rank:0{digits}}" for rank in range(wish.num_proc))
+    return LaunchPlan(
+        command=wish.command,
+        hostname=wish.hostname,
+        environ=environ,
+        ranks=tuple(_rank_variables(rank, wish.num_proc, wish.hostname) for rank in range(wish.num_proc)),
+        output_dirs=tuple(folders) if wish.output_dir else (),
+        notes=_thread_note(threads, wish.num_proc, wish.cores),
+    )
+
+
+def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, int]:
+    """Threads for numerical libraries, so that the ranks together do not ask for more cores than there are.
+
+    Args:
+        environ: environment of the ranks; what it sets is left alone. ``OMP_NUM_THREADS`` speaks for all, since the
+            other libraries follow it.
+        num_proc: ranks on this host.
+        cores: cores on this host.
+
+    Returns:
+        Variable to number of threads; empty where there is nothing to divide or the user has decided.
+    """
+    if num_proc == 1 or "OMP_NUM_THREADS" in environ:
+        return {}
+    share = max(1, cores // num_proc)
+    return {name: share for name in THREAD_VARIABLES if name not in environ}
+
+
+def _thread_note(threads: Mapping[str, int], num_proc: int, cores: int) -> tuple[str, ...]:
+    if not threads:
+        return ()
+    share = next(iter(threads.values()))
+    return (
+        f"{num_proc} ranks share {cores} core{'s' * (cores != 1)}: OMP_NUM_THREADS={share} and the like for each; "
+        f"set OMP_NUM_THREADS to choose",
+    )
+
+
+def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what belongs to an outer job."""
+    outer = [word for sign, words in _OUTER_JOBS.items() if sign in environ for word in words]
+    names = {*RANK_VARIABLES.values(), *outer}
+    prefixes = tuple(word for word in outer if word.endswith("_"))
+    return {k: v for k, v in environ.items() if k not in names and not (prefixes and k.startswith(prefixes))}
+
+
+def _rank_variables(rank: int, size: int, hostname: str) -> dict[str, str]:
+    values: Sequence[tuple[str, object]] = (
+        ("rank", rank),
+        ("size", size),
+        ("local_rank", rank),
+        ("local_size", size),
+        ("cross_rank", 0),
+        ("cross_size", 1),
+        ("hostname", hostname),
+    )
+    return {RANK_VARIABLES[name]: str(value) for name, value in values}

@@ -1,0 +1,89 @@
+"""Says in words why a job failed: the rank that failed first, then what became of the others. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from horovod.launch.plan import LaunchPlan
+from horovod.launch.supervise import Exit, Outcome
+
+__all__ = ["exit_code", "first_failure_text", "report"]
+
+_LONGEST_LINE = 500
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The launcher's exit code: that of the first failure, 128 + n for signal n, 130 after Ctrl-C."""
+    if outcome.interrupted:
+        return 128 + outcome.interrupted
+    first = outcome.first_failure
+    if first is None:
+        return 1 if outcome.error else 0
+    return 128 - first.status if first.status < 0 else first.status
+
+
+def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
+    """What to tell the user at the end.
+
+    Args:
+        plan: what was started.
+        outcome: how it went.
+        oom_kills: processes that the kernel killed for want of memory while the job ran.
+
+    Returns:
+        Lines; none when all went well.
+    """
+    if outcome.interrupted:
+        ended = sum(1 for e in outcome.exits if e.sent)
+        name = signal.Signals(outcome.interrupted).name
+        return [f"{name} received; ended {ended} of {plan.size} rank{'s' * (plan.size != 1)}, nothing is left running"]
+    lines = [outcome.error] if outcome.error else []
+    first = outcome.first_failure
+    if first is None:
+        return lines
+    lines.append(first_failure_text(plan, first, oom_kills))
+    tail = outcome.tails.get(first.rank, [])
+    if tail:
+        lines.append(f"the last lines of rank {first.rank}'s stderr:")
+        lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
+    by_rank = {e.rank: e for e in outcome.exits}
+    lines += [_other(rank, by_rank.get(rank)) for rank in range(plan.size) if rank != first.rank]
+    return lines
+
+
+def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str:
+    """One sentence on the rank that failed first; see ``report``."""
+    return f"rank {first.rank} on {plan.hostname} (pid {first.pid}) {_fate(first)}{_memory(first, oom_kills)}"
+
+
+def _fate(ended: Exit) -> str:
+    if ended.status == 0:
+        return "ended well"
+    if ended.status < 0:
+        return f"was killed by {_name(-ended.status)}"
+    # What a shell says of a command that a signal ended.
+    shell = f" ({_name(ended.status - 128)} in a command that it ran)" if 128 < ended.status <= 128 + 64 else ""
+    return f"failed with exit code {ended.status}{shell}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _memory(first: Exit, oom_kills: int) -> str:
+    if oom_kills <= 0 or first.status not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return ""
+    times = "once" if oom_kills == 1 else f"{oom_kills} times"
+    return f", probably out of memory: the kernel killed for want of memory {times} while the job ran"
+
+
+def _other(rank: int, ended: Exit | None) -> str:
+    if ended is None:
+        return f"rank {rank}: was never started"
+    if ended.sent and ended.status < 0:
+        how = " after it ignored SIGTERM" if ended.status == -signal.SIGKILL and ended.sent == signal.SIGKILL else ""
+        return f"rank {rank} (pid {ended.pid}): ended by horovodrun with {_name(-ended.status)}{how}"
+    return f"rank {rank} (pid {ended.pid}): {_fate(ended)}"

@@ -1,0 +1,297 @@
+"""Carries out a ``LaunchPlan``: passes output on, and decides when the job is over.
+
+One thread, one poll. Nothing here blocks on anything that a rank or a terminal could hold up: whatever state they are
+in, an order to end the job reaches the keeper at once, and should the keeper not follow it within 6 seconds, it is
+killed, which makes the kernel kill the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from horovod.errors import LaunchError
+from horovod.launch.local import SAFETY_S, LocalJob
+from horovod.launch.output import RankStream, Screen
+from horovod.launch.plan import LaunchPlan
+
+__all__ = ["Exit", "Outcome", "supervise"]
+
+FAILURE_GRACE_S = 1.0
+"""From the first failure to SIGTERM, so that the others can report what it means to them."""
+TAIL_LINES = 20
+_IDLE_S = 0.1  # the beginning of a line is shown on a terminal after so long, for prompts
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank ended.
+
+    Attributes:
+        rank: which.
+        pid: its process id.
+        status: exit code, or minus the signal that killed it.
+        sent: the last signal that we had sent to it by then; 0 for none.
+    """
+
+    rank: int
+    pid: int
+    status: int
+    sent: int = 0
+
+
+@dataclass
+class Outcome:
+    """How the job went.
+
+    Attributes:
+        exits: in the order in which ranks ended.
+        pids: process ids by rank.
+        interrupted: signal that ended the launcher; 0 for none.
+        tails: last lines of standard error, by rank.
+        error: what went wrong with the launcher itself.
+    """
+
+    exits: list[Exit] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    interrupted: int = 0
+    tails: dict[int, list[str]] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def first_failure(self) -> Exit | None:
+        """The rank that ended first of those that did not end well."""
+        return next((e for e in self.exits if e.status != 0), None)
+
+
+def supervise(
+    plan: LaunchPlan,
+    screens: tuple[Screen, Screen],
+    *,
+    signals: Sequence[signal.Signals] = (),
+    stdin: int | None = None,
+) -> Outcome:
+    """Run the job to its end.
+
+    Args:
+        plan: what to start.
+        screens: where standard output and standard error of the ranks go.
+        signals: signals to this process that end the job; only heeded on the main thread.
+        stdin: standard input of rank 0, as ``subprocess`` takes it.
+
+    Returns:
+        How every rank ended. No process of the job is left.
+
+    Raises:
+        LaunchError: the job could not be started, or an output file could not be opened.
+
+    Blocks until the job has ended.
+    """
+    supervision = _Supervision(plan, screens)
+    try:
+        with _signals_to(supervision, signals):
+            supervision.start(stdin)
+            supervision.run()
+    finally:
+        supervision.close()
+    return supervision.outcome
+
+
+class _Supervision:
+    def __init__(self, plan: LaunchPlan, screens: tuple[Screen, Screen]) -> None:
+        self.outcome = Outcome()
+        self._plan = plan
+        self._console = screens
+        self._screens = list(dict.fromkeys(screens))
+        self._job = LocalJob(plan)
+        self._streams: dict[int, RankStream] = {}  # by the end of the pipe that we read
+        self._stderr: list[RankStream] = []
+        self._poll = select.poll()
+        self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._term_at: float | None = None  # when to end the others
+        self._dead_at: float | None = None  # when to stop trusting the keeper
+        self._over = False
+
+    def start(self, stdin: int | None) -> None:
+        theirs: list[int] = []
+        try:
+            for rank in range(self._plan.size):
+                for name in ("stdout", "stderr"):
+                    theirs.append(self._open_stream(rank, name))
+            self._job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), stdin)
+        except OSError as error:
+            raise LaunchError(f"cannot open the output of the ranks: {error}") from error
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._poll.register(self._job, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _open_stream(self, rank: int, name: str) -> int:
+        file: BinaryIO | None = None
+        if self._plan.output_dirs:
+            folder = Path(self._plan.output_dirs[rank])
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - the stream closes it
+        label = f"[{rank}]<{name}>:" if self._plan.size > 1 else ""
+        stream = RankStream(self._console[name == "stderr"], label, file)
+        end, their_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(end, False)
+        self._streams[end] = stream
+        self._poll.register(end, select.POLLIN)
+        if name == "stderr":
+            self._stderr.append(stream)
+        return their_end
+
+    def signal(self, number: int) -> None:
+        """A signal arrived: end the job, or the second time kill it. Runs inside the signal handler."""
+        if number == signal.SIGTSTP:
+            self._job.tell(b"S")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._job.tell(b"C")
+            return
+        self._end(b"K" if self.outcome.interrupted else b"T")
+        self.outcome.interrupted = self.outcome.interrupted or number
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_end, b"!")
+
+    def _end(self, order: bytes) -> None:
+        self._job.tell(order)
+        self._term_at = None
+        self._dead_at = self._dead_at or time.monotonic() + SAFETY_S
+
+    def run(self) -> None:
+        """Until the keeper says that nothing is left."""
+        while not self._over:
+            self._step()
+            now = time.monotonic()
+            if self._term_at is not None and now >= self._term_at:
+                self._end(b"T")
+            if self._dead_at is not None and now >= self._dead_at and not self._over:
+                self._abandon("the process that watches the ranks does not answer")
+        for fd in list(self._streams):
+            while self._read(fd):
+                pass
+            self._drop(fd)
+        for screen in self._screens:
+            screen.end_line()
+        self._flush()
+        self.outcome.tails = {rank: stream.last_lines(TAIL_LINES) for rank, stream in enumerate(self._stderr)}
+
+    def _step(self) -> None:
+        """Wait for one thing to happen and deal with it."""
+        held_up = any(screen.full for screen in self._screens)
+        writing = [s.fileno() for s in self._screens if s.backlog]
+        prompts = [s for s in self._streams.values() if s.partial and s.screen.interactive]
+        for fd in writing:
+            self._poll.register(fd, select.POLLOUT)
+        for fd in self._streams if held_up else ():  # the ranks wait until the screen has caught up
+            self._poll.unregister(fd)
+        events = self._poll.poll(self._timeout_ms(idle=bool(prompts)))
+        for fd in self._streams if held_up else ():
+            self._poll.register(fd, select.POLLIN)
+        for fd in writing:
+            self._poll.unregister(fd)
+        for screen in self._screens:
+            screen.flush()
+        for fd, _ in events:
+            if fd in self._streams:
+                if not self._read(fd):
+                    self._drop(fd)
+            elif fd == self._job.fileno():
+                for event in self._job.news():
+                    self._learn(event)
+            elif fd == self._wake:
+                os.read(self._wake, 64)
+        for stream in prompts if not events else ():
+            stream.show_partial()
+
+    def _timeout_ms(self, idle: bool) -> float | None:
+        times = [t - time.monotonic() for t in (self._term_at, self._dead_at) if t is not None]
+        times += [_IDLE_S] if idle else []
+        return max(0.0, min(times)) * 1000 + 1 if times else None
+
+    def _flush(self) -> None:
+        """At the end, wait for the reader of our output; after an interrupt, not for long."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 64)
+        while waiting := [s for s in self._screens if s.backlog]:
+            poll = select.poll()
+            for screen in waiting:
+                poll.register(screen.fileno(), select.POLLOUT)
+            poll.register(self._wake, select.POLLIN)
+            ready = poll.poll(200 if self.outcome.interrupted else None)
+            if not ready or any(fd == self._wake for fd, _ in ready):
+                return
+            for screen in waiting:
+                screen.flush()
+
+    def _read(self, fd: int) -> bool:
+        """Pass on what there is; False at the end of the stream, and at the end of the job when there is no more."""
+        stream = self._streams[fd]
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return not self._over
+        if data:
+            stream.feed(data)
+        return bool(data) and stream.wanted  # else the rank gets a broken pipe, as if it wrote there itself
+
+    def _drop(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._streams.pop(fd).finish()
+        os.close(fd)
+
+    def _learn(self, event: dict[str, Any]) -> None:
+        """Take one piece of news from the keeper."""
+        if "pids" in event:
+            self.outcome.pids = event["pids"]
+        elif "rank" in event:
+            rank, status = event["rank"], event["status"]
+            self.outcome.exits.append(Exit(rank, event["pid"], status, event["sent"]))
+            if status != 0 and self._dead_at is None and self._term_at is None:
+                self._term_at = time.monotonic() + FAILURE_GRACE_S
+        elif "error" in event:
+            self.outcome.error = f"the ranks could not all be started: {event['error']}"
+        elif "done" in event:
+            self._over = True
+        elif not self._over:
+            self._abandon("the process that watches the ranks was killed")
+
+    def _abandon(self, reason: str) -> None:
+        self._job.kill(self.outcome.pids)
+        self.outcome.error = self.outcome.error or reason
+        self._over = True
+
+    def close(self) -> None:
+        """Give everything back; if ranks still run, this kills them."""
+        self._job.close()
+        for fd in list(self._streams):
+            self._drop(fd)
+        os.close(self._wake)
+        os.close(self._wake_end)
+
+
+@contextlib.contextmanager
+def _signals_to(supervision: _Supervision, signals: Sequence[signal.Signals]) -> Iterator[None]:
+    def handle(number: int, _: FrameType | None) -> None:
+        supervision.signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        signals = ()
+    before = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
