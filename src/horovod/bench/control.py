@@ -19,9 +19,13 @@ class Control(Protocol):
     """What the benchmark itself says between ranks; never inside a measured stretch."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This process's rank."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
+
     def barrier(self) -> None:
         """Wait, without spinning, until every rank is here."""
 
@@ -36,7 +40,9 @@ class Contender(Protocol):
     """An engine under measurement. Every method is called on all ranks, in the same order."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its column in the table."""
+
     def why_not(self, case: Case) -> str:
         """Why ``case`` cannot be measured (rank 0's answer counts); empty when it can."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.bench.events import parse_event
 from horovod.bench.mpi_find import clean_environment
+from horovod.errors import LaunchError
 
 __all__ = ["horovodrun", "run_job", "torchrun"]
 
@@ -37,20 +39,40 @@ def run_job(command: Sequence[str], on_event: Callable[[dict[str, Any]], None], 
         The job's exit status.
 
     Raises:
-        subprocess.TimeoutExpired: the job's output ended, but the job itself did not within ``timeout_s``.
+        LaunchError: the job did not end within ``timeout_s``.
     """
+    late = threading.Event()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, errors="replace", env=clean_environment(), stdin=subprocess.DEVNULL
     ) as process:
+
+        def end() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(timeout_s, end)
+        if timeout_s:
+            timer.start()
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                event = parse_event(line)
-                if event is None:
-                    sys.stderr.write(line)
-                else:
-                    on_event(event)
-            return process.wait(timeout_s or None)
+            _listen(process, on_event)
+            status = process.wait()
         except BaseException:
             process.terminate()
             raise
+        finally:
+            timer.cancel()
+            if timeout_s:
+                timer.join()
+    if late.is_set():
+        raise LaunchError(f"the job did not end within {timeout_s:g} s, and was ended: {' '.join(command)}")
+    return status
+
+
+def _listen(process: subprocess.Popen[str], on_event: Callable[[dict[str, Any]], None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = parse_event(line)
+        if event is None:
+            sys.stderr.write(line)
+        else:
+            on_event(event)

@@ -1,0 +1,96 @@
+"""Every benchmark at smoke size, as a user would type it: that it runs and is right, never how fast."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from commands import run
+
+from horovod.bench.cases import OPS
+from horovod.bench.cli import parse
+
+PYTHON = [sys.executable, "-m", "horovod.bench"]
+SMALL = ["--sizes", "64,4K", "--rounds", "1", "--round-ms", "1"]
+
+
+def bench(tmp_path: Path, *words: str, start: list[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark and return what it wrote."""
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    code, output = run([*(start or PYTHON), *words, "--json", str(out), "--plot", str(plot)], tmp_path)
+    assert code == 0, output
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    result: dict[str, Any] = json.loads(out.read_text())
+    assert result["kind"] == words[0]
+    assert result["command"].startswith(f"python -m horovod.bench {words[0]}")
+    assert result["host"]["cores"] >= 1
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_collectives_of_all_contenders(op: str, tmp_path: Path) -> None:
+    batch = ["--batch", "3"] if op == "async" else []
+    result = bench(tmp_path, op, *SMALL, *batch, "--arena", "--against", "gloo,mpich,openmpi", "--np", "2")
+    assert [row["nbytes"] for row in result["rows"]] == [64, 4096]
+    for row in result["rows"]:
+        assert {"horovod", "horovod arena", "gloo"} <= set(row["results"])
+        assert set(row["results"]) | set(row["skipped"]) == {"horovod", "horovod arena", "gloo", "mpich", "openmpi"}
+
+
+@pytest.mark.slow
+def test_collectives_of_half_precision_inside_a_launched_job(tmp_path: Path) -> None:
+    start = ["horovodrun", "-np", "3", *PYTHON]
+    result = bench(tmp_path, "allreduce", *SMALL, "--dtype", "bfloat16,float16", start=start)
+    assert result["np"] == 3
+    assert [row["dtype"] for row in result["rows"]] == ["bfloat16"] * 2 + ["float16"] * 2
+
+
+@pytest.mark.slow
+def test_training_agrees_with_ddp(tmp_path: Path) -> None:
+    result = bench(tmp_path, "train", "--tiny", "--rounds", "1", "--steps", "1")
+    assert [row["model"] for row in result["rows"]] == ["mlp", "resnet", "gpt"]
+    assert all(set(row["results"]) == {"no communication", "horovod", "ddp"} for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_startup(tmp_path: Path) -> None:
+    names = {row["name"] for row in bench(tmp_path, "startup", "--rounds", "1")["rows"]}
+    assert {"rank: hvd.init()", "horovodrun beyond python", "whole job beyond torchrun's"} <= names
+
+
+@pytest.mark.slow
+def test_idle(tmp_path: Path) -> None:
+    rows = bench(tmp_path, "idle", "--seconds", "0.2")["rows"]
+    assert [row["name"] for row in rows] == ["rank 0", "rank 1", "launcher"]
+
+
+@pytest.mark.slow
+def test_memory(tmp_path: Path) -> None:
+    [row] = bench(tmp_path, "memory", "--tiny", "--models", "mlp")["rows"]
+    assert row["gradient_bytes"] > 0
+    assert set(row["held_bytes"]) == {"no communication", "horovod", "ddp"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["allreduce", "--sizes", "many"], "not a size"),
+        (["allreduce", "--dtype", "complex64"], "complex64"),
+        (["allreduce", "--against", "nccl"], "gloo, mpich, openmpi"),
+        (["train", "--models", "mlp=x"], "mlp=x"),
+        (["idle", "--np", "0"], "below 1"),
+        (["fly"], "fly"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(words)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
