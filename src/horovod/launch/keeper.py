@@ -32,37 +32,24 @@ _GIVE_UP_S = 2.0  # a process that the kernel cannot end for so long is stuck in
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def _living() -> list[tuple[int, int, int]]:
-    """Process id, parent and session of every living process."""
-    found = []
+def descendants(root: int) -> list[int]:
+    """Process ids of all living processes below ``root``, nearest first."""
+    children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - os is faster here, and this scan is repeated
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
                 continue  # ended meanwhile
             if state not in (b"Z", b"X"):
-                found.append((int(entry), int(parent), int(session)))
-    return found
-
-
-def descendants(root: int) -> list[int]:
-    """Process ids of all living processes below ``root``, nearest first."""
-    children: dict[int, list[int]] = {}
-    for pid, parent, _ in _living():
-        children.setdefault(parent, []).append(pid)
+                children.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []
     level = [root]
     while level:
         level = [child for parent in level for child in children.get(parent, [])]
         found += level
     return found
-
-
-def session_members(sessions: set[int]) -> list[int]:
-    """Process ids of all living processes of these sessions; every rank begins one."""
-    return [pid for pid, _, session in _living() if session in sessions]
 
 
 class Keeper:
@@ -108,9 +95,9 @@ class Keeper:
 
     def _start(self) -> None:
         ranks = self._plan["ranks"]
-        for rank in ranks:
-            for fd in (rank["stdout"], rank["stderr"], *rank["fds"]):
-                os.set_inheritable(fd, False)  # each rank gets its own and no other
+        fds = {fd for rank in ranks for fd in (rank["stdout"], rank["stderr"], *rank["fds"])}
+        for fd in fds:
+            os.set_inheritable(fd, False)  # each rank gets its own and no other
         for number, rank in enumerate(ranks):
             pid = os.fork()
             if pid == 0:
@@ -122,9 +109,8 @@ class Keeper:
                 continue  # an old kernel: SIGCHLD tells, only the order of two deaths at one moment is lost
             self._pidfds[pidfd] = pid
             self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
-        for rank in ranks:
-            for fd in {rank["stdout"], rank["stderr"], *rank["fds"]}:
-                os.close(fd)
+        for fd in fds:
+            os.close(fd)
         self._say({"pids": list(self._running)})
 
     def _become(self, rank: dict[str, Any]) -> NoReturn:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch import keeper
 from horovod.launch.plan import LaunchPlan
@@ -100,14 +102,14 @@ class LocalJob:
                 return
             yield json.loads(message)
 
-    def kill(self, pids: Sequence[int]) -> None:
+    def kill(self) -> None:
         """Kill the keeper, so that the kernel kills the ranks, and then whatever the ranks had started."""
         if self._keeper is not None:
             self._keeper.kill()
             self._keeper.wait()
-        for pause_s in (0.0, 0.02, 0.05):
+        for pause_s in (0.0, 0.02, 0.05):  # what is forking right now is there a moment later
             time.sleep(pause_s)
-            for pid in keeper.session_members(set(pids)):
+            for pid in _members(self._plan.environ[JOB_ID]):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -121,3 +123,14 @@ class LocalJob:
             except subprocess.TimeoutExpired:
                 self._keeper.kill()
                 self._keeper.wait()
+
+
+def _members(job: str) -> list[int]:
+    """Processes that inherited the name of the job, wherever in the process tree they are now."""
+    mark = f"\0{JOB_ID}={job}\0".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if mark in b"\0" + (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found

@@ -269,7 +269,7 @@ class _Supervision:
             self._abandon("the process that watches the ranks was killed")
 
     def _abandon(self, reason: str) -> None:
-        self._job.kill(self.outcome.pids)
+        self._job.kill()
         self.outcome.error = self.outcome.error or reason
         self._over = True
 

@@ -1,0 +1,231 @@
+"""``horovod.run``: call a function on N processes and collect what it returns."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TextIO
+
+from horovod import config
+from horovod.errors import LaunchError
+from horovod.launch import task
+from horovod.launch.cli import check_hosts
+from horovod.launch.machine import oom_kills, usable_cores
+from horovod.launch.output import FileScreen, Screen, TextScreen
+from horovod.launch.plan import LaunchPlan, Wish, make_plan
+from horovod.launch.report import report
+from horovod.launch.supervise import Outcome, supervise
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Any = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on ``num_proc`` new processes of this machine that train together.
+
+    Works from scripts, notebooks and interactive sessions. What the ranks print appears here, line by line.
+
+    Args:
+        func: what to call, a lambda or closure too; it calls ``hvd.init()`` itself.
+        args: its arguments.
+        kwargs: its named arguments.
+        num_proc: number of processes; 1 when omitted.
+        min_num_proc: for elastic jobs, a later feature.
+        max_num_proc: for elastic jobs, a later feature.
+        slots: for elastic jobs, a later feature.
+        reset_limit: for elastic jobs, a later feature.
+        cooldown_range: for elastic jobs, a later feature.
+        hosts: ``localhost:n``.
+        hostfile: path of a file with lines ``localhost slots=n``.
+        host_discovery_script: for elastic jobs, a later feature.
+        start_timeout: seconds that ``init()`` waits for the other ranks.
+        ssh_port: accepted; there is no ssh on one host.
+        ssh_identity_file: accepted; there is no ssh on one host.
+        disable_cache: accepted; nothing is cached.
+        output_filename: folder for ``rank.<n>/stdout`` and ``stderr``.
+        verbose: more than 0 says what is started.
+        use_gloo: accepted; ranks of one host use shared memory.
+        use_mpi: accepted; ranks of one host use shared memory.
+        mpi_args: accepted, without effect.
+        network_interface: deprecated, as ``network_interfaces``.
+        network_interfaces: accepted, without effect.
+        executable: Python of the ranks; the caller's when omitted.
+        np: deprecated, as ``num_proc``.
+        min_np: deprecated, as ``min_num_proc``.
+        max_np: deprecated, as ``max_num_proc``.
+
+    Returns:
+        What ``func`` returned on each rank, in rank order.
+
+    Raises:
+        ValueError: arguments that contradict each other, or that this version cannot serve.
+        LaunchError: a rank failed; the message has its traceback, and ``__cause__`` its exception if that could be
+            sent.
+        KeyboardInterrupt: Ctrl-C; all ranks were ended before.
+
+    Blocks until all ranks have ended.
+    """
+    old = {"np": np, "min_np": min_np, "max_np": max_np, "network_interface": network_interface}
+    for name in (name for name, value in old.items() if value is not None):
+        new = name.replace("np", "num_proc") if "np" in name else "network_interfaces"
+        warnings.warn(f"{name} is deprecated; use {new}", DeprecationWarning, stacklevel=2)
+    elastic = {
+        "min_num_proc": min_num_proc if min_np is None else min_np,
+        "max_num_proc": max_num_proc if max_np is None else max_np,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+    }
+    asked = [name for name, value in elastic.items() if value is not None]
+    if asked:
+        raise ValueError(f"{', '.join(asked)}: for elastic jobs, which this version cannot run yet")
+    if hosts and hostfile:
+        raise ValueError("give hosts or hostfile, not both")
+    if use_gloo and use_mpi:
+        raise ValueError("give use_gloo or use_mpi, not both")
+    size = np if np is not None else 1 if num_proc is None else num_proc
+    check_hosts(hosts or "", hostfile or "", size)
+    settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
+    plan = _plan(size, executable or sys.executable, settings, output_filename or "")
+    return _Call(plan, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
+
+
+def _plan(size: int, executable: str, settings: dict[str, str], output_dir: str) -> LaunchPlan:
+    plan = make_plan(
+        Wish(
+            command=(executable, "-m", task.__name__),
+            num_proc=size,
+            environ=os.environ,
+            job=secrets.token_hex(16),
+            key=secrets.token_hex(32),
+            hostname=os.uname().nodename,
+            cores=usable_cores(),
+            flags=settings,
+            output_dir=output_dir,
+        )
+    )
+    config.load(plan.environ)
+    return plan
+
+
+class _Call:
+    def __init__(self, plan: LaunchPlan, verbose: bool) -> None:
+        self.plan = plan
+        self.verbose = verbose
+        self.oom_before = oom_kills()
+
+    def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Send the function, run the job, collect the results."""
+        if not callable(func):
+            raise ValueError(f"func must be callable; received {type(func).__name__}")
+        paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
+        try:
+            packed = task.pack_call(func, args, kwargs, paths)
+        except Exception as error:  # whatever the objects' own code raises
+            raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
+        files = [os.memfd_create("horovod-run") for _ in range(self.plan.size + 1)]
+        try:
+            with open(os.dup(files[0]), "wb") as file:
+                file.write(packed)
+            outcome = self._supervise(files[0], files[1:])
+            return self._results(outcome, [task.read_all(fd) for fd in files[1:]])
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    def _supervise(self, call: int, results: list[int]) -> Outcome:
+        ranks = tuple(
+            {**env, task.FDS_VARIABLE: f"{call},{result}"} for env, result in zip(self.plan.ranks, results, strict=True)
+        )
+        plan = replace(self.plan, ranks=ranks, fds=tuple((call, result) for result in results))
+        screens = (_screen(sys.stdout, sys.__stdout__), _screen(sys.stderr, sys.__stderr__))
+        if self.verbose:
+            for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
+                screens[1].put(f"horovod.run: {note}\n".encode())
+        return supervise(plan, screens, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL)
+
+    def _results(self, outcome: Outcome, packed: list[bytes]) -> list[Any]:
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        first = outcome.first_failure
+        if first is not None or outcome.error:
+            raise self._error(outcome, packed[first.rank] if first else b"")
+        values = []
+        for rank, data in enumerate(packed):
+            try:
+                result = task.unpack_result(data)
+            except Exception as error:  # whatever the objects' own code raises
+                raise LaunchError(f"cannot read what rank {rank} returned: {error}") from error
+            if not isinstance(result, task.Result):
+                raise LaunchError(f"rank {rank} ended without a result: did the function end the process?")
+            values.append(result.value)
+        return values
+
+    def _error(self, outcome: Outcome, packed: bytes) -> LaunchError:
+        """Horovod's first sentence, which scripts look for, then which rank, why, and where."""
+        try:
+            failure = task.unpack_result(packed)
+        except Exception:
+            failure = None
+        oom = oom_kills() - self.oom_before if self.oom_before >= 0 else 0
+        if isinstance(failure, task.Failure):
+            outcome.tails.clear()  # the traceback says it better
+        lines = report(self.plan, outcome, oom)
+        if isinstance(failure, task.Failure):
+            where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
+            lines[where] += f": {failure.summary}"
+            lines += ["", failure.traceback.rstrip()]
+        error = LaunchError(
+            "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+            "terminated. The first process to do so was:\n" + "\n".join(lines)
+        )
+        error.__cause__ = failure.error if isinstance(failure, task.Failure) else None
+        return error
+
+
+def _screen(stream: TextIO | None, original: TextIO | None) -> Screen:
+    """Where the caller's prints go: the process's own output, or whatever a notebook has put in its place."""
+    if stream is None:
+        return TextScreen(io.StringIO())
+    if stream is original:
+        try:
+            stream.flush()
+            return FileScreen(stream.fileno())
+        except (OSError, ValueError):
+            pass
+    return TextScreen(stream)

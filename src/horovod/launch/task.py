@@ -1,0 +1,119 @@
+"""What a rank of ``horovod.run`` runs: fetches the function, calls it, and leaves the result.
+
+Function and result travel in anonymous memory that only the caller and this process have open, so nothing is left
+on disk, nothing listens, and nothing is unpickled that a stranger could have written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["FDS_VARIABLE", "Failure", "Result", "main", "pack_call", "read_all", "unpack_result"]
+
+FDS_VARIABLE = "_HOROVOD_TASK_FDS"
+"""Descriptors of the call and of the result; not a setting."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the function raised.
+
+    Attributes:
+        summary: type and message in one line.
+        traceback: as Python prints it.
+        error: the exception, if it could be sent.
+    """
+
+    summary: str
+    traceback: str
+    error: BaseException | None
+
+
+def pack_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> bytes:
+    """Write down a call so that another process can make it.
+
+    Args:
+        func: what to call; may be a lambda or a closure.
+        args: its arguments.
+        kwargs: its named arguments.
+        paths: where the other process finds the caller's modules.
+
+    Returns:
+        A line of JSON with ``paths``, then the pickled call.
+    """
+    return json.dumps(paths).encode() + b"\n" + bytes(cloudpickle.dumps((func, args, kwargs)))
+
+
+def unpack_result(data: bytes) -> Result | Failure | None:
+    """Read what ``main`` left; None when the rank left nothing."""
+    found: Result | Failure | None = cloudpickle.loads(data) if data else None
+    return found
+
+
+def read_all(fd: int) -> bytes:
+    """All bytes of a file, whatever its position is: other processes share it."""
+    size = os.fstat(fd).st_size
+    parts = bytearray()
+    while len(parts) < size and (part := os.pread(fd, size - len(parts), len(parts))):
+        parts += part
+    return bytes(parts)
+
+
+def _failure(error: BaseException) -> Failure:
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # without our own frame
+    text = "".join(traceback.format_exception(error))
+    summary = traceback.format_exception_only(error)[-1].strip()
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return Failure(summary, text, None)
+    return Failure(summary, text, error)
+
+
+def _call(call: bytes) -> tuple[bytes, int]:
+    """Make the call; the packed result and the exit code."""
+    paths, _, pickled = call.partition(b"\n")
+    sys.path[:] = [*json.loads(paths), *(p for p in sys.path if p not in json.loads(paths))]
+    try:
+        func, args, kwargs = cloudpickle.loads(pickled)
+        return bytes(cloudpickle.dumps(Result(func(*args, **kwargs)))), 0
+    except BaseException as error:
+        failure = _failure(error)
+        sys.stderr.write(failure.traceback)
+        code = error.code if isinstance(error, SystemExit) else 1
+        return bytes(cloudpickle.dumps(failure)), code if isinstance(code, int) and code else 1
+
+
+def main() -> int:
+    """Entry point of the process; 0 when the function returned and its result could be sent."""
+    call_fd, result_fd = (int(fd) for fd in os.environ.pop(FDS_VARIABLE).split(","))
+    for fd in (call_fd, result_fd):
+        os.set_inheritable(fd, False)
+    call = read_all(call_fd)
+    os.close(call_fd)
+    data, code = _call(call)
+    with open(result_fd, "wb") as file:
+        file.write(data)
+    return code
+
+
+if __name__ == "__main__":
+    # Under its real name, so that what is pickled here is found there.
+    from horovod.launch import task
+
+    sys.exit(task.main())
