@@ -13,6 +13,9 @@ class ProcessSetTable:
 
     Args:
         size: number of ranks in the job; set 0 holds all of them.
+
+    Attributes:
+        version: grows with every change.
     """
 
     def __init__(self, size: int) -> None:
@@ -20,6 +23,7 @@ class ProcessSetTable:
         self._free: collections.deque[int] = collections.deque()
         self._next = 1
         self._size = size
+        self.version = 0
 
     def members(self, process_set: int) -> tuple[int, ...]:
         """Return the global ranks of a set, ascending.
@@ -66,9 +70,11 @@ class ProcessSetTable:
             key = self._next
             self._next += 1
         self._sets[key] = tuple(sorted(ranks))
+        self.version += 1
         return key
 
     def remove(self, process_set: int) -> None:
         """Forget a set; its id becomes free."""
         del self._sets[process_set]
         self._free.append(process_set)
+        self.version += 1

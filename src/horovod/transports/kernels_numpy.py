@@ -36,7 +36,8 @@ class NumpyKernels:
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
-        return np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+        view: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+        return view
 
     def scratch(self, dtype: str, count: int) -> Array:
         """Return an uninitialised private 1-D array."""

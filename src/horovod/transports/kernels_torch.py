@@ -119,10 +119,7 @@ def _float_sum(factor: float, divide: int) -> Reducer:
 
 
 def _half_sum(factor: float, divide: int) -> Reducer:
-    if factor == 1.0 and divide == 1:
-        plain = _plain(torch.add)
-    else:
-        plain = None
+    plain = _plain(torch.add) if factor == 1.0 and divide == 1 else None
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if plain is not None and len(srcs) <= 2:

@@ -39,10 +39,7 @@ class Flags:
     def reached(self, members: Sequence[int], value: int) -> bool:
         """Whether all ``members`` have come to ``value``."""
         words, index = self._words, self._index
-        for member in members:
-            if words[index[member]] < value:
-                return False
-        return True
+        return all(words[index[member]] >= value for member in members)
 
     def wait(self, members: Sequence[int], value: int) -> None:
         """Block until all ``members`` have come to ``value``.

@@ -1,0 +1,54 @@
+"""What a framework must offer so that everything else can be written once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from horovod.transports.kernels import Buffer
+
+__all__ = ["Adapter"]
+
+
+class Adapter(Protocol):
+    """A framework, as the collectives see it; about as small as it can be.
+
+    Attributes:
+        name: of the framework.
+        kernels: name of the kernels that understand its buffers.
+    """
+
+    name: str
+    kernels: str
+
+    def buffer(self, tensor: Any) -> Buffer | None:
+        """Return a contiguous alias of ``tensor`` that no autograd watches; None if it is not contiguous.
+
+        Raises:
+            TypeError: it is no tensor of this framework.
+            ValueError: it is one that cannot be sent, such as a sparse one.
+        """
+
+    def contiguous(self, tensor: Any) -> Buffer:
+        """Return a contiguous copy."""
+
+    def write_back(self, tensor: Any, buffer: Buffer) -> None:
+        """Copy ``buffer`` over ``tensor``, which need not be contiguous."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        """Return an uninitialised tensor on the device of ``like``."""
+
+    def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor over a buffer, which it keeps alive."""
+
+    def dtype_name(self, dtype: Any) -> str:
+        """Return the canonical name of a dtype of the framework; None is its default."""
+
+    def splits(self, splits: Any) -> tuple[int, ...]:
+        """Return the splits of an alltoall as numbers.
+
+        Raises:
+            ValueError: they are no integers.
+        """
+
+    def received_splits(self, splits: tuple[int, ...], like: Any) -> Any:
+        """Return received splits in the framework's own type."""

@@ -1,0 +1,203 @@
+"""Process sets: named subsets of the ranks, on which collectives can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.core.requests import Kind
+from horovod.engine import context
+
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "init",
+    "process_set_ids_and_ranks",
+    "remove_process_set",
+    "shutdown",
+]
+
+
+class ProcessSet:
+    """A subset of the ranks.
+
+    Args:
+        ranks_or_comm: global ranks.
+
+    Attributes:
+        process_set_id: its number once it is registered, else None.
+        ranks: ascending.
+        mpi_comm: always None here.
+
+    Raises:
+        ValueError: not a sequence of integers.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(
+                f"ProcessSet needs a sequence of ranks, received {ranks_or_comm!r}; MPI communicators are not supported"
+            )
+        ranks = list(ranks_or_comm)
+        if any(isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) for rank in ranks):
+            raise ValueError(f"ProcessSet needs integer ranks, received {ranks!r}")
+        self.ranks = sorted(int(rank) for rank in ranks)
+
+    def size(self) -> int | None:
+        """Return the number of ranks, or None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return len(self.ranks)
+
+    def rank(self) -> int | None:
+        """Return this process's index in the set, or None while it is not registered.
+
+        Raises:
+            ValueError: this process is no member.
+        """
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        rank = context.world().rank
+        if rank not in self.ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return self.ranks.index(rank)
+
+    def included(self) -> bool | None:
+        """Return whether this process is a member, or None while the ranks are unknown."""
+        if self.ranks is None:
+            return None
+        return context.world().rank in self.ranks
+
+    def _invalidate(self) -> None:
+        self.process_set_id = None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+def _make_global() -> ProcessSet:
+    everybody = ProcessSet([])
+    everybody.ranks = None
+    everybody.process_set_id = 0
+    return everybody
+
+
+#: All ranks; its ``ranks`` are known after init().
+global_process_set = _make_global()
+_registered: list[ProcessSet] = []
+_adapter = NumpyAdapter()
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the job that a launcher started, or make a world of one.
+
+    Args:
+        comm: None, or the list of all ranks.
+        process_sets: sets to register at once, the same list on every rank; "dynamic" is accepted and
+            changes nothing, since sets can always be added later.
+
+    Raises:
+        InitError: the environment is contradictory, or the ranks did not find each other.
+        ValueError: a process set is given twice, or cannot exist.
+        NotImplementedError: ``comm`` is not all ranks.
+
+    Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
+    """
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", received {process_sets!r}')
+    context.init()
+    world = context.world()
+    global_process_set.ranks = list(range(world.size))
+    if comm is not None and (not isinstance(comm, Iterable) or sorted(comm) != global_process_set.ranks):
+        raise NotImplementedError(
+            "init(comm=...) takes None or the list of all ranks; for a part of them use process_sets="
+        )
+    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    seen: list[list[int]] = []
+    for process_set in given:
+        ranks = process_set.ranks or []
+        if ranks in seen:
+            raise ValueError(f"process set {ranks} is given twice")
+        seen.append(ranks)
+    for process_set in given:
+        # A second init() while running finds the sets of the first one again.
+        known = context.engine().sets.find(process_set.ranks or [])
+        if known is not None and known != 0:
+            process_set.process_set_id = known
+            _registered.append(process_set)
+        elif known is None:
+            add_process_set(process_set)
+        else:
+            raise ValueError(f"process set {process_set.ranks} holds all ranks: use global_process_set")
+
+
+def shutdown() -> None:
+    """Leave the job; ``init()`` may follow."""
+    context.shutdown()
+    for process_set in _registered:
+        process_set._invalidate()
+    _registered.clear()
+    global_process_set.ranks = None
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; collective over all ranks, which call with the same ranks.
+
+    Args:
+        process_set: the set, or its global ranks.
+
+    Returns:
+        The registered set.
+
+    Raises:
+        ValueError: such a set exists already, or a rank does not exist.
+        MismatchError: ranks named different sets.
+
+    Blocks until all ranks called.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    engine = context.engine()
+    ranks = tuple(process_set.ranks or ())
+    handle = engine.submit(_adapter, Kind.ADD_PROCESS_SET, None, (), (), ranks=ranks, depth=1, kick=False)
+    engine.wait(handle)
+    process_set.process_set_id = handle.result
+    _registered.append(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregister a process set; collective over all ranks.
+
+    Returns:
+        False when it is not registered, or holds all ranks; then nothing happens.
+
+    Blocks until all ranks called.
+    """
+    if process_set.process_set_id in (None, 0):
+        return False
+    engine = context.engine()
+    key = process_set.process_set_id
+    assert key is not None
+    handle = engine.submit(_adapter, Kind.REMOVE_PROCESS_SET, None, (), (), root=key, depth=1, kick=False)
+    engine.wait(handle)
+    for registered in [s for s in _registered if s.process_set_id == key]:
+        registered._invalidate()
+        _registered.remove(registered)
+    process_set._invalidate()
+    return True
+
+
+def process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Return every registered set's ranks by id."""
+    return context.engine().sets.as_dict()

@@ -1,0 +1,101 @@
+"""Who am I, and what can this build do: the part of Horovod's API that moves no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.bindings import process_sets as sets
+from horovod.engine import context
+
+__all__ = ["Worldly"]
+
+
+class Worldly:
+    """Functions of Horovod's API that are the same for every framework."""
+
+    def init(self, comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
+        """Join the job; see ``horovod.bindings.process_sets.init``."""
+        sets.init(comm, process_sets)
+
+    def shutdown(self) -> None:
+        """Leave the job; ``init()`` may follow."""
+        sets.shutdown()
+
+    def is_initialized(self) -> bool:
+        """Return whether ``init()`` was called, and ``shutdown()`` not."""
+        return context.is_initialized()
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return context.world().size
+
+    def rank(self) -> int:
+        """Return the number of this rank."""
+        return context.world().rank
+
+    def local_size(self) -> int:
+        """Return the number of ranks on this host."""
+        return context.world().local_size
+
+    def local_rank(self) -> int:
+        """Return the number of this rank among those of its host."""
+        return context.world().local_rank
+
+    def cross_size(self) -> int:
+        """Return the number of hosts that have this local rank."""
+        return context.world().cross_size
+
+    def cross_rank(self) -> int:
+        """Return the number of this host among those that have this local rank."""
+        return context.world().cross_rank
+
+    def is_homogeneous(self) -> bool:
+        """Return whether every host has as many ranks as this one."""
+        world = context.world()
+        return world.size == world.local_size * world.cross_size
+
+    def mpi_threads_supported(self) -> bool:
+        """Return False: ranks do not talk through MPI.
+
+        Raises:
+            NotInitializedError: ``init()`` was not called.
+        """
+        context.world()
+        return False
+
+    def mpi_built(self) -> bool:
+        """Return False: no MPI transport in this version."""
+        return False
+
+    def mpi_enabled(self) -> bool:
+        """Return False: ranks do not talk through MPI, even under mpirun."""
+        return False
+
+    def gloo_built(self) -> bool:
+        """Return True: what Horovod does without MPI works, by other means."""
+        return True
+
+    def gloo_enabled(self) -> bool:
+        """Return True: see ``gloo_built``."""
+        return True
+
+    def nccl_built(self) -> int:
+        """Return 0: no NCCL transport in this version."""
+        return 0
+
+    def ddl_built(self) -> bool:
+        """Return False."""
+        return False
+
+    def ccl_built(self) -> bool:
+        """Return False."""
+        return False
+
+    def cuda_built(self) -> bool:
+        """Return False: tensors on a GPU travel through host memory."""
+        return False
+
+    def rocm_built(self) -> bool:
+        """Return False."""
+        return False

@@ -1,0 +1,39 @@
+"""Where in the user's code a collective was called."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+
+__all__ = ["describe", "user_frame"]
+
+#: Packages whose frames are plumbing: the user's line is the first one outside them.
+_PLUMBING = frozenset({"horovod", "torch", "numpy", "tensorflow", "keras", "jax", "contextlib", "functools"})
+
+# Keeps each code object alive, so that its id stays its own.
+_known: dict[int, tuple[CodeType, bool]] = {}
+
+
+def user_frame(depth: int) -> FrameType:
+    """Return the innermost frame of user code, ``depth`` frames above the caller or further out."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    last = frame
+    while frame is not None:
+        code = frame.f_code
+        known = _known.get(id(code))
+        if known is None:
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            inside = package in _PLUMBING and not frame.f_globals.get("__name__", "").startswith("horovod.bench")
+            if len(_known) > 65536:
+                _known.clear()
+            known = _known[id(code)] = (code, inside)
+        if not known[1]:
+            return frame
+        last, frame = frame, frame.f_back
+    assert last is not None
+    return last
+
+
+def describe(frame: FrameType) -> str:
+    """Return ``file:line`` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,183 @@
+"""The one engine of this process: init, shutdown, and who we are."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+from horovod import config as configuration
+from horovod import world as worlds
+from horovod.config import Config
+from horovod.engine.engine import Engine
+from horovod.engine.watch import Peers
+from horovod.errors import InitError, NotInitializedError, PeerLostError
+from horovod.rendezvous.unix import meet
+from horovod.transports.local import LocalTransport
+from horovod.transports.shm import futex
+from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.control import Control, create_memfd
+from horovod.transports.shm.transport import ShmTransport
+from horovod.world import World
+
+__all__ = ["config", "engine", "generation", "init", "is_initialized", "shutdown", "world"]
+
+#: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
+_CULPRIT_FIRST_S = 1.0
+
+
+class _Context:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.engine: Engine | None = None
+        self.world: World | None = None
+        self.config: Config | None = None
+        self.meetings = 0
+        self.generation = 0
+        self.owner = 0
+        self.hooked = False
+
+
+_context = _Context()
+
+
+def init() -> None:
+    """Join the job that a launcher started, or make a world of one; does nothing when already done.
+
+    Raises:
+        InitError: the environment is contradictory, or the ranks did not find each other.
+        PeerLostError: another rank died inside init().
+
+    Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
+    """
+    with _context.lock:
+        if _context.engine is not None:
+            if _context.owner != os.getpid():
+                raise InitError(
+                    "init() in a child of a rank: this process was forked from one and is no rank itself; "
+                    "start ranks with horovodrun or horovod.run"
+                )
+            return
+        settings = configuration.load()
+        world = worlds.detect()
+        _context.engine = _build(world, settings)
+        _context.world, _context.config = world, settings
+        _context.owner = os.getpid()
+        _context.generation += 1
+        if not _context.hooked:
+            _context.hooked = True
+            atexit.register(_at_exit)
+        _context.engine.start()
+
+
+def shutdown() -> None:
+    """Leave the job; ``init()`` may follow. Does nothing when not initialized.
+
+    Ranks that still wait for this one get a PeerLostError.
+    """
+    with _context.lock:
+        engine, _context.engine = _context.engine, None
+        if engine is None or _context.owner != os.getpid():
+            return
+        engine.stop(f"rank {engine.rank} (pid {os.getpid()}) called hvd.shutdown() or ended its script")
+
+
+def is_initialized() -> bool:
+    """Return whether ``init()`` was called, and ``shutdown()`` not."""
+    return _context.engine is not None and _context.owner == os.getpid()
+
+
+def engine() -> Engine:
+    """Return this process's engine.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    current = _context.engine
+    if current is None or _context.owner != os.getpid():
+        raise _not_initialized()
+    return current
+
+
+def world() -> World:
+    """Return who this process is; also in forked children of a rank, such as data loader workers.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called, or ``shutdown()`` was.
+    """
+    if _context.engine is None or _context.world is None:
+        raise _not_initialized()
+    return _context.world
+
+
+def config() -> Config:
+    """Return the settings in force.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+    """
+    if _context.engine is None or _context.config is None:
+        raise _not_initialized()
+    return _context.config
+
+
+def generation() -> int:
+    """Return how many times ``init()`` has built an engine; what was made for an older one is stale."""
+    return _context.generation
+
+
+def _not_initialized() -> NotInitializedError:
+    if _context.engine is not None:
+        return NotInitializedError(
+            "Horovod has not been initialized in this process: it was forked from a rank and is no rank itself"
+        )
+    return NotInitializedError("Horovod has not been initialized; use hvd.init().")
+
+
+def _build(world: World, settings: Config) -> Engine:
+    if world.size == 1:
+        return Engine(0, 1, settings, LocalTransport())
+    if not futex.IS_SUPPORTED:
+        raise InitError("more than one rank needs Linux on x86-64 or aarch64; elsewhere only one rank works")
+    if world.local_size != world.size:
+        raise InitError(
+            f"{world.size} ranks, {world.local_size} of them on this host: ranks on several hosts need a transport "
+            "between hosts, which this version does not have; start all ranks on one host"
+        )
+    arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    arena_fd = create_memfd("horovod-arena", arena_bytes)
+    control_fd = create_memfd("horovod-control", Control.nbytes(world.size)) if world.rank == 0 else -1
+    _context.meetings += 1
+    fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
+    try:
+        meeting = meet(world, _context.meetings, arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
+        fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
+        control = Control(meeting.control_fd, world.rank, world.size)
+        arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]
+    finally:
+        for fd in fds:
+            os.close(fd)
+    peers = Peers(control, meeting.pids, meeting.pid_fds, meeting.hosts)
+    built: list[Engine] = []
+    transport = ShmTransport(control, arenas, lambda rank, waited_s: built[0].watch(rank, waited_s))
+    built.append(Engine(world.rank, world.size, settings, transport, control, peers, arenas[world.rank]))
+    return built[0]
+
+
+def _at_exit() -> None:
+    current = _context.engine
+    if current is not None and _context.owner == os.getpid():
+        failure = current.failure
+        if isinstance(failure, PeerLostError) and current.peers is not None and failure.rank >= 0:
+            current.peers.wait_for_end(failure.rank, _CULPRIT_FIRST_S)
+    shutdown()
+
+
+def _after_fork(*_: Any) -> None:
+    # A thread of the parent may have held it; there is no such thread here.
+    _context.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

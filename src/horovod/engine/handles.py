@@ -1,0 +1,91 @@
+"""What a submission leaves in the caller's hands until it is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod.core.requests import Request
+from horovod.transports.base import Work
+from horovod.transports.kernels import Buffer
+
+__all__ = ["Allocator", "Handle", "Signature"]
+
+
+class Allocator(Protocol):
+    """The part of a framework's adapter that the engine needs."""
+
+    kernels: str
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        """Return an uninitialised tensor on the device of ``like``."""
+
+
+class Signature:
+    """A request as this rank has declared it.
+
+    Attributes:
+        id: what stands for it in a submission.
+        request: what was declared.
+        nbytes: of all tensors.
+        may_ride: whether the data may ride along in the request.
+        in_flight: submissions that are not done.
+        pin: keeps alive what the key refers to by id.
+    """
+
+    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request")
+
+    def __init__(self, id_: int, request: Request, may_ride: bool, pin: object) -> None:
+        self.id = id_
+        self.request = request
+        self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
+        self.may_ride = may_ride
+        self.in_flight = 0
+        self.pin = pin
+
+
+class Handle(Work):
+    """One submission.
+
+    Attributes:
+        signature: what was submitted.
+        done: whether it ended, well or not.
+        error: why it failed, or None.
+        result: the answer of an operation that answers with a number.
+        received_splits: rows that came from each member of an alltoall.
+        waiter: released when the handle is done, if somebody sleeps on it.
+    """
+
+    __slots__ = ("allocator", "done", "error", "received_splits", "result", "signature", "waiter")
+
+    def __init__(
+        self, allocator: Allocator, signature: Signature, inputs: Sequence[Buffer], outputs: Sequence[Buffer] | None
+    ) -> None:
+        super().__init__(allocator.kernels, inputs, outputs if outputs is not None else [])
+        self.allocator = allocator
+        self.signature = signature
+        self.done = False
+        self.error: BaseException | None = None
+        self.result = 0
+        self.received_splits: tuple[int, ...] = ()
+        self.waiter: threading.Lock | None = None
+
+    def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
+        """Return the output buffer of tensor ``index``, made now if there is none."""
+        outputs = self.outputs
+        if index < len(outputs):
+            return outputs[index]
+        tensor = self.allocator.empty(shape, self.signature.request.tensors[index].dtype, self.inputs[index])
+        self.outputs = [*outputs, tensor]
+        return tensor
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark the handle as ended and wake who sleeps on it."""
+        self.error = error
+        self.signature.in_flight -= 1
+        self.inputs = ()
+        self.done = True
+        waiter = self.waiter
+        if waiter is not None and waiter.locked():
+            waiter.release()

@@ -1,0 +1,128 @@
+"""Which number stands for which request: the rank's half of what Horovod calls the response cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from horovod.core import rules
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
+from horovod.engine import callsite
+from horovod.engine.channel import Channel
+from horovod.engine.handles import Signature
+from horovod.transports.kernels import Buffer
+from horovod.transports.shm.arena import Arena
+
+__all__ = ["SignatureTable"]
+
+_RIDES = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.BARRIER})
+
+
+def dtype_name(buffer: Any) -> str:
+    """Return the canonical dtype name of a torch tensor or a numpy array."""
+    return str(buffer.dtype).rpartition(".")[2]
+
+
+def address_of(buffer: Any) -> int:
+    """Return the address of a buffer's first byte."""
+    pointer = getattr(buffer, "data_ptr", None)
+    return int(pointer() if pointer is not None else buffer.ctypes.data)
+
+
+def device_of(buffer: Any) -> str:
+    """Return ``cpu`` or the framework's word for the device."""
+    device = getattr(buffer, "device", "cpu")
+    return str(device)
+
+
+class SignatureTable:
+    """Declares a request the first time it is seen and hands out its number from then on.
+
+    Args:
+        channel: where requests are declared.
+        capacity: how many are remembered; those in flight are never forgotten.
+        rank: this rank.
+        sets: the process sets.
+    """
+
+    def __init__(self, channel: Channel, capacity: int, rank: int, sets: ProcessSetTable) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._sets = sets
+        self._capacity = capacity
+        self._known: dict[Any, Signature] = {}
+        self._next = 0
+        self._free: list[int] = []
+
+    def get(
+        self,
+        arena: Arena | None,
+        frame: FrameType,
+        kind: Kind,
+        name: str | None,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer] | None,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        root: int,
+        splits: tuple[int, ...],
+        process_set: int,
+        ranks: tuple[int, ...],
+    ) -> Signature:
+        """Return the signature of a request; see ``Engine.submit`` for the arguments.
+
+        Raises:
+            ValueError: the request is wrong by itself.
+        """
+        code = frame.f_code
+        in_place = kind is Kind.ALLREDUCE and outputs is not None and arena is not None
+        if len(inputs) == 1:
+            tensor = inputs[0]
+            offset = -1
+            if in_place and outputs is not None and outputs[0] is tensor:
+                assert arena is not None
+                offset = arena.offset_of(address_of(tensor))
+            tensors: Any = (tensor.dtype, tensor.shape, offset)
+            offsets = [offset]
+        else:
+            offsets = [-1] * len(inputs)
+            if in_place and outputs is not None and all(a is b for a, b in zip(inputs, outputs, strict=True)):
+                assert arena is not None
+                offsets = [arena.offset_of(address_of(tensor)) for tensor in inputs]
+            tensors = tuple((t.dtype, t.shape, o) for t, o in zip(inputs, offsets, strict=True))
+        device = device_of(inputs[0]) if inputs else "cpu"
+        key = (
+            kind, name, tensors, op, prescale, postscale, root, splits, process_set, self._sets.version, ranks,
+            device, id(code), frame.f_lasti
+        )  # fmt: skip
+        signature = self._known.get(key)
+        if signature is not None:
+            return signature
+        specs = tuple(
+            TensorSpec(dtype_name(t), tuple(t.shape), o if device == "cpu" else -1)
+            for t, o in zip(inputs, offsets, strict=True)
+        )
+        request = Request(
+            name or "", kind, process_set, specs, op, float(prescale), float(postscale), root, splits, device, ranks,
+            callsite.describe(frame),
+        )  # fmt: skip
+        members = self._sets.members(process_set) if process_set in self._sets else None
+        error = rules.check(request, members, self._rank)
+        if error:
+            raise ValueError(f"{error} (at {request.site})")
+        rides = kind in _RIDES and op is not ReduceOp.ADASUM and device == "cpu"
+        signature = self._known[key] = Signature(self._new_id(), request, rides, code)
+        self._channel.declare(signature.id, request)
+        return signature
+
+    def _new_id(self) -> int:
+        if len(self._known) >= self._capacity:
+            for key, signature in self._known.items():
+                if signature.in_flight == 0:
+                    del self._known[key]
+                    return signature.id
+        self._next += 1
+        return self._next - 1

@@ -1,0 +1,111 @@
+"""Is everybody still there? Death, departure and stalls of the other ranks of this host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from horovod.transports.shm.control import Control, State
+
+__all__ = ["Peers"]
+
+# struct pidfd_info of ioctl PIDFD_GET_INFO, Linux 6.13; the exit code since 6.15.
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+_INFO_EXIT = 1 << 3
+# The code is known once the parent has collected it.
+_COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.005
+
+
+class Peers:
+    """The other ranks of this host, as processes.
+
+    Args:
+        control: the control page.
+        pids: by rank.
+        pid_fds: by rank; owned from now on.
+        hosts: by rank.
+    """
+
+    def __init__(self, control: Control, pids: Sequence[int], pid_fds: Sequence[int], hosts: Sequence[str]) -> None:
+        self._control = control
+        self.pids = pids
+        self._fds = list(pid_fds)
+        self._hosts = hosts
+        self._poll = select.poll()
+        for rank, fd in enumerate(self._fds):
+            if rank != control.rank:
+                self._poll.register(fd, select.POLLIN)
+
+    def describe(self, rank: int) -> str:
+        """Return ``rank 1 (pid 4711 on host)``."""
+        return f"rank {rank} (pid {self.pids[rank]} on {self._hosts[rank]})"
+
+    def gone(self) -> int | None:
+        """Return a rank that died, or gave up, without leaving properly; None while all is well."""
+        ended = {fd for fd, _ in self._poll.poll(0)}
+        for rank, fd in enumerate(self._fds):
+            state = self._control.state_of(rank)
+            if rank != self._control.rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
+                return rank
+        return None
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether the process of ``rank`` has ended."""
+        return any(fd == self._fds[rank] for fd, _ in self._poll.poll(0))
+
+    def fate(self, rank: int) -> str:
+        """Return in words how ``rank`` ended, as far as it can be known."""
+        who = self.describe(rank)
+        if not self.is_dead(rank):
+            if self._control.state_of(rank) is State.FAILED:
+                return f"{who} failed; its own error stands in its output"
+            return f"{who} has left the job"
+        code = self._exit_code(rank)
+        if code is None:
+            return f"{who} died"
+        if os.WIFSIGNALED(code):
+            return f"{who} was killed by {signal.Signals(os.WTERMSIG(code)).name}"
+        return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
+
+    def condition(self, rank: int) -> str:
+        """Return in a word what the kernel says about a living process: running, stopped, ..."""
+        try:
+            state = Path(f"/proc/{self.pids[rank]}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        return {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "R": "running"}.get(
+            state, "alive"
+        )
+
+    def wait_for_end(self, rank: int, timeout_s: float) -> None:
+        """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
+        poll = select.poll()
+        poll.register(self._fds[rank], select.POLLIN)
+        poll.poll(timeout_s * 1000)
+
+    def close(self) -> None:
+        """Close the pidfds."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def _exit_code(self, rank: int) -> int | None:
+        request = bytearray(_PIDFD_INFO.size)
+        for _ in range(_COLLECT_TRIES):
+            struct.pack_into("=Q", request, 0, _INFO_EXIT)
+            try:
+                fcntl.ioctl(self._fds[rank], _PIDFD_GET_INFO, request)
+            except OSError:
+                return None
+            mask, *_, code = _PIDFD_INFO.unpack(request)
+            if mask & _INFO_EXIT:
+                return int(code)
+            time.sleep(_COLLECT_PAUSE_S)
+        return None

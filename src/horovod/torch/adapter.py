@@ -1,0 +1,69 @@
+"""The adapter of PyTorch tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod.transports.kernels_torch import DTYPES
+
+__all__ = ["TorchAdapter"]
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class TorchAdapter:
+    """See ``Adapter``."""
+
+    name = "torch"
+    kernels = "torch"
+
+    def buffer(self, tensor: Any) -> torch.Tensor | None:
+        """Return the tensor without its history, if it is contiguous."""
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"a tensor of layout {tensor.layout} cannot be sent as it is; "
+                "use sparse_allreduce_async() or to_dense()"
+            )
+        if not tensor.is_contiguous():
+            return None
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous copy."""
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def write_back(self, tensor: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Copy ``buffer`` over ``tensor``."""
+        tensor.detach().copy_(buffer)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> torch.Tensor:
+        """Return an uninitialised tensor on the device of ``like``."""
+        return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
+
+    def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """Return a tensor over a buffer."""
+        count = 1
+        for dim in shape:
+            count *= dim
+        return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).view(shape)
+
+    def dtype_name(self, dtype: Any) -> str:
+        """Return the canonical name of a dtype; torch's default one for None."""
+        if dtype is None:
+            dtype = torch.get_default_dtype()
+        return str(dtype).rpartition(".")[2]
+
+    def splits(self, splits: Any) -> tuple[int, ...]:
+        """Return splits as numbers."""
+        tensor = torch.as_tensor(splits)
+        if (tensor.numel() and tensor.dtype not in _INTEGERS) or tensor.dim() != 1:
+            raise ValueError(f"splits must be a one-dimensional sequence of int32 numbers, received {splits!r}")
+        return tuple(tensor.tolist())
+
+    def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:
+        """Return received splits as an int32 tensor."""
+        return torch.tensor(splits, dtype=torch.int32)
