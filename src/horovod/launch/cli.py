@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,7 +141,7 @@ def _stdin() -> int | None:
     try:
         os.fstat(0)
     except OSError:
-        return -3  # subprocess.DEVNULL: ours is closed
+        return subprocess.DEVNULL  # ours is closed
     return None
 
 

@@ -24,6 +24,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
+__all__ = ["Keeper", "descendants", "main"]
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_PATIENCE_S = 1.0  # what a rank left behind may take to end by itself, such as multiprocessing's resource tracker

@@ -1,0 +1,26 @@
+"""Old import path of the exceptions."""
+
+from __future__ import annotations
+
+from horovod.errors import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+
+__all__ = [
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "get_version_mismatch_message",
+]
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """The text of ``HorovodVersionMismatchError``.
+
+    Args:
+        name: what differs.
+        version: the version here.
+        installed_version: the version there.
+
+    Returns:
+        One sentence.
+    """
+    return str(HorovodVersionMismatchError(name, version, installed_version))
