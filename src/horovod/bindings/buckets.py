@@ -1,0 +1,112 @@
+"""Which gradients travel together: pure planning of buckets, no tensor is touched here.
+
+A bucket is one flat buffer of one dtype on one device. Gradients lie in it in the order in which backward
+produces them, each on a 64-byte boundary; behind them stands one *presence flag* per gradient. The flags
+are reduced with the data, so that after the reduction every rank knows whether any rank had that gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["BucketLayout", "Item", "plan_buckets", "split_evenly"]
+
+_ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Item:
+    """A gradient as the planner sees it.
+
+    Attributes:
+        index: the caller's number for it.
+        count: elements.
+        itemsize: bytes per element.
+        kind: what may share a buffer: dtype and device.
+    """
+
+    index: int
+    count: int
+    itemsize: int
+    kind: Hashable
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """Where everything lies in one bucket; all numbers but ``indexes`` count elements.
+
+    Attributes:
+        indexes: the items in it, in order.
+        offsets: where each one starts.
+        flags: where the presence flags start.
+        count: length of the buffer.
+    """
+
+    indexes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    flags: int
+    count: int
+
+
+def plan_buckets(
+    items: Sequence[Item], bucket_bytes: int, groups: Iterable[Sequence[int]] = ()
+) -> tuple[BucketLayout, ...]:
+    """Lay ``items`` out in buckets.
+
+    Args:
+        items: in the order in which their gradients become ready.
+        bucket_bytes: a bucket is closed before it would grow beyond this; one larger item has a bucket
+            of its own.
+        groups: indexes that must share a bucket whatever its size. A group of several kinds becomes one
+            bucket per kind. Indexes that are no item are passed over.
+
+    Returns:
+        The buckets, in the order in which they become ready: that of their last item.
+    """
+    place = {item.index: position for position, item in enumerate(items)}
+    buckets: list[list[Item]] = []
+    grouped: set[int] = set()
+    for group in groups:
+        by_kind: dict[Hashable, list[Item]] = {}
+        for position in sorted(place[index] for index in group if index in place):
+            by_kind.setdefault(items[position].kind, []).append(items[position])
+        buckets.extend(by_kind.values())
+        grouped.update(group)
+    open_buckets: dict[Hashable, tuple[list[Item], int]] = {}
+    for item in items:
+        if item.index in grouped:
+            continue
+        members, used = open_buckets.get(item.kind, ([], 0))
+        nbytes = _padded(item.count, item.itemsize) * item.itemsize
+        if not members or used + nbytes > bucket_bytes:
+            members, used = [], 0
+            buckets.append(members)
+        members.append(item)
+        open_buckets[item.kind] = (members, used + nbytes)
+    buckets.sort(key=lambda members: place[members[-1].index])
+    return tuple(_lay_out(members) for members in buckets)
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Split ``range(count)`` into at most ``parts`` runs whose lengths differ by one at most, longer ones first."""
+    parts = min(parts, count)
+    runs, start = [], 0
+    for part in range(parts):
+        length = count // parts + (part < count % parts)
+        runs.append(range(start, start + length))
+        start += length
+    return runs
+
+
+def _padded(count: int, itemsize: int) -> int:
+    step = max(1, _ALIGN_BYTES // itemsize)
+    return -(-count // step) * step
+
+
+def _lay_out(members: Sequence[Item]) -> BucketLayout:
+    offsets, end = [], 0
+    for item in members:
+        offsets.append(end)
+        end += _padded(item.count, item.itemsize)
+    return BucketLayout(tuple(item.index for item in members), tuple(offsets), end, end + len(members))

@@ -1,0 +1,97 @@
+"""The distributed optimizer for op=Adasum: ranks combine their steps, not their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
+from horovod.torch.buckets import Settings
+from horovod.torch.parameters import Named, trained
+from horovod.torch.runtime import comm
+
+__all__ = ["AdasumMembers"]
+
+
+class AdasumMembers:
+    """What a distributed optimizer for Adasum has besides its own class.
+
+    Every rank steps with its own gradients; the parameters then move by the Adasum of these steps.
+    """
+
+    param_groups: list[dict[str, Any]]
+    backward_passes_per_step: int
+    op: ReduceOp
+    process_set: ProcessSet
+    _groups: list[list[torch.Tensor]] | None
+    _parameter_names: dict[torch.Tensor, str]
+    _settings: Settings | None = None
+
+    def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
+        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
+        self.backward_passes_per_step = passes
+        self._groups = groups
+        self._parameter_names = {parameter: name for name, parameter in named}
+
+    def synchronize(self) -> None:
+        """Do nothing: there is something to combine only after a step."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Refuse.
+
+        Raises:
+            AssertionError: always; a step without the other ranks makes no sense here.
+        """
+        raise AssertionError("skip_synchronize() is not supported with op=Adasum, whose steps are combined in step()")
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Step locally, and move the parameters by the Adasum of all ranks' steps.
+
+        Args:
+            closure: computes the gradients anew.
+            args: for the optimizer's own class.
+            kwargs: for the optimizer's own class.
+
+        Returns:
+            What the optimizer's own class returns.
+
+        Raises:
+            MismatchError: parameters differ between ranks.
+            PeerLostError: a rank died.
+
+        Blocks until all ranks called it.
+        """
+        own_step = super().step  # type: ignore[misc]
+        if closure is not None:
+            args = (closure, *args)
+        if self._settings is None or not self.process_set.included():
+            return own_step(*args, **kwargs)
+        moved = list(trained(self.param_groups, self._parameter_names))
+        starts = [parameter.detach().clone(memory_format=torch.contiguous_format) for _, parameter in moved]
+        result = own_step(*args, **kwargs)
+        with torch.no_grad():
+            self._combine(moved, starts)
+        return result
+
+    # Tells torch not to wrap this one with step hooks: the optimizer's own step has them, and must run them once.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _combine(self, moved: Named, starts: list[torch.Tensor]) -> None:
+        assert self._settings is not None
+        compression = self._settings.compression
+        pending = []
+        for (name, parameter), start in zip(moved, starts, strict=True):
+            wire, ctx = compression.compress(parameter.detach() - start)
+            pending.append((self._settings.start(wire.contiguous(), f"DistributedOptimizer.adasum.{name}"), ctx))
+        for (_, parameter), start, (handle, ctx) in zip(moved, starts, pending, strict=True):
+            parameter.copy_(start + compression.decompress(comm.synchronize(handle), ctx))
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Note how many backward passes there are before a step; they are accumulated locally anyway."""
+        self.backward_passes_per_step = passes

@@ -1,0 +1,59 @@
+"""Gradients that travel alone: sparse ones, and those that a user's own compressor packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from horovod.torch.buckets import Settings, Slot
+from horovod.torch.runtime import comm
+from horovod.torch.sparse import sparse_allreduce_async
+
+__all__ = ["start_alone"]
+
+
+@torch.no_grad()
+def start_alone(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+    """Start the reduction of one gradient; the returned function waits and puts the result in place."""
+    start = _start_sparse if slot.sparse_dim and not settings.sparse_as_dense else _start_compressed
+    return start(slot, settings, f"{name}.{slot.name}")
+
+
+def _start_sparse(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+    parameter, grad = slot.parameter, slot.parameter.grad
+    if grad is None:
+        grad = _nothing(parameter, slot.sparse_dim)
+    elif grad.layout is torch.strided:
+        grad = grad.to_sparse(slot.sparse_dim)
+    result = sparse_allreduce_async(grad, name, settings.op, settings.process_set)
+
+    def finish() -> None:
+        reduced = result()
+        if parameter.grad is not None or reduced._nnz() > 0:
+            parameter.grad = reduced.coalesce()
+
+    return finish
+
+
+def _nothing(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[sparse_dim:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
+
+
+def _start_compressed(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+    parameter, grad = slot.parameter, slot.parameter.grad
+    if grad is None:
+        grad = torch.zeros_like(parameter)
+    elif grad.layout is not torch.strided:
+        grad = grad.to_dense()
+    wire, context = settings.compression.compress(grad.detach())
+    wire = wire.contiguous()
+    handle = settings.start(wire, name)
+
+    def finish() -> None:
+        reduced = settings.compression.decompress(comm.synchronize(handle), context)
+        parameter.grad = reduced.to_sparse(slot.sparse_dim) if slot.sparse_dim else reduced
+
+    return finish

@@ -1,0 +1,167 @@
+"""Bring models, optimizers and Python objects of all ranks to the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from horovod.bindings import objects
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
+from horovod.torch.runtime import comm
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank the root's parameters, in place.
+
+    Collective over ``process_set``. Typically called with ``model.state_dict()`` or
+    ``model.named_parameters()`` after ``init()``.
+
+    Args:
+        params: a dict of names to tensors (a ``state_dict()``), or an iterable of tensors or of
+            ``(name, tensor)``. Entries that are ``None`` are passed over.
+        root_rank: global rank whose values everybody gets.
+        process_set: ranks that take part.
+
+    Raises:
+        ValueError: ``params`` is none of these.
+        MismatchError: a tensor's shape or dtype differs between ranks.
+        PeerLostError: a rank died.
+
+    Blocks until all tensors are here.
+    """
+    _broadcast(_named_tensors(params), root_rank, process_set)
+
+
+def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
+    entries: list[Any]
+    if isinstance(params, Mapping):
+        entries = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
+        entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(
+            "broadcast_parameters needs a dict of tensors, or a list of tensors or of (name, tensor). "
+            f"Received: {type(params).__name__}"
+        )
+    found = []
+    for entry in entries:
+        if len(entry) != 2:
+            raise ValueError(f"broadcast_parameters needs pairs (name, tensor). Received a tuple of {len(entry)}")
+        name, tensor = entry
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"broadcast_parameters moves tensors only. Received for {name!r}: {type(tensor).__name__}; "
+                "use broadcast_object for it"
+            )
+        found.append((name, tensor))
+    return found
+
+
+def _broadcast(tensors: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    """Broadcast all at once; a tensor that is not contiguous goes through one that is."""
+    with torch.no_grad():
+        pending = []
+        for name, tensor in tensors:
+            target = tensor.detach()
+            wire = target if target.is_contiguous() else target.contiguous()
+            handle = comm.broadcast_async_(wire, root_rank, name=name, process_set=process_set)
+            pending.append((handle, wire, target))
+        for handle, wire, target in pending:
+            comm.synchronize(handle)
+            if wire is not target:
+                target.copy_(wire)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank the root's optimizer state and options.
+
+    Collective over ``process_set``. Nothing is stepped: parameters, step counts and schedules stay as they
+    are. Ranks that have no state yet get the root's; when the root has none, the others lose theirs.
+    Options (learning rate, momentum, ...) keep the Python types that they have on the root.
+
+    Args:
+        optimizer: over the same parameters, in the same groups, on every rank.
+        root_rank: global rank whose state everybody gets.
+        model: accepted for Horovod's sake; not needed.
+        process_set: ranks that take part.
+
+    Raises:
+        ValueError: the optimizer is LBFGS, whose state has no fixed shape; or groups differ between ranks,
+            then on every rank.
+        PeerLostError: a rank died.
+
+    Blocks until everything is here.
+    """
+    del model
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast; start it fresh on every rank")
+    description = describe_state(optimizer) if comm.rank() == root_rank else None
+    description = broadcast_object(description, root_rank, "optimizer_state", process_set)
+    problem = description.misfit(optimizer)
+    problems = allgather_object((comm.rank(), problem), "optimizer_state.fit", process_set)
+    if found := [f"rank {rank}: {text}" for rank, text in problems if text]:
+        raise ValueError(
+            f"the optimizer's groups must be those of rank {root_rank} on every rank. Received: {'; '.join(found)}"
+        )
+    if comm.rank() != root_rank:
+        apply_state(optimizer, description)
+    named = [(f"optimizer_state.{name}", tensor) for name, tensor in tensors_of(optimizer)]
+    _broadcast(list(named), root_rank, process_set)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send a Python object from one rank to all others.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
+        root_rank: global rank that sends.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy elsewhere.
+
+    Raises:
+        MismatchError: ranks named different roots.
+        PeerLostError: a rank died.
+
+    Blocks until the object is here.
+    """
+    return objects.broadcast_object(comm, obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Collect one Python object of every rank.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle; its size may differ between ranks.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        The objects in the order of the members' ranks, those of ranks that joined left out.
+
+    Raises:
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    return objects.allgather_object(comm, obj, name, process_set)

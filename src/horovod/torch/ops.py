@@ -1,0 +1,266 @@
+"""The synchronous collectives of torch that autograd may differentiate through.
+
+Where nothing requires a gradient, which is the usual case, they are the plain ones: autograd costs
+more than a small allreduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.bindings.collectives import resolve_op
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.gradients import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, Reduction
+from horovod.torch.runtime import comm
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
+    return _grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine a tensor over all ranks, element by element; differentiable.
+
+    Collective over ``process_set``; calls are matched by ``name``.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed.
+        average: deprecated; ``op=Average`` or ``op=Sum`` instead.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        compression: how to send it, such as ``Compression.fp16``.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        A new tensor of the same shape, dtype and device.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    if compression is Compression.none and not (tensor.requires_grad and _grad_enabled()):
+        return comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    wire, context = compression.compress(tensor)
+    if _wanted([wire]):
+        (reduced,) = Allreduce.apply(name, how, wire.contiguous())
+    else:
+        reduced = comm.allreduce(wire, name=name, **how.keywords)
+    return compression.decompress(reduced, context)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Combine several tensors over all ranks in one operation; differentiable.
+
+    See ``allreduce`` for the arguments, the errors and when it blocks.
+
+    Returns:
+        New tensors, in the order of ``tensors``.
+    """
+    if compression is Compression.none and not _wanted(tensors):
+        return list(comm.grouped_allreduce(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
+    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    wires, contexts = _compress(compression, tensors)
+    if _wanted(wires):
+        reduced = Allreduce.apply(name, how, *(wire.contiguous() for wire in wires))
+    else:
+        reduced = comm.grouped_allreduce(wires, name=name, **how.keywords)
+    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
+
+
+def _compress(compression: type[Compressor], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [wire for wire, _ in pairs], [context for _, context in pairs]
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenate every rank's tensor along the first dimension, in rank order; differentiable.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks and may be 0.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        A new tensor on the same device.
+
+    Raises:
+        MismatchError: dtypes, or dimensions behind the first, disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    if not (tensor.requires_grad and _grad_enabled()):
+        return comm.allgather(tensor, name, process_set)
+    (gathered,) = Allgather.apply(name, process_set, tensor.contiguous())
+    return gathered  # type: ignore[no-any-return]
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """Gather several tensors in one operation; differentiable. See ``allgather``.
+
+    Returns:
+        New tensors, in the order of ``tensors``.
+    """
+    if not _wanted(tensors):
+        return tuple(comm.grouped_allgather(tensors, name, process_set))
+    return tuple(Allgather.apply(name, process_set, *(tensor.contiguous() for tensor in tensors)))
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the root's tensor on every rank; differentiable.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed.
+        root_rank: the *global* rank that sends.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ValueError: the root is no member.
+        MismatchError: shapes, dtypes or roots disagree.
+        PeerLostError: a rank died.
+
+    Blocks until the data is here.
+    """
+    if not (tensor.requires_grad and _grad_enabled()):
+        return comm.broadcast(tensor, root_rank, name, process_set)
+    return Broadcast.apply(name, process_set, root_rank, tensor.contiguous())  # type: ignore[no-any-return]
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a part of the tensor to every rank, and receive one from each; differentiable.
+
+    Args:
+        tensor: at least one dimension, which is split.
+        splits: rows for each rank, as an int32 tensor or a sequence; ``None`` splits evenly.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        What was received, in rank order; with ``splits`` also how many rows each rank sent.
+
+    Raises:
+        ValueError: the splits do not fit the tensor.
+        MismatchError: dtypes, or dimensions behind the first, disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    if not (tensor.requires_grad and _grad_enabled()):
+        return comm.alltoall(tensor, splits, name, process_set)
+    output, received = Alltoall.apply(name, process_set, splits, tensor.contiguous())
+    return output if splits is None else (output, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine a tensor over all ranks and keep this rank's rows; differentiable for Sum and Average.
+
+    Args:
+        tensor: at least one dimension; same shape and dtype on every rank. When the rows do not divide
+            evenly, the first ranks get one more.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        compression: how to send it.
+        op: how to combine.
+        process_set: ranks that take part; this rank must be one of them.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        This rank's rows, a new tensor.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine several tensors over all ranks and keep this rank's rows of each. See ``reducescatter``.
+
+    Returns:
+        This rank's rows of each, in the order of ``tensors``.
+    """
+    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    wires, contexts = _compress(compression, tensors)
+    if _wanted(wires):
+        reduced = Reducescatter.apply(name, how, *(wire.contiguous() for wire in wires))
+    elif len(wires) == 1:
+        reduced = [comm.reducescatter(wires[0], name=name, **how.keywords)]
+    else:
+        reduced = comm.grouped_reducescatter(wires, name=name, **how.keywords)
+    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]

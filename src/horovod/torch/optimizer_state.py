@@ -1,0 +1,185 @@
+"""An optimizer's state as plain data without its tensors' values, and an optimizer made to look like it.
+
+A description can be pickled and sent; the tensors follow on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["StateDescription", "apply_state", "dense_stride", "describe_state", "tensors_of"]
+
+# Identity of a group, not an option.
+_NOT_OPTIONS = ("params", "param_names")
+
+
+def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of ``tensor`` where it fills its memory without gaps, else those of a contiguous one."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= length
+    return tensor.stride()
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """Stands for a tensor whose values come later."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @classmethod
+    def like(cls, tensor: torch.Tensor) -> _Blank:
+        return cls(tuple(tensor.shape), dense_stride(tensor), tensor.dtype, tensor.device.type)
+
+    def fits(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and _is_plain(value)
+            and value.shape == self.shape
+            and value.dtype == self.dtype
+            and value.device.type == self.device
+        )
+
+    def make(self, near: torch.Tensor | None) -> torch.Tensor:
+        """Return a tensor of this shape, on the device of ``near`` when that is of the right type."""
+        device = near.device if near is not None and near.device.type == self.device else torch.device(self.device)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class StateDescription:
+    """What an optimizer holds.
+
+    Attributes:
+        shapes: shape of every parameter, by group.
+        options: options of every group.
+        states: state of every parameter that has one, by the parameter's number.
+        extras: state that an optimizer keeps under keys of its own.
+    """
+
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    options: tuple[dict[str, Any], ...]
+    states: dict[int, Any]
+    extras: dict[Any, Any]
+
+    def misfit(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return in what ``optimizer`` cannot take this state, or an empty text."""
+        own = _shapes(optimizer)
+        if len(own) != len(self.shapes):
+            return f"{len(own)} parameter groups, not {len(self.shapes)}"
+        for index, (mine, wanted) in enumerate(zip(own, self.shapes, strict=True)):
+            if len(mine) != len(wanted):
+                return f"{len(mine)} parameters in group {index}, not {len(wanted)}"
+            for number, (shape, other) in enumerate(zip(mine, wanted, strict=True)):
+                if shape != other:
+                    return f"shape {list(shape)} of parameter {number} of group {index}, not {list(other)}"
+        return ""
+
+
+def describe_state(optimizer: torch.optim.Optimizer) -> StateDescription:
+    """Return what ``optimizer`` holds, without the values of its tensors."""
+    states, extras = _split_state(optimizer)
+    options = tuple(
+        {key: _blanked(value) for key, value in group.items() if key not in _NOT_OPTIONS}
+        for group in optimizer.param_groups
+    )
+    return StateDescription(_shapes(optimizer), options, _blanked(states), _blanked(extras))
+
+
+def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription) -> None:
+    """Make ``optimizer`` hold what the description says; new tensors hold no values yet.
+
+    Tensors that fit are kept, so that whoever else refers to them sees the new values.
+    """
+    states, extras = _split_state(optimizer)
+    parameters = _parameters(optimizer)
+    optimizer.state.clear()
+    for number, state in description.states.items():
+        parameter = parameters[number]
+        optimizer.state[parameter] = _filled(state, states.get(number), parameter)
+    for key, state in description.extras.items():
+        optimizer.state[key] = _filled(state, extras.get(key), None)
+    for group, options in zip(optimizer.param_groups, description.options, strict=True):
+        near = group["params"][0] if group["params"] else None
+        for key in set(group) - set(options) - set(_NOT_OPTIONS):
+            del group[key]
+        for key, value in options.items():
+            group[key] = _filled(value, group.get(key), near)
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor that the optimizer holds, with a name that is the same on all ranks."""
+    states, extras = _split_state(optimizer)
+    yield from _walk("state", states)
+    yield from _walk("extra", extras)
+    for index, group in enumerate(optimizer.param_groups):
+        for key in sorted(key for key in group if key not in _NOT_OPTIONS):
+            yield from _walk(f"group.{index}.{key}", group[key])
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _split_state(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[Any, Any]]:
+    numbers = {id(p): number for number, p in enumerate(_parameters(optimizer))}
+    states: dict[int, Any] = {}
+    extras: dict[Any, Any] = {}
+    for key, value in optimizer.state.items():
+        if id(key) in numbers:
+            states[numbers[id(key)]] = value
+        else:
+            extras[key] = value
+    return states, extras
+
+
+def _shapes(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    return tuple(tuple(tuple(p.shape) for p in group["params"]) for group in optimizer.param_groups)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor's values travel on their own; sparse ones are pickled."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _blanked(value: Any) -> Any:
+    if _is_plain(value):
+        return _Blank.like(value)
+    if isinstance(value, dict):
+        return {key: _blanked(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_blanked(item) for item in value)
+    return value
+
+
+def _filled(value: Any, mine: Any, near: torch.Tensor | None) -> Any:
+    """Undo ``_blanked``, with this rank's own tensors where they fit."""
+    if isinstance(value, _Blank):
+        return mine if value.fits(mine) else value.make(near)
+    if isinstance(value, dict):
+        known = mine if isinstance(mine, dict) else {}
+        return {key: _filled(item, known.get(key), near) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        known_items = list(mine) if type(mine) in (list, tuple) and len(mine) == len(value) else [None] * len(value)
+        return type(value)(_filled(item, own, near) for item, own in zip(value, known_items, strict=True))
+    return value
+
+
+def _walk(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if _is_plain(value):
+        yield name, value
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield from _walk(f"{name}.{key}", value[key])
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from _walk(f"{name}.{index}", item)

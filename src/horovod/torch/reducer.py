@@ -1,0 +1,288 @@
+"""Reduces gradients while backward still runs.
+
+Each parameter has a hook that runs when its gradient is accumulated. In the first step hooks only take
+notes; ``synchronize`` then exchanges them (the *survey*): which parameters have a gradient on any rank, dense
+or sparse, and in which order they came. From the common answer every rank plans the same buckets. From
+the second step on a hook moves the gradient into its bucket, and the last one of a bucket starts its
+allreduce. Parameters that nobody had a gradient for stay outside, cost no memory, and are asked about again
+in each step.
+
+Nobody can wait for ever: ``synchronize`` submits on every rank everything that was agreed on, with zeros
+and a presence flag where a gradient is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from horovod.bindings.buckets import Item, plan_buckets
+from horovod.engine import context
+from horovod.errors import HorovodInternalError
+from horovod.torch.alone import start_alone
+from horovod.torch.buckets import Bucket, Settings, Slot
+from horovod.torch.compression import Compression
+from horovod.torch.survey import survey
+
+__all__ = ["Reducer"]
+
+# Who reduces a parameter's gradient now.
+_owners: Any = WeakTensorKeyDictionary()
+
+
+class _Names:
+    """Numbers reducers of one name, the same way on every rank, from 0 after each ``init()``."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._taken: dict[str, int] = {}
+
+    def take(self, name: str, generation: int) -> str:
+        if generation != self._generation:
+            self._generation, self._taken = generation, {}
+        number = self._taken[name] = self._taken.get(name, 0) + 1
+        return name if number == 1 else f"{name}#{number}"
+
+
+_names = _Names()
+
+
+class Reducer:
+    """Keeps the gradients of some parameters the same on all ranks of a process set.
+
+    Args:
+        named: name and parameter; the same on every rank.
+        settings: how to reduce.
+        passes: backward passes per step.
+        groups: parameters whose gradients must travel together.
+        bucket_bytes: size of the other buckets.
+
+    Attributes:
+        fresh: no gradient came since the last ``synchronize``.
+        passes: backward passes per step.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, torch.Tensor]],
+        settings: Settings,
+        passes: int,
+        groups: Sequence[Sequence[torch.Tensor]],
+        bucket_bytes: int,
+    ) -> None:
+        self.settings = settings
+        self.passes = passes
+        self.fresh = True
+        self.slots: dict[int, Slot] = {}
+        self._groups = [[id(parameter) for parameter in group] for group in groups]
+        self._bucket_bytes = bucket_bytes
+        self._generation = -1
+        self._active = False
+        self._name = ""
+        self._arrivals = 0
+        self._lost = ""
+        self._buckets: list[Bucket] = []
+        self._alone: list[Slot] = []
+        self._undecided: list[Slot] = []
+        self._hooks: dict[int, Any] = {}
+        weakref.finalize(self, _dismantle, self.slots, self._hooks).atexit = False
+        self.follow_job()
+        self.enroll(named)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a reduction was started and not waited for."""
+        return any(bucket.handle is not None for bucket in self._buckets) or any(slot.pending for slot in self._alone)
+
+    def enroll(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take on parameters; known ones are passed over."""
+        for name, parameter in named:
+            if id(parameter) in self.slots:
+                continue
+            slot = self.slots[id(parameter)] = Slot(parameter, name, self.passes)
+            if self._active:
+                self._undecided.append(slot)
+                self._hook(slot)
+
+    def follow_job(self) -> None:
+        """After ``shutdown()`` and ``init()``: forget the old job's buckets, and see whether there is work."""
+        generation = context.generation()
+        if generation == self._generation:
+            return
+        self._generation = generation
+        process_set = self.settings.process_set
+        self._active = bool(process_set.included()) and (process_set.size() or 0) > 1
+        first = next(iter(self.slots.values())).name if self.slots else "gradients"
+        self._name = _names.take(f"DistributedOptimizer.{first}", generation) if self._active else ""
+        self._buckets, self._alone, self._undecided = [], [], []
+        for slot in self.slots.values():
+            slot.reset(self.passes)
+            if self._active:
+                self._undecided.append(slot)
+                self._hook(slot)
+
+    def _hook(self, slot: Slot) -> None:
+        key = id(slot.parameter)
+        if key in self._hooks:
+            return
+        previous = _owners.get(slot.parameter)
+        if previous is not None and (owner := previous()) is not None and owner is not self:
+            owner._lose(slot.parameter)
+        me = weakref.ref(self)
+        _owners[slot.parameter] = me
+        self._hooks[key] = slot.parameter.register_post_accumulate_grad_hook(_hook_for(me, slot))  # type: ignore[attr-defined]
+
+    def _lose(self, parameter: torch.Tensor) -> None:
+        """Another reducer has taken ``parameter`` over."""
+        self._lost = self.slots[id(parameter)].name
+        self._hooks.pop(id(parameter)).remove()
+
+    def on_gradient(self, slot: Slot) -> None:
+        """Take a gradient that was just accumulated; runs inside backward."""
+        if self._generation != context.generation():
+            self.follow_job()
+        if not self._active:
+            return
+        self.fresh = False
+        left = slot.passes_left = slot.passes_left - 1
+        if left < 0:
+            raise AssertionError(
+                f"the gradient of {slot.name} came {self.passes - left} times, but backward_passes_per_step is "
+                f"{self.passes}: call optimizer.step() after every {self.passes} backward passes, or raise "
+                "backward_passes_per_step to accumulate more of them"
+            )
+        bucket = slot.bucket
+        if bucket is not None:
+            slot.adopt(slot.view)  # type: ignore[arg-type]
+            if left == 0:
+                bucket.incomplete -= 1
+                if bucket.incomplete == 0:
+                    bucket.submit()
+        elif left == 0:
+            self._note(slot)
+
+    def _note(self, slot: Slot) -> None:
+        if slot.alone:
+            slot.pending = start_alone(slot, self.settings, self._name)
+        elif slot.arrival < 0:
+            slot.arrival = self._arrivals
+            self._arrivals += 1
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Wait until every parameter's gradient is that of all ranks.
+
+        Raises:
+            RuntimeError: a gradient was changed in flight, or another optimizer took the parameters over.
+            MismatchError: the ranks' parameters differ.
+            PeerLostError: a rank died.
+        """
+        self.follow_job()
+        if not self._active:
+            return
+        if self._lost:
+            raise RuntimeError(
+                f"the gradient of {self._lost} belongs to a DistributedOptimizer that was made later; "
+                "use that one, or delete it before making a new one"
+            )
+        try:
+            if self._undecided:
+                self._decide()
+            for bucket in self._buckets:
+                if bucket.handle is None:
+                    bucket.submit_incomplete()
+            for slot in self._alone:
+                if slot.pending is None:
+                    slot.pending = start_alone(slot, self.settings, self._name)
+            for bucket in self._buckets:
+                bucket.finish()
+            for slot in self._alone:
+                pending, slot.pending = slot.pending, None
+                pending()
+        except HorovodInternalError:
+            self._forget()
+            raise
+        except BaseException:
+            self.drain()
+            raise
+        finally:
+            self.rearm()
+
+    def rearm(self) -> None:
+        """Expect the next step's gradients."""
+        passes = self.passes
+        for slot in self.slots.values():
+            slot.passes_left = passes
+        for bucket in self._buckets:
+            bucket.incomplete = len(bucket.slots)
+        self.fresh = True
+
+    def drain(self) -> None:
+        """Wait for what is in flight, and let the results go."""
+        for bucket in self._buckets:
+            if bucket.handle is not None:
+                with contextlib.suppress(HorovodInternalError, RuntimeError):
+                    bucket.finish()
+        for slot in self._alone:
+            if slot.pending is not None:
+                pending, slot.pending = slot.pending, None
+                with contextlib.suppress(HorovodInternalError):
+                    pending()
+
+    def _forget(self) -> None:
+        for bucket in self._buckets:
+            bucket.abandon()
+        for slot in self._alone:
+            slot.pending = None
+
+    def _decide(self) -> None:
+        """Agree with the other ranks on what is in no bucket yet, and put it where it belongs."""
+        slots = self._undecided
+        found = survey(slots, self._name, self.settings)
+        wanted = {id(slot.parameter) for slot in slots if slot.parameter is not None and found.seen(slot)}
+        together = [group for group in self._groups if wanted.intersection(group)]
+        wanted.update(key for group in together for key in group)
+        chosen = [slot for slot in found.order if id(slot.parameter) in wanted]
+        self._undecided = [slot for slot in slots if id(slot.parameter) not in wanted]
+        custom = self.settings.compression is not Compression.none and self.settings.wire_dtype is None
+        items, place = [], {}
+        for index, slot in enumerate(chosen):
+            slot.sparse_dim = found.sparse_dim(slot)
+            if custom or found.travels_sparse(slot):
+                slot.alone = True
+                self._alone.append(slot)
+                continue
+            parameter = slot.parameter
+            place[id(parameter)] = index
+            kind = (parameter.dtype, parameter.device)
+            items.append(Item(index, parameter.numel(), parameter.element_size(), kind))
+        groups = [[place[key] for key in group if key in place] for group in together]
+        for layout in plan_buckets(items, self._bucket_bytes, groups):
+            members = [chosen[index] for index in layout.indexes]
+            name = f"{self._name}.bucket{len(self._buckets)}[{members[0].name}..{members[-1].name}]"
+            bucket = Bucket(name, layout, members, self.settings)
+            self._buckets.append(bucket)
+            # At once, so that at most one bucket's gradients exist twice.
+            bucket.submit_incomplete()
+
+
+def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        owner = reducer()
+        if owner is not None:
+            owner.on_gradient(slot)
+
+    return hook
+
+
+def _dismantle(slots: dict[int, Slot], hooks: dict[int, Any]) -> None:
+    """Give everything back when the reducer is gone; slots and buckets refer to each other."""
+    for hook in hooks.values():
+        hook.remove()
+    for slot in slots.values():
+        slot.reset(0)
