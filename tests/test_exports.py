@@ -19,7 +19,7 @@ NAMES = sorted(modules())
 PUBLIC = ("horovod", "horovod.torch", "horovod.numpy")
 READS_SETTINGS = ("horovod.config", "horovod.world")
 # They hand their environment on to processes that they start.
-PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench")
+PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef

@@ -8,6 +8,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from horovod.bindings import backends
@@ -171,7 +172,7 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741 - Horovod's n
     """
     size, longer = divmod(len(l), n)
     starts = [i * size + min(i, longer) for i in range(n + 1)]
-    return [l[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [l[a:b] for a, b in pairwise(starts)]
 
 
 def is_iterable(x: Any) -> bool:
