@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from horovod.bindings import backends
 from horovod.errors import HorovodVersionMismatchError
 
 __all__ = [
@@ -85,32 +84,40 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether ``ext_base_name`` moves tensors between GPUs; see ``cuda_built``."""
-    return extension_available(ext_base_name, verbose) and (backends.cuda_built() or backends.rocm_built())
+    return extension_available(ext_base_name, verbose) and bool(_built("cuda") or _built("rocm"))
+
+
+def _built(part: str) -> bool | int:
+    """What ``horovod.torch`` and its siblings answer; asked late, so that this page alone loads no engine."""
+    from horovod.bindings.worldly import Worldly
+
+    answer: bool | int = getattr(Worldly(), f"{part}_built")()
+    return answer
 
 
 def mpi_built(verbose: bool = False) -> bool:
     """See ``horovod.torch.mpi_built``."""
-    return backends.mpi_built()
+    return bool(_built("mpi"))
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """See ``horovod.torch.gloo_built``."""
-    return backends.gloo_built()
+    return bool(_built("gloo"))
 
 
 def nccl_built(verbose: bool = False) -> int:
     """See ``horovod.torch.nccl_built``."""
-    return backends.nccl_built()
+    return int(_built("nccl"))
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """See ``horovod.torch.ddl_built``."""
-    return backends.ddl_built()
+    return bool(_built("ddl"))
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """See ``horovod.torch.ccl_built``."""
-    return backends.ccl_built()
+    return bool(_built("ccl"))
 
 
 @contextlib.contextmanager
