@@ -54,7 +54,7 @@ def broadcast_object(
         return obj
     received = comm.empty(int(_array(length).view(np.int64)[0]), dtype="uint8")
     comm.broadcast_(received, root_rank, name=name and f"{name}.t", process_set=process_set)
-    return pickle.loads(_array(received))
+    return pickle.loads(_array(received).data)
 
 
 def allgather_object(
@@ -79,7 +79,7 @@ def allgather_object(
     Blocks until all ranks called.
     """
     payload = _tensor(comm, cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
-    stream = io.BytesIO(_array(comm.allgather(payload, name=name, process_set=process_set)))
+    stream = io.BytesIO(_array(comm.allgather(payload, name=name, process_set=process_set)).data)
     found = []
     # A pickle knows where it ends, so no lengths need to travel.
     while stream.tell() < stream.getbuffer().nbytes:

@@ -29,7 +29,6 @@ from horovod.torch.mpi_ops import (
     ProcessSet,
     Product,
     Sum,
-    _check_has_gpu as _check_has_gpu,
     add_process_set,
     allgather,
     allgather_async,
@@ -82,6 +81,9 @@ from horovod.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
     zeros,
+)
+from horovod.torch.mpi_ops import (
+    _check_has_gpu as _check_has_gpu,
 )
 from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.sync_batch_norm import SyncBatchNorm

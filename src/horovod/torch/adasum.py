@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,15 +40,13 @@ class AdasumMembers:
     def synchronize(self) -> None:
         """Do nothing: there is something to combine only after a step."""
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Refuse.
 
         Raises:
             AssertionError: always; a step without the other ranks makes no sense here.
         """
         raise AssertionError("skip_synchronize() is not supported with op=Adasum, whose steps are combined in step()")
-        yield
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Step locally, and move the parameters by the Adasum of all ranks' steps.

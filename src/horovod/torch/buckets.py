@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from horovod.bindings.buckets import BucketLayout
+from horovod.bindings.compression import CastCompressor
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
-from horovod.torch.compression import Compressor
+from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
 
@@ -46,9 +47,19 @@ class Settings:
     sparse_as_dense: bool
 
     @property
-    def wire_dtype(self) -> torch.dtype | None:
-        """The dtype that a casting compressor sends, or ``None``."""
-        return getattr(self.compression, "wire_dtype", None)
+    def travel_alone(self) -> bool:
+        """Whether the user's own compressor wants to see gradients one by one."""
+        return self.compression is not NoneCompressor and not self._casts
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
+        """Return what gradients of ``dtype`` are cast to before they are sent, or ``None``."""
+        compression: Any = self.compression
+        return compression.wire_dtype if self._casts and dtype in compression.from_dtypes else None
+
+    @property
+    def _casts(self) -> bool:
+        # A user's compressor may be an object that only has the two functions.
+        return isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
 
     def start(self, tensor: torch.Tensor, name: str) -> int:
         """Start the reduction of ``tensor`` in place and return its handle."""
@@ -133,8 +144,8 @@ class Bucket:
         self._buffer = _zeros(layout.count, first.dtype, first.device)
         self._flags = self._buffer[layout.flags :]
         self._missing: list[int] = []
-        casting = settings.wire_dtype is not None and first.dtype in settings.compression.from_dtypes
-        self._wire = _zeros(layout.count, settings.wire_dtype, first.device) if casting else self._buffer
+        wire_dtype = settings.wire_dtype(first.dtype)
+        self._wire = _zeros(layout.count, wire_dtype, first.device) if wire_dtype is not None else self._buffer
         for slot, offset in zip(self.slots, layout.offsets, strict=True):
             slot.bucket = self
             slot.view = self._view(slot.parameter, offset)
@@ -169,7 +180,8 @@ class Bucket:
         if self._wire is not self._buffer:
             self._wire.copy_(self._buffer)
         self._version = self._buffer._version
-        self.handle = self._settings.start(self._wire, self.name)
+        # .data has a version of its own: what the engine writes is no change by the user.
+        self.handle = self._settings.start(self._wire.data, self.name)
 
     def finish(self) -> None:
         """Wait for the reduction; give gradients to parameters that had none here but had one elsewhere.
@@ -180,7 +192,8 @@ class Bucket:
         handle, self.handle = self.handle, None
         changed = self._changed_in_flight()
         missing, self._missing = self._missing, []
-        comm.synchronize(handle)
+        if handle is not None:
+            comm.synchronize(handle)
         if changed:
             raise RuntimeError(
                 f"the gradient of {changed} was changed after backward() had handed it to the other ranks. To clip "
@@ -214,7 +227,8 @@ class Bucket:
         self._missing = []
 
 
-def _zeros(count: int, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
-        return comm.zeros(count, dtype=dtype)
+        shared: torch.Tensor = comm.zeros(count, dtype=dtype)
+        return shared
     return torch.zeros(count, dtype=dtype, device=device)

@@ -11,7 +11,7 @@ All of them can be differentiated once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.runtime import comm
 
-__all__ = ["Allgather", "Allreduce", "Alltoall", "Broadcast", "Reducescatter", "Reduction"]
+__all__ = ["Reduction", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
 
@@ -51,7 +51,7 @@ def _name(name: str | None) -> str | None:
     return name and f"{name}.gradient"
 
 
-class Allreduce(torch.autograd.Function):
+class _Allreduce(torch.autograd.Function):
     """allreduce of several tensors at once."""
 
     @staticmethod
@@ -111,7 +111,7 @@ def _local_derivatives(
     ]
 
 
-class Allgather(torch.autograd.Function):
+class _Allgather(torch.autograd.Function):
     """allgather of several tensors at once."""
 
     @staticmethod
@@ -139,7 +139,7 @@ class Allgather(torch.autograd.Function):
         return (None, None, *(grad.narrow(0, start, length) for grad, start, length in own))
 
 
-class Broadcast(torch.autograd.Function):
+class _Broadcast(torch.autograd.Function):
     """broadcast."""
 
     @staticmethod
@@ -148,7 +148,8 @@ class Broadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         """Broadcast."""
         ctx.name, ctx.process_set, ctx.root_rank = name, process_set, root_rank
-        return comm.broadcast(tensor.detach(), root_rank, name=name, process_set=process_set)
+        output: torch.Tensor = comm.broadcast(tensor.detach(), root_rank, name=name, process_set=process_set)
+        return output
 
     @staticmethod
     @once_differentiable
@@ -158,7 +159,7 @@ class Broadcast(torch.autograd.Function):
         return None, None, None, reduced if comm.rank() == ctx.root_rank else torch.zeros_like(grad)
 
 
-class Alltoall(torch.autograd.Function):
+class _Alltoall(torch.autograd.Function):
     """alltoall; gives the output and how many rows came from each rank."""
 
     @staticmethod
@@ -180,7 +181,7 @@ class Alltoall(torch.autograd.Function):
         return None, None, None, comm.synchronize(handle)[0]
 
 
-class Reducescatter(torch.autograd.Function):
+class _Reducescatter(torch.autograd.Function):
     """reducescatter of several tensors at once."""
 
     @staticmethod
@@ -210,3 +211,15 @@ class Reducescatter(torch.autograd.Function):
         else:
             gathered = list(comm.grouped_allgather(scaled, name=_name(ctx.name), process_set=how.process_set))
         return (None, None, *gathered)
+
+
+#: ``(name, how, *tensors)``
+allreduce: Callable[..., tuple[torch.Tensor, ...]] = _Allreduce.apply
+#: ``(name, process_set, *tensors)``
+allgather: Callable[..., tuple[torch.Tensor, ...]] = _Allgather.apply
+#: ``(name, process_set, root_rank, tensor)``
+broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
+#: ``(name, process_set, splits, tensor)``; gives output and received splits
+alltoall: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Alltoall.apply
+#: ``(name, how, *tensors)``
+reducescatter: Callable[..., tuple[torch.Tensor, ...]] = _Reducescatter.apply

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from horovod.bindings.backends import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import HorovodInternalError
@@ -118,6 +106,16 @@ local_size = comm.local_size
 cross_rank = comm.cross_rank
 cross_size = comm.cross_size
 is_homogeneous = comm.is_homogeneous
+mpi_enabled = comm.mpi_enabled
+mpi_built = comm.mpi_built
+mpi_threads_supported = comm.mpi_threads_supported
+gloo_enabled = comm.gloo_enabled
+gloo_built = comm.gloo_built
+nccl_built = comm.nccl_built
+ddl_built = comm.ddl_built
+ccl_built = comm.ccl_built
+cuda_built = comm.cuda_built
+rocm_built = comm.rocm_built
 
 allreduce_ = comm.allreduce_
 allreduce_async = comm.allreduce_async

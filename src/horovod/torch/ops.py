@@ -14,8 +14,9 @@ import torch
 from horovod.bindings.collectives import resolve_op
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.torch import gradients
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.gradients import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, Reduction
+from horovod.torch.gradients import Reduction
 from horovod.torch.runtime import comm
 
 __all__ = [
@@ -71,14 +72,16 @@ def allreduce(
     Blocks until all ranks called.
     """
     if compression is Compression.none and not (tensor.requires_grad and _grad_enabled()):
-        return comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        plain: torch.Tensor = comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        return plain
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     wire, context = compression.compress(tensor)
     if _wanted([wire]):
-        (reduced,) = Allreduce.apply(name, how, wire.contiguous())
+        (reduced,) = gradients.allreduce(name, how, wire.contiguous())
     else:
         reduced = comm.allreduce(wire, name=name, **how.keywords)
-    return compression.decompress(reduced, context)
+    result: torch.Tensor = compression.decompress(reduced, context)
+    return result
 
 
 def grouped_allreduce(
@@ -102,8 +105,9 @@ def grouped_allreduce(
         return list(comm.grouped_allreduce(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     wires, contexts = _compress(compression, tensors)
+    reduced: Sequence[torch.Tensor]
     if _wanted(wires):
-        reduced = Allreduce.apply(name, how, *(wire.contiguous() for wire in wires))
+        reduced = gradients.allreduce(name, how, *(wire.contiguous() for wire in wires))
     else:
         reduced = comm.grouped_allreduce(wires, name=name, **how.keywords)
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
@@ -134,9 +138,10 @@ def allgather(
     Blocks until all ranks called.
     """
     if not (tensor.requires_grad and _grad_enabled()):
-        return comm.allgather(tensor, name, process_set)
-    (gathered,) = Allgather.apply(name, process_set, tensor.contiguous())
-    return gathered  # type: ignore[no-any-return]
+        plain: torch.Tensor = comm.allgather(tensor, name, process_set)
+        return plain
+    (gathered,) = gradients.allgather(name, process_set, tensor.contiguous())
+    return gathered
 
 
 def grouped_allgather(
@@ -149,7 +154,7 @@ def grouped_allgather(
     """
     if not _wanted(tensors):
         return tuple(comm.grouped_allgather(tensors, name, process_set))
-    return tuple(Allgather.apply(name, process_set, *(tensor.contiguous() for tensor in tensors)))
+    return tuple(gradients.allgather(name, process_set, *(tensor.contiguous() for tensor in tensors)))
 
 
 def broadcast(
@@ -174,8 +179,9 @@ def broadcast(
     Blocks until the data is here.
     """
     if not (tensor.requires_grad and _grad_enabled()):
-        return comm.broadcast(tensor, root_rank, name, process_set)
-    return Broadcast.apply(name, process_set, root_rank, tensor.contiguous())  # type: ignore[no-any-return]
+        plain: torch.Tensor = comm.broadcast(tensor, root_rank, name, process_set)
+        return plain
+    return gradients.broadcast(name, process_set, root_rank, tensor.contiguous())
 
 
 def alltoall(
@@ -204,7 +210,7 @@ def alltoall(
     """
     if not (tensor.requires_grad and _grad_enabled()):
         return comm.alltoall(tensor, splits, name, process_set)
-    output, received = Alltoall.apply(name, process_set, splits, tensor.contiguous())
+    output, received = gradients.alltoall(name, process_set, splits, tensor.contiguous())
     return output if splits is None else (output, received)
 
 
@@ -257,8 +263,9 @@ def grouped_reducescatter(
     """
     how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
     wires, contexts = _compress(compression, tensors)
+    reduced: Sequence[torch.Tensor]
     if _wanted(wires):
-        reduced = Reducescatter.apply(name, how, *(wire.contiguous() for wire in wires))
+        reduced = gradients.reducescatter(name, how, *(wire.contiguous() for wire in wires))
     elif len(wires) == 1:
         reduced = [comm.reducescatter(wires[0], name=name, **how.keywords)]
     else:

@@ -26,7 +26,6 @@ from horovod.engine import context
 from horovod.errors import HorovodInternalError
 from horovod.torch.alone import start_alone
 from horovod.torch.buckets import Bucket, Settings, Slot
-from horovod.torch.compression import Compression
 from horovod.torch.survey import survey
 
 __all__ = ["Reducer"]
@@ -116,7 +115,12 @@ class Reducer:
             return
         self._generation = generation
         process_set = self.settings.process_set
-        self._active = bool(process_set.included()) and (process_set.size() or 0) > 1
+        size = process_set.size()
+        if size is None:
+            raise ValueError(
+                f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
+            )
+        self._active = bool(process_set.included()) and size > 1
         first = next(iter(self.slots.values())).name if self.slots else "gradients"
         self._name = _names.take(f"DistributedOptimizer.{first}", generation) if self._active else ""
         self._buckets, self._alone, self._undecided = [], [], []
@@ -135,7 +139,8 @@ class Reducer:
             owner._lose(slot.parameter)
         me = weakref.ref(self)
         _owners[slot.parameter] = me
-        self._hooks[key] = slot.parameter.register_post_accumulate_grad_hook(_hook_for(me, slot))  # type: ignore[attr-defined]
+        register: Callable[..., Any] = slot.parameter.register_post_accumulate_grad_hook
+        self._hooks[key] = register(_hook_for(me, slot))
 
     def _lose(self, parameter: torch.Tensor) -> None:
         """Another reducer has taken ``parameter`` over."""
@@ -249,11 +254,10 @@ class Reducer:
         wanted.update(key for group in together for key in group)
         chosen = [slot for slot in found.order if id(slot.parameter) in wanted]
         self._undecided = [slot for slot in slots if id(slot.parameter) not in wanted]
-        custom = self.settings.compression is not Compression.none and self.settings.wire_dtype is None
         items, place = [], {}
         for index, slot in enumerate(chosen):
             slot.sparse_dim = found.sparse_dim(slot)
-            if custom or found.travels_sparse(slot):
+            if self.settings.travel_alone or found.travels_sparse(slot):
                 slot.alone = True
                 self._alone.append(slot)
                 continue

@@ -6,6 +6,7 @@ deviations, not sums of squares, so that nothing cancels; float16 and bfloat16 a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,10 +69,10 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not (self.training and comm.is_initialized() and (self.process_set.size() or 1) > 1):
             return super().forward(input)
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
+        output, mean, variance, count = _normalize(input, self.weight, self.bias, self.eps, self.process_set)
         if self.track_running_stats:
             self._track(mean, variance, int(count))
-        return output  # type: ignore[no-any-return]
+        return output
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
@@ -156,6 +157,9 @@ class _Normalize(torch.autograd.Function):
         if weight is None:
             return grad_input.to(input.dtype), None, None, None, None
         return grad_input.to(input.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
+
+
+_normalize: Callable[..., tuple[torch.Tensor, ...]] = _Normalize.apply
 
 
 def _all_but_channels(input: torch.Tensor) -> list[int]:
