@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -117,7 +118,9 @@ def train(args: argparse.Namespace, checkpoint: Path) -> None:
 
     started = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, transient=True, disable=hvd.rank() != 0) as progress:
+    # hvd: one bar, and only where somebody can see it move; horovodrun passes the lines on either way.
+    hidden = hvd.rank() != 0 or not sys.stdout.isatty()
+    with Progress(*columns, transient=True, disable=hidden) as progress:
         bar = progress.add_task("training", total=(args.epochs - first_epoch) * len(loader))
         for epoch in range(first_epoch, args.epochs):
             model.train()

@@ -11,16 +11,16 @@ from sources import Import, Module, modules
 GROUND = ("horovod._version", "horovod.errors", "horovod.config", "horovod.world")
 SHARED_WORDS = "horovod.core.requests"
 
-# room -> rooms it may import besides itself and the ground.
+# room -> rooms, or single modules, that it may import besides itself and the ground.
 MAY_IMPORT = {
     "core": (),
     "transports": (),
     "rendezvous": (),
     "engine": ("core", "transports", "rendezvous"),
-    "bindings": ("engine",),
+    "bindings": ("engine", "transports.kernels"),
     "launch": ("rendezvous",),
     "numpy": ("bindings", "engine"),
-    "torch": ("bindings", "engine"),
+    "torch": ("bindings", "engine", "transports.kernels_torch"),
     "bench": ("bindings", "engine", "transports", "launch", "numpy", "torch"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
@@ -78,7 +78,11 @@ def _why_not(module: Module, here: str, imported: Import) -> str:
     if not here:
         return "" if imported.lazy else "the package itself loads nothing"
     allowed = (here, *MAY_IMPORT[here])
-    return "" if room(target) in allowed else f"{here} may import {', '.join(allowed)}"
+    return (
+        ""
+        if room(target) in allowed or target.removeprefix("horovod.") in allowed
+        else f"{here} may import {', '.join(allowed)}"
+    )
 
 
 def circles() -> list[list[str]]:
