@@ -36,7 +36,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "startup": {"name": "hvd.init()", **TIME},
 }
 EXPECTED = {
-    "allreduce": ["1 MiB", "1.00 ms", "5.00 x", "50%"],
+    "allreduce": ["1 MiB", "1.00 ms", "5.00x", "50%"],
     "async": ["1 MiB x 50"],
     "train": ["mlp", "1,000", "91.0%", "100 µs"],
     "memory": ["1000 B", "25.0%"],

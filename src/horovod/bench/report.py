@@ -40,31 +40,36 @@ def _names(result: Result) -> tuple[list[str], list[str]]:
 
 
 def _collectives(result: Result, title: str) -> Table:
+    """One line per size. Where two of our columns share a cell, the arena's figure stands second."""
     ours, peers = _names(result)
     columns = list(ours)
     for peer in peers:
-        columns += [peer, *(f"÷ {us}" for us in ours)]
+        columns += [peer, "slower by"]
     made = _new(title, "size", [*columns, "bus GB/s", "of memory limit"])
     several = len({row["dtype"] for row in result["rows"]}) > 1
     for row in result["rows"]:
         label = format_bytes(row["nbytes"]) + (f" x {row['batch']}" if row["batch"] > 1 else "")
-        cells = [f"{label} {row['dtype']}" if several else label]
-        cells += [_time(row, us) for us in ours]
+        cells = [f"{label} {row['dtype']}" if several else label, *(_time(row, us) for us in ours)]
         for peer in peers:
-            cells += [_time(row, peer), *(_ratio(row, us, peer) for us in ours)]
-        cells.append(" | ".join(f"{row['bus_bytes_s'][us] / 1e9:.3g}" for us in ours if us in row["bus_bytes_s"]))
+            cells += [_time(row, peer), _each(_ratio(row["ratios"].get(us, {}).get(peer)) for us in ours)]
+        cells.append(_each(f"{row['bus_bytes_s'][us] / 1e9:.3g}" for us in ours if us in row["bus_bytes_s"]))
         shares = [f"{row['limit_share'][us]:.0%}" for us in ours if us in row["limit_share"]]
-        made.add_row(*cells, " | ".join(shares) or "in cache")
+        made.add_row(*cells, _each(shares) or "in cache")
     return made
+
+
+def _each(figures: Iterable[str]) -> str:
+    return " | ".join(figures)
 
 
 def _time(row: dict[str, Any], name: str) -> str:
     return format_seconds(row["results"][name]["median_s"]) if name in row["results"] else "-"
 
 
-def _ratio(row: dict[str, Any], us: str, peer: str) -> str:
-    ratio = row["ratios"].get(us, {}).get(peer)
-    return "-" if ratio is None else f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.0f} x"
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def _train(result: Result, title: str) -> Table:
