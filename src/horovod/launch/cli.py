@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all ranks ended well, 2 for a wrong command line, else the exit code of the first rank that failed
         (128 + n for signal n), or 128 + n when signal n ended the launcher.
     """
+    _open_standard_files()
     try:
         options = parse_flags(sys.argv[1:] if argv is None else argv, f"khorovod {__version__} (Horovod API)")
         if options.check_build:
@@ -121,7 +121,7 @@ def _run(plan: LaunchPlan) -> int:
     screens = _screens()
     before = oom_kills()
     try:
-        outcome = supervise(plan, screens, signals=_wanted_signals(), stdin=_stdin())
+        outcome = supervise(plan, screens, signals=_wanted_signals())
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
@@ -137,12 +137,13 @@ def _screens() -> tuple[Screen, Screen]:
     return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileScreen(2)
 
 
-def _stdin() -> int | None:
-    try:
-        os.fstat(0)
-    except OSError:
-        return subprocess.DEVNULL  # ours is closed
-    return None
+def _open_standard_files() -> None:
+    """Give closed standard files a number of their own, else a pipe of ours would become somebody's output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _wanted_signals() -> list[signal.Signals]:

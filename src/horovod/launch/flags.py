@@ -146,10 +146,12 @@ def _add_setting(group: Any, setting: Setting, add: Any) -> None:
 
 def _to_variable(setting: Setting, text: str, source: str) -> str:
     """Turn what a flag or a YAML key says into the text of the environment variable."""
-    if setting.inverted:
-        yes = parse(Setting("", False, ""), text, source)
-        return render(not yes)
-    value = parse(setting, text, source)
+    try:
+        if setting.inverted:
+            return render(not parse(Setting("", False, ""), text, source))
+        value = parse(setting, text, source)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     return render(value * setting.scale if setting.scale != 1 and not isinstance(value, str) else value)
 
 
@@ -222,9 +224,5 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
                 meant = nearest(path, list(known))
                 raise UsageError(f"{source}: unknown key {path}" + (f"; did you mean {meant}?" if meant else ""))
             if value is not None:
-                try:
-                    text = str(int(value)) if isinstance(value, bool) else str(value)
-                    variables[known[path].env] = _to_variable(known[path], text, f"{source}: {path}")
-                except ValueError as error:
-                    raise UsageError(str(error)) from error
+                variables[known[path].env] = _to_variable(known[path], str(value), f"{source}: {path}")
     return variables

@@ -1,0 +1,199 @@
+"""horovodrun with real processes, when something dies: who is named, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from launching import HOROVODRUN, horovodrun, started
+
+PY = sys.executable
+# Rank 1 fails in the way that is asked for, the others wait for ever.
+FAIL = """
+import ctypes, os, signal, sys
+if os.environ["HOROVOD_RANK"] == "1":
+    for i in range(30):
+        print("line", i, file=sys.stderr)
+    {how}
+signal.pause()
+"""
+# Prints its process id and that of a child, which is in a session of its own and ignores polite requests.
+STUBBORN = """
+import os, signal, subprocess, sys
+child = "import os, signal; os.setsid(); signal.signal(15, signal.SIG_IGN); print('x', flush=True); signal.pause()"
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+process.stdout.readline()
+print("up", os.getpid(), process.pid, flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "stubborn.py"
+    path.write_text(STUBBORN)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("sys.exit(3)", 3, "failed with exit code 3"),
+        ("raise ValueError('boom')", 1, "failed with exit code 1"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+        ("ctypes.string_at(0)", 139, "was killed by SIGSEGV"),
+        ("os.abort()", 134, "was killed by SIGABRT"),
+    ],
+)
+def test_first_failure_is_named_and_the_others_are_ended(how: str, code: int, said: str) -> None:
+    ended = horovodrun("-np", "3", PY, "-c", FAIL.format(how=how))
+    assert ended.code == code
+    lines = [line for line in ended.err.splitlines() if not line.startswith("[1]<stderr>:")]
+    assert lines[0].startswith(f"horovodrun: rank 1 on {os.uname().nodename} (pid ")
+    assert said in lines[0]
+    assert lines[1] == "horovodrun: the last lines of rank 1's stderr:"
+    assert len(lines) == 2 + 20 + 2
+    assert "    line 29" in lines
+    assert "    line 9" not in lines
+    assert [line.split(" (")[0] for line in lines[-2:]] == ["horovodrun: rank 0", "horovodrun: rank 2"]
+    assert all("ended by horovodrun with SIGTERM" in line for line in lines[-2:])
+
+
+def test_the_cause_is_named_not_those_who_failed_of_it(tmp_path: Path) -> None:
+    """Ranks that see rank 2 die exit at once, as the engine makes them; rank 2 died first and must be named."""
+    script = """
+import os, select, sys
+rank = int(os.environ["HOROVOD_RANK"])
+if rank == 2:
+    pids = [open(f"fifo.{r}", "w") for r in (0, 1, 3)]
+    for f in pids:
+        f.write(f"{os.getpid()}\\n"); f.flush()
+    for f in pids:
+        open(f.name + ".back").read()
+    os.kill(os.getpid(), 9)
+fd = os.pidfd_open(int(open(f"fifo.{rank}").readline()))
+open(f"fifo.{rank}.back", "w").close()
+select.select([fd], [], [])
+sys.exit(1)
+"""
+    for r in (0, 1, 3):
+        os.mkfifo(tmp_path / f"fifo.{r}")
+        os.mkfifo(tmp_path / f"fifo.{r}.back")
+    ended = horovodrun("-np", "4", PY, "-c", script, cwd=tmp_path)
+    assert ended.code == 137
+    assert "rank 2 on" in ended.err.splitlines()[0]
+    assert ended.err.count("failed with exit code 1") == 3
+
+
+def test_all_fail_at_once() -> None:
+    ended = horovodrun("-np", "3", "bash", "-c", "exit 5")
+    assert ended.code == 5
+    assert ended.err.count("failed with exit code 5") == 3
+
+
+def test_a_shell_around_a_killed_command() -> None:
+    ended = horovodrun("-np", "1", "bash", "-c", f"{PY} -c 'import os; os.kill(os.getpid(), 9)'; exit $?")
+    assert ended.code == 137
+    assert "failed with exit code 137 (SIGKILL in a command that it ran)" in ended.err
+
+
+def test_command_that_cannot_be_run_after_all(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    ended = horovodrun("-np", "2", str(script))
+    assert ended.code == 127
+    assert f"cannot run '{script}': No such file or directory" in ended.err
+
+
+@pytest.mark.slow
+def test_who_ignores_sigterm_is_killed_with_all_its_children(script: str) -> None:
+    with started("-np", "2", PY, script, "stubborn", ranks=2) as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.still_alive() == []
+        ended = running.end()
+    assert ended.code == 143
+    assert ended.err == "horovodrun: SIGTERM received; ended 2 of 2 ranks, nothing is left running\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_horovodrun_end_all(number: signal.Signals, script: str) -> None:
+    with started("-np", "2", "bash", "-c", f"{PY} {script}; true", ranks=2) as running:
+        running.process.send_signal(number)
+        assert running.still_alive() == []
+        assert running.end().code == 128 + number
+
+
+def test_a_second_ctrl_c_kills_at_once(script: str) -> None:
+    with started("-np", "2", PY, script, "stubborn", ranks=2) as running:
+        # Two equal signals that come together are one to the kernel, so the second is another one.
+        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.still_alive() == []
+        ended = running.end()
+    assert ended.code in (130, 143)
+    assert ended.err.count("SIGKILL") == 0
+
+
+def test_killing_horovodrun_leaves_nothing(script: str) -> None:
+    with started("-np", "2", "bash", "-c", f"{PY} {script} stubborn; true", ranks=2) as running:
+        running.process.kill()
+        assert running.still_alive() == []
+
+
+def test_killing_the_keeper_leaves_nothing(script: str) -> None:
+    with started("-np", "2", PY, script, "stubborn", ranks=2) as running:
+        pid = running.process.pid
+        (keeper,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(keeper), signal.SIGKILL)
+        assert running.still_alive() == []
+        ended = running.end()
+    assert ended.code == 1
+    assert "the process that watches the ranks was killed" in ended.err
+
+
+def test_what_a_rank_leaves_behind_is_ended_when_the_job_is_over(script: str) -> None:
+    leave = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)\n"
+        "print(p.stdout.readline(), end='', flush=True)\n"
+        "import os; os._exit(0)"
+    )
+    with started("-np", "2", PY, "-c", leave, script, "stubborn", ranks=2) as running:
+        assert running.still_alive() == []
+        assert running.end().code == 0
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
+    """A rank that hears of Ctrl-C itself would say so."""
+    rank = (
+        "import signal\n"
+        "try:\n"
+        "    print('up', flush=True); signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('heard')"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(HOROVODRUN[0], [*HOROVODRUN, "-np", "2", PY, "-c", rank])
+    seen = b""
+    while seen.count(b"up") < 2:
+        seen += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    try:
+        while chunk := os.read(terminal, 1024):
+            seen += chunk
+    except OSError:  # the terminal's last user has gone
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert b"SIGINT received" in seen
+    assert b"heard" not in seen

@@ -1,0 +1,189 @@
+"""The command line and the YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod.config import SETTINGS, load
+from horovod.launch.flags import Options, UsageError, parse_flags, parse_yaml
+
+
+def parse(*argv: str) -> Options:
+    return parse_flags(argv, "v")
+
+
+@pytest.mark.parametrize("flags", [("-np", "2"), ("--num-proc", "2"), ("--num-proc=2",), ("-np=2",)], ids=" ".join)
+def test_number_of_processes(flags: tuple[str, ...]) -> None:
+    assert parse(*flags, "python") == Options(num_proc=2, command=("python",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (("-np", "2", "python", "train.py", "-np", "3", "--verbose", "--foo"), "python train.py -np 3 --verbose --foo"),
+        (("-np", "2", "--", "-odd", "x"), "-odd x"),
+        (("--gloo", "python", "-v"), "python -v"),
+        (("python", "--", "x"), "python -- x"),
+    ],
+    ids=str,
+)
+def test_command_is_everything_from_the_first_word_that_is_no_flag(argv: tuple[str, ...], command: str) -> None:
+    assert " ".join(parse(*argv).command) == command
+
+
+def test_flags_with_a_place_of_their_own() -> None:
+    found = parse("-H", "localhost:2", "--output-filename", "out", "--verbose", "--mpi", "x")
+    assert (found.hosts, found.output_dir, found.verbose) == ("localhost:2", "out", True)
+    assert parse("-hostfile", "f", "x").hostfile == parse("--hostfile=f", "x").hostfile == "f"
+    assert parse("-Hlocalhost:2", "x").hosts == "localhost:2"
+    assert parse("-cb").check_build
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable"),
+    [
+        (("--fusion-threshold-mb", "64"), ("HOROVOD_FUSION_THRESHOLD", str(64 << 20))),
+        (("--cache-capacity=0",), ("HOROVOD_CACHE_CAPACITY", "0")),
+        (("--start-timeout", "7"), ("HOROVOD_START_TIMEOUT", "7")),
+        (("--no-stall-check",), ("HOROVOD_STALL_CHECK_DISABLE", "1")),
+        (("--stall-check",), ("HOROVOD_STALL_CHECK_DISABLE", "0")),
+        (("--log-level", "DEBUG"), ("HOROVOD_LOG_LEVEL", "debug")),
+        (("--log-without-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "1")),
+        (("--log-with-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "0")),
+        (("--timeline-filename", "/t.json"), ("HOROVOD_TIMELINE", "/t.json")),
+        (("--no-autotune",), ("HOROVOD_AUTOTUNE", "0")),
+        (("--cycle-time-ms", "2.5"), ("HOROVOD_CYCLE_TIME", "2.5")),
+        (("--thread-affinity", "0,2"), ("HOROVOD_THREAD_AFFINITY", "0,2")),
+    ],
+    ids=str,
+)
+def test_flags_become_variables(flag: tuple[str, ...], variable: tuple[str, str]) -> None:
+    settings = parse("-np", "1", *flag, "x").settings
+    assert settings == dict([variable])
+    load(settings)
+
+
+def test_flags_that_are_not_given_set_nothing() -> None:
+    assert parse("-np", "1", "x").settings == {}
+
+
+def test_every_flag_of_the_table_is_known() -> None:
+    for setting in SETTINGS:
+        for flag in (setting.flag, setting.flag_off):
+            if flag:
+                value = () if setting.flag_off else (setting.choices[0] if setting.choices else "1",)
+                assert setting.env in parse(flag, *value, "x").settings
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--verbos", "x"), r"unknown flag --verbos; did you mean --verbose\?"),
+        (("--fusion-treshold-mb=3", "x"), r"did you mean --fusion-threshold-mb\?"),
+        (("-n", "2", "x"), r"unknown flag -n; did you mean -np\?"),
+        (("-x", "A=1", "x"), r"whole environment"),
+        (("--min-np", "2", "x"), r"--min-np is for elastic jobs"),
+        (("--ssh-port", "2", "x"), r"--ssh-port is for jobs of several hosts"),
+        (("-np", "two", "x"), r"invalid int value: 'two'"),
+        (("-np",), r"expected one argument"),
+        (("--gloo", "--mpi", "x"), r"not allowed with"),
+        (("-H", "a:1", "-hostfile", "f", "x"), r"not allowed with"),
+        (("--cache-capacity", "-1", "x"), r"--cache-capacity must be a whole number of at least 0"),
+        (("--log-level", "loud", "x"), r"--log-level must be one of"),
+        (("--config-file", "/no/such", "x"), r"--config-file /no/such: No such file"),
+    ],
+    ids=str,
+)
+def test_wrong_command_lines(argv: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(*argv)
+
+
+HOROVOD_LAYOUT = """
+controller: gloo
+params:
+    fusion_threshold_mb: 32
+    cycle_time_ms: 5
+    cache_capacity: 2048
+    hierarchical_allreduce: true
+autotune:
+    enabled: false
+    log_file: tune.csv
+timeline:
+    filename: t.json
+    mark_cycles: true
+stall_check:
+    enabled: false
+    warning_time_seconds: 120
+    shutdown_time_seconds: 240.5
+library_options:
+    mpi_threads_disable: true
+    num_nccl_streams: 2
+    thread_affinity: 0,1
+logging:
+    level: INFO
+    with_timestamp: false
+"""
+
+
+def test_yaml_file_in_horovods_layout(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(HOROVOD_LAYOUT)
+    assert parse("--config-file", str(path), "x").file_settings == {
+        "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
+        "HOROVOD_CYCLE_TIME": "5",
+        "HOROVOD_CACHE_CAPACITY": "2048",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
+        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_AUTOTUNE_LOG": "tune.csv",
+        "HOROVOD_TIMELINE": "t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "240.5",
+        "HOROVOD_MPI_THREADS_DISABLE": "1",
+        "HOROVOD_NUM_NCCL_STREAMS": "2",
+        "HOROVOD_THREAD_AFFINITY": "0,1",
+        "HOROVOD_LOG_LEVEL": "info",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+    }
+
+
+def test_empty_yaml_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("# nothing yet\n")
+    assert parse("--config-file", str(path), "x").file_settings == {}
+    assert parse_yaml({"params": None, "timeline": {"filename": None}}, "c.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"params": {"cache_capacty": 1}},
+            r"c.yaml: unknown key params.cache_capacty; did you mean params.cache_capacity\?",
+        ),
+        ({"params": 3}, r"c.yaml: section params"),
+        ({"controller": "nccl"}, r"controller must be gloo or mpi; received 'nccl'"),
+        ({"stall_check": {"enabled": "perhaps"}}, r"c.yaml: stall_check.enabled must be one of 1/true"),
+        (
+            {"params": {"cache_capacity": True}},
+            r"c.yaml: params.cache_capacity must be a whole number; received 'True'",
+        ),
+        (["params"], r"c.yaml: expected sections"),
+    ],
+    ids=str,
+)
+def test_wrong_yaml(content: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_yaml(content, "c.yaml")
+
+
+def test_text_that_is_no_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(UsageError, match="is no YAML"):
+        parse("--config-file", str(path), "x")

@@ -1,0 +1,200 @@
+"""horovodrun with real processes, when all goes well."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from launching import horovodrun
+
+PY = sys.executable
+ALL_KNOWING = """
+import os
+names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+print(*[os.environ["HOROVOD_" + n] for n in names], os.environ.get("MINE"), os.environ["HOROVOD_START_TIMEOUT"])
+"""
+
+
+def test_ranks_get_their_place_the_environment_and_the_settings() -> None:
+    ended = horovodrun("-np", "2", "--start-timeout", "7", PY, "-c", ALL_KNOWING, MINE="x", HOROVOD_START_TIMEOUT="3")
+    assert ended.code == 0, ended.err
+    assert sorted(ended.lines) == ["[0]<stdout>:0 2 0 2 0 1 x 7", "[1]<stdout>:1 2 1 2 0 1 x 7"]
+    assert ended.err == ""
+
+
+def test_environment_beats_the_yaml_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("params: {cache_capacity: 5, cycle_time_ms: 2}\n")
+    show = "import os; print(os.environ['HOROVOD_CACHE_CAPACITY'], os.environ['HOROVOD_CYCLE_TIME'])"
+    ended = horovodrun("-np", "1", "--config-file", "c.yaml", PY, "-c", show, cwd=tmp_path, HOROVOD_CACHE_CAPACITY="6")
+    assert ended.lines == ["6 2"]
+
+
+SECRETS = """
+import os
+from pathlib import Path
+key = os.environ["HOROVOD_SECRET_KEY"]
+lines = []
+for path in Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        lines.append(path.read_bytes())
+    except OSError:
+        pass
+print(os.environ["HOROVOD_JOB_ID"], key, [line for line in lines if key.encode() in line])
+"""
+
+
+def test_secrets_differ_between_jobs_and_stand_on_no_command_line() -> None:
+    first, second = (horovodrun("-np", "1", PY, "-c", SECRETS).lines[0].split(None, 2) for _ in range(2))
+    assert first[2] == second[2] == "[]"
+    assert first[0] != second[0]
+    assert len(bytes.fromhex(first[1])) == 32
+    assert first[1] != second[1]
+
+
+def test_one_rank_prints_plainly() -> None:
+    ended = horovodrun("-np", "1", PY, "-c", r"import sys; print('a\rb'); sys.stderr.write('no end')")
+    assert ended.out == "a\rb\n" or ended.out == "a\nb\n"  # text mode turns \r into \n
+    assert ended.err == "no end"
+
+
+TALK = """
+import os, sys
+rank = os.environ["HOROVOD_RANK"]
+for i in range(10000):
+    print(f"{rank} {i} {'x' * (i % 97)}.")
+print("y" * 3_000_000)
+print("last", end="", flush=True)
+"""
+
+
+def test_lines_of_several_ranks_stay_whole_and_in_order() -> None:
+    ended = horovodrun("-np", "3", PY, "-c", TALK)
+    assert ended.code == 0, ended.err
+    counts = [0, 0, 0]
+    others: list[str] = []
+    for line in ended.lines:
+        match = re.fullmatch(r"\[(\d)\]<stdout>:(\d) (\d+) x*\.", line)
+        if match is None:
+            others.append(line)
+            continue
+        rank = int(match[1])
+        assert match[2] == match[1]
+        assert int(match[3]) == counts[rank]
+        counts[rank] += 1
+    assert counts == [10000] * 3
+    long = [f"[{r}]<stdout>:" + "y" * 3_000_000 for r in range(3)]
+    assert sorted(others) == sorted([*long, *(f"[{r}]<stdout>:last" for r in range(3))])
+
+
+def test_output_goes_to_files_too(tmp_path: Path) -> None:
+    talk = "import os, sys; print('out', os.environ['HOROVOD_RANK']); print('err', file=sys.stderr)"
+    ended = horovodrun("-np", "11", "--output-filename", str(tmp_path / "a" / "b"), PY, "-c", talk)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "a/b/rank.03/stdout").read_text() == "out 3\n"
+    assert (tmp_path / "a/b/rank.10/stderr").read_text() == "err\n"
+    assert "[10]<stdout>:out 10" in ended.lines
+    assert "[3]<stderr>:err" in ended.err.splitlines()
+
+
+def test_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = horovodrun("-np", "2", "--output-filename", str(tmp_path / "file"), PY, "-c", "pass")
+    assert ended.code == 1
+    assert "cannot open the output of the ranks" in ended.err
+
+
+def test_standard_input_goes_to_rank_0_only() -> None:
+    ended = horovodrun("-np", "2", PY, "-c", "import sys; print(repr(sys.stdin.read()))", stdin="hello")
+    assert sorted(ended.lines) == ["[0]<stdout>:'hello'", "[1]<stdout>:''"]
+
+
+def test_closed_standard_files_do_no_harm() -> None:
+    ended = horovodrun("-np", "2", "bash", "-c", f"{PY} -m horovod.launch.cli -np 2 echo hi 0<&- 1>&- 2>&-; echo $?")
+    assert sorted(ended.lines) == ["[0]<stdout>:0", "[1]<stdout>:0"]
+
+
+def test_a_python_file_runs_with_the_users_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.executable, sys.argv)")
+    path = f"{Path(PY).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = horovodrun("-np", "1", "train.py", "--lr", "1", "-v", cwd=tmp_path, PATH=path)
+    assert ended.lines == [f"{Path(PY).parent / 'python'} ['train.py', '--lr', '1', '-v']"]
+
+
+def test_threads_are_shared_out_and_one_line_says_so() -> None:
+    show = "import os; print([os.environ[k + '_NUM_THREADS'] for k in ('OMP', 'MKL', 'OPENBLAS', 'NUMEXPR')])"
+    ended = horovodrun(
+        "-np", "2", "env", "-u", "OMP_NUM_THREADS", PY, "-m", "horovod.launch.cli", "-np", "2", PY, "-c", show
+    )
+    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert all(line.endswith(str([share] * 4)) for line in ended.lines)
+    assert len(ended.err.splitlines()) == 2  # one line of each of two inner launchers
+    assert f"OMP_NUM_THREADS={share}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "-np is missing"),
+        (("-np", "2"), "no command"),
+        (("-np", "0", "true"), "-np must be at least 1; received 0"),
+        (("-np", "2", "--verbos", "true"), "unknown flag --verbos; did you mean --verbose?"),
+        (("-np", "2", "-H", "localhost:1", "true"), "Requested more processes (2)"),
+        (("-np", "2", "-H", "192.0.2.1:2", "true"), "later feature"),
+        (("-np", "2", "-hostfile", "/no/such", "true"), "-hostfile /no/such: No such file"),
+        (("-np", "2", "no-such-command"), "'no-such-command' was not found"),
+        (("-np", "2", "/etc/passwd"), "'/etc/passwd' is not executable"),
+        (("-np", "2", "--cache-capacity", "x", "true"), "--cache-capacity must be a whole number"),
+    ],
+    ids=str,
+)
+def test_wrong_command_line_is_one_line_and_exit_code_2(args: tuple[str, ...], said: str) -> None:
+    ended = horovodrun(*args)
+    assert ended.code == 2
+    assert said in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert ended.out == ""
+
+
+def test_wrong_setting_in_the_environment_is_one_error() -> None:
+    ended = horovodrun("-np", "2", "true", HOROVOD_CACHE_CAPACITY="many")
+    assert ended.code == 2
+    assert "HOROVOD_CACHE_CAPACITY must be a whole number; received 'many'" in ended.err
+
+
+@pytest.mark.parametrize("flag", ["-H", "--hosts"])
+def test_hosts_that_are_all_this_one(flag: str) -> None:
+    assert horovodrun("-np", "2", flag, "localhost:1,127.0.0.1:1", "--gloo", "true").code == 0
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# here\n\nlocalhost slots=2\n")
+    assert horovodrun("-np", "2", "-hostfile", "hosts", "--mpi", "true", cwd=tmp_path).code == 0
+
+
+def test_version_and_help_and_build() -> None:
+    assert horovodrun("--version").lines[0].startswith("khorovod ")
+    assert "--fusion-threshold-mb" in horovodrun("--help").out
+    built = horovodrun("--check-build")
+    assert built.code == 0
+    for title in (
+        "Available Frameworks:",
+        "Available Controllers:",
+        "Available Tensor Operations:",
+        "[X] shared memory",
+    ):
+        assert title in built.out
+
+
+def test_check_build_imports_no_framework(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
+    built = horovodrun("-cb", PYTHONPATH=str(tmp_path))
+    assert (built.code, built.err) == (0, "")
+    assert "[X] PyTorch" in built.out
+
+
+def test_verbose_says_what_is_started() -> None:
+    assert "starting 2 ranks on" in horovodrun("-np", "2", "--verbose", "true").err

@@ -1,0 +1,76 @@
+"""-H and host files."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.launch.hosts import Host, local_slots, parse_hostfile, parse_hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("localhost:2", [Host("localhost", 2)]),
+        ("a:2,b:4", [Host("a", 2), Host("b", 4)]),
+        (" a:2 , b ", [Host("a", 2), Host("b", 1)]),
+        ("[::1]:3", [Host("::1", 3)]),
+        ("[fe80::1]", [Host("fe80::1", 1)]),
+    ],
+)
+def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", ":2", "a:-1"])
+def test_wrong_hosts_are_errors(text: str) -> None:
+    with pytest.raises(ValueError, match="-H"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a slots=2\nb slots=3\n", [Host("a", 2), Host("b", 3)]),
+        ("# two hosts\n\na slots=2  # the first\n   \nb\n", [Host("a", 2), Host("b", 1)]),
+        ("a:4\nb slots=2 max_slots=8", [Host("a", 4), Host("b", 2)]),
+        ("::1 slots=2", [Host("::1", 2)]),
+    ],
+)
+def test_hostfile_is_read(text: str, hosts: list[Host]) -> None:
+    assert parse_hostfile(text, "hosts.txt") == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"hosts.txt names no host"),
+        ("# nothing\n", r"hosts.txt names no host"),
+        ("a slots=2\nb slots=two", r"hosts.txt, line 2"),
+        ("a slot=2", r"hosts.txt, line 1.*expected `host slots=n`"),
+    ],
+)
+def test_wrong_hostfile_is_an_error_that_names_the_line(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_hostfile(text, "hosts.txt")
+
+
+def local(name: str) -> bool:
+    return name in ("localhost", "127.0.0.1")
+
+
+def test_names_of_this_host_add_up() -> None:
+    assert local_slots([Host("localhost", 2), Host("127.0.0.1", 2)], 4, local) == 4
+
+
+def test_too_few_slots() -> None:
+    with pytest.raises(ValueError, match=r"Requested more processes \(3\) than there are available slots \(2\)"):
+        local_slots([Host("localhost", 2)], 3, local)
+
+
+def test_another_host_is_a_later_feature() -> None:
+    with pytest.raises(ValueError, match=r"not this machine: far.*ssh.*later feature"):
+        local_slots([Host("localhost", 2), Host("far", 2)], 3, local)
+
+
+def test_another_host_that_gets_no_rank_does_not_matter() -> None:
+    assert local_slots([Host("localhost", 2), Host("far", 2)], 2, local) == 4

@@ -1,0 +1,203 @@
+"""Whole lines, labels, progress bars, prompts: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.launch.output import FileScreen, RankStream, Screen, TextScreen
+
+
+class MemoryScreen(Screen):
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def put(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shown"),
+    [
+        ([b"a\n"], b"0:a\n"),
+        ([b"a", b"b", b"\n"], b"0:ab\n"),
+        ([b"a\nb\n\nc"], b"0:a\n0:b\n0:\n0:c\n"),
+        ([b"a\r\nb\r\n"], b"0:a\n0:b\n"),
+        ([b"a\r", b"\nb\n"], b"0:a\n0:b\n"),
+        ([b"\r10%", b"\r20%", b"\r30%\n"], b"0:10%\r0:20%\r0:30%\n"),
+        ([b"10%\r", b"20%\r", b"\n"], b"0:10%\r0:20%\n"),
+        ([b"10%\r", b"20%\r"], b"0:10%\r0:20%\n"),
+        ([b"no end"], b"0:no end\n"),
+        ([b"\xff\xfe\n"], b"0:\xff\xfe\n"),
+        ([], b""),
+    ],
+    ids=repr,
+)
+def test_lines_are_labelled(chunks: list[bytes], shown: bytes) -> None:
+    screen = MemoryScreen()
+    stream = RankStream(screen, "0:")
+    for chunk in chunks:
+        stream.feed(chunk)
+    stream.finish()
+    assert screen.data == shown
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=6).map(lambda b: b.replace(b"\r", b"\n")))))
+def test_streams_never_mix_within_a_line(pieces: list[tuple[int, bytes]]) -> None:
+    screen = MemoryScreen()
+    streams = [RankStream(screen, f"{i}:") for i in range(3)]
+    for i, piece in pieces:
+        streams[i].feed(piece)
+    for stream in streams:
+        stream.finish()
+    for i in range(3):
+        sent = b"".join(piece for j, piece in pieces if j == i)
+        lines = [line[2:] for line in screen.data.split(b"\n") if line.startswith(b"%d:" % i)]
+        assert lines == sent.removesuffix(b"\n").split(b"\n") if sent else not lines
+
+
+def test_a_bar_is_ended_before_another_rank_speaks() -> None:
+    screen = MemoryScreen()
+    bar, other = RankStream(screen, "0:"), RankStream(screen, "1:")
+    bar.feed(b"\r10%")
+    bar.feed(b"\r20%")
+    other.feed(b"hello\n")
+    bar.feed(b"\r30%\n")
+    assert screen.data == b"0:10%\r\n1:hello\n0:20%\r0:30%\n"
+
+
+def test_a_prompt_is_shown_and_its_line_goes_on() -> None:
+    screen = MemoryScreen()
+    stream = RankStream(screen, "0:")
+    stream.feed(b"name? ")
+    stream.show_partial()
+    assert screen.data == b"0:name? "
+    stream.feed(b"hi\nbye\n")
+    assert screen.data == b"0:name? hi\n0:bye\n"
+
+
+def test_a_bar_goes_on_after_it_was_shown_half() -> None:
+    screen = MemoryScreen()
+    stream = RankStream(screen, "0:")
+    stream.feed(b"\r10%")
+    stream.show_partial()
+    stream.feed(b"\r20%\n")
+    assert screen.data == b"0:10%\r0:20%\n"
+
+
+def test_a_prompt_that_another_rank_interrupts_begins_again() -> None:
+    screen = MemoryScreen()
+    stream, other = RankStream(screen, "0:"), RankStream(screen, "1:")
+    stream.feed(b"name? ")
+    stream.show_partial()
+    other.feed(b"x\n")
+    stream.feed(b"hi\n")
+    assert screen.data == b"0:name? \n1:x\n0:hi\n"
+
+
+def test_without_label_bytes_pass_as_they_come() -> None:
+    screen = MemoryScreen()
+    stream = RankStream(screen)
+    stream.feed(b"\r10%")
+    assert screen.data == b"\r10%"
+
+
+def test_file_gets_everything_as_it_comes(tmp_path: Path) -> None:
+    with open(tmp_path / "f", "wb", buffering=0) as file:
+        stream = RankStream(MemoryScreen(), "0:", file)
+        stream.feed(b"a\r")
+        stream.feed(b"b")
+        stream.finish()
+        assert file.closed
+    assert (tmp_path / "f").read_bytes() == b"a\rb"
+
+
+def test_a_full_disk_is_said_once_and_does_not_stop_the_rank() -> None:
+    screen = MemoryScreen()
+    with open("/dev/full", "wb", buffering=0) as file:
+        stream = RankStream(screen, "0:", file)
+        stream.feed(b"a\n")
+        stream.feed(b"b\n")
+    assert screen.data.count(b"No space left") == 1
+    assert screen.data.endswith(b"0:a\n0:b\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\nc\n", ["b", "c"]),
+        (b"a\n\r10%\r20%", ["a", "20%"]),
+        (b"\x1b[31mred\x1b[0m\n", ["red"]),
+        (b"", []),
+        (b"\n\n", []),
+    ],
+)
+def test_last_lines(data: bytes, lines: list[str]) -> None:
+    stream = RankStream(MemoryScreen(), "0:")
+    stream.feed(data)
+    assert stream.last_lines(2) == lines
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up(pipe: tuple[int, int]) -> None:
+    screen = FileScreen(pipe[1])
+    data = os.urandom(3 << 20)
+    screen.put(data)
+    assert screen.backlog
+    assert screen.full
+    read = b""
+    while screen.backlog:
+        read += os.read(pipe[0], 1 << 16)
+        screen.flush()
+    os.set_blocking(pipe[0], False)
+    while len(read) < len(data):
+        read += os.read(pipe[0], 1 << 16)
+    assert read == data
+    assert not screen.full
+
+
+def test_a_reader_that_is_gone_breaks_the_screen(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    screen = FileScreen(pipe[1])
+    stream = RankStream(screen, "0:")
+    assert stream.wanted
+    stream.feed(b"x\n")
+    assert screen.broken
+    assert not screen.backlog
+    assert not stream.wanted
+
+
+def test_text_stream_gets_text() -> None:
+    text = io.StringIO()
+    screen = TextScreen(text)
+    data = "größer\n".encode()
+    screen.put(data[:3])
+    screen.put(data[3:])
+    assert text.getvalue() == "größer\n"
+
+
+def test_closed_text_stream_breaks_the_screen() -> None:
+    text = io.StringIO()
+    text.close()
+    screen = TextScreen(text)
+    screen.put(b"x")
+    assert screen.broken

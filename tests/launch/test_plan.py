@@ -1,0 +1,106 @@
+"""What will be started, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod.launch.plan import LaunchPlan, Wish, make_plan, thread_share
+from horovod.world import detect
+
+
+def plan(**wish: Any) -> LaunchPlan:
+    given: dict[str, Any] = {
+        "command": ("x",),
+        "num_proc": 2,
+        "environ": {},
+        "job": "j",
+        "key": "00",
+        "hostname": "box",
+        "cores": 8,
+    }
+    return make_plan(Wish(**{**given, **wish}))
+
+
+def test_every_rank_knows_its_place() -> None:
+    made = plan(num_proc=3)
+    for rank, own in enumerate(made.ranks):
+        world = detect({**made.environ, **own})
+        assert (world.rank, world.size, world.local_rank, world.local_size) == (rank, 3, rank, 3)
+        assert (world.cross_rank, world.cross_size, world.hostname) == (0, 1, "box")
+        assert (world.launcher, world.job, world.key) == ("horovodrun", "j", b"\0")
+
+
+def test_environment_is_passed_on() -> None:
+    made = plan(environ={"HOME": "/h", "HOROVOD_LOG_LEVEL": "info", "PYTHONUNBUFFERED": ""})
+    assert made.environ["HOME"] == "/h"
+    assert made.environ["HOROVOD_LOG_LEVEL"] == "info"
+    assert made.environ["PYTHONUNBUFFERED"] == "1"
+
+
+def test_flag_beats_environment_beats_file() -> None:
+    names = {"A": "file", "B": "file", "C": "file"}
+    made = plan(file=names, environ={"B": "env", "C": "env"}, flags={"C": "flag"})
+    assert [made.environ[k] for k in "ABC"] == ["file", "env", "flag"]
+
+
+@pytest.mark.parametrize(
+    ("sign", "goes", "stays"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}, {}),
+        ({"PMI_RANK": "1"}, {"PMI_FD": "7", "MPI_LOCALRANKID": "1"}, {"PMIGHTY": "1"}),
+        ({"TORCHELASTIC_RUN_ID": "t"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, {"RANKING": "1"}),
+        ({"HOROVOD_RANK": "7"}, {"HOROVOD_SIZE": "9"}, {}),
+        ({"OTHER": "1"}, {}, {"RANK": "5", "OMPI_MCA_btl": "tcp"}),
+    ],
+    ids=["openmpi", "mpich", "torchrun", "horovodrun", "none"],
+)
+def test_variables_of_an_outer_job_do_not_come_along(
+    sign: dict[str, str], goes: dict[str, str], stays: dict[str, str]
+) -> None:
+    made = plan(environ={**sign, **goes, **stays})
+    for name, value in goes.items():
+        assert made.environ.get(name) != value
+    for name, value in stays.items():
+        assert made.environ[name] == value
+
+
+ALL = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_proc", "cores", "expected"),
+    [
+        ({}, 2, 8, dict.fromkeys(ALL, 4)),
+        ({}, 3, 8, dict.fromkeys(ALL, 2)),
+        ({}, 4, 2, dict.fromkeys(ALL, 1)),
+        ({}, 1, 8, {}),
+        ({"OMP_NUM_THREADS": "3"}, 2, 8, {}),
+        ({"MKL_NUM_THREADS": "3"}, 2, 8, {k: 4 for k in ALL if k != "MKL_NUM_THREADS"}),
+    ],
+)
+def test_share_of_threads(environ: dict[str, str], num_proc: int, cores: int, expected: dict[str, int]) -> None:
+    assert thread_share(environ, num_proc, cores) == expected
+    made = plan(environ=environ, num_proc=num_proc, cores=cores)
+    assert {k: made.environ.get(k) for k in expected} == {k: str(v) for k, v in expected.items()}
+    assert len(made.notes) == bool(expected)
+
+
+def test_note_on_threads_is_one_line() -> None:
+    (note,) = plan(num_proc=4, cores=8).notes
+    assert note.startswith("4 ranks share 8 cores: OMP_NUM_THREADS=2")
+
+
+@pytest.mark.parametrize(("num_proc", "last"), [(1, "rank.0"), (10, "rank.9"), (11, "rank.10"), (101, "rank.100")])
+def test_output_folders_sort_by_rank(num_proc: int, last: str) -> None:
+    folders = plan(num_proc=num_proc, output_dir="out").output_dirs
+    assert folders[-1] == f"out/{last}"
+    assert list(folders) == sorted(folders)
+    assert len({len(folder) for folder in folders}) == 1
+
+
+@pytest.mark.parametrize("num_proc", [0, -1])
+def test_at_least_one_rank(num_proc: int) -> None:
+    with pytest.raises(ValueError, match="-np must be at least 1"):
+        plan(num_proc=num_proc)
