@@ -17,6 +17,7 @@ from horovod.torch.buckets import Settings
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.parameters import Named, check_passes, find_duplicates, group_parameters, name_parameters, trained
 from horovod.torch.reducer import Reducer
+from horovod.torch.runtime import comm
 
 __all__ = ["DistributedOptimizer"]
 
@@ -121,9 +122,18 @@ class _Members:
             loss = closure()
             self.synchronize()
             self._synchronized = False
+            if isinstance(self, torch.optim.LBFGS) and not self._works_alone():
+                # It decides by the loss how often to come back: ranks must decide the same.
+                with torch.no_grad():
+                    loss = comm.allreduce(
+                        torch.as_tensor(loss), name="DistributedOptimizer.loss", process_set=self.process_set
+                    )
             return loss
 
         return synchronized
+
+    def _works_alone(self) -> bool:
+        return self._reducer is None or not self._reducer.active
 
     def _is_fresh(self) -> bool:
         return self._reducer is None or self._reducer.fresh

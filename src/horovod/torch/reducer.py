@@ -35,16 +35,17 @@ _owners: Any = WeakTensorKeyDictionary()
 
 
 class _Names:
-    """Numbers reducers of one name, the same way on every rank, from 0 after each ``init()``."""
+    """Numbers reducers of one name in a process set, the same way on every member, anew after each ``init()``."""
 
     def __init__(self) -> None:
         self._generation = -1
-        self._taken: dict[str, int] = {}
+        self._taken: dict[tuple[int | None, str], int] = {}
 
-    def take(self, name: str, generation: int) -> str:
+    def take(self, name: str, process_set: int | None, generation: int) -> str:
         if generation != self._generation:
             self._generation, self._taken = generation, {}
-        number = self._taken[name] = self._taken.get(name, 0) + 1
+        key = (process_set, name)
+        number = self._taken[key] = self._taken.get(key, 0) + 1
         return name if number == 1 else f"{name}#{number}"
 
 
@@ -62,6 +63,7 @@ class Reducer:
         bucket_bytes: size of the other buckets.
 
     Attributes:
+        active: whether there are other ranks to work with.
         fresh: no gradient came since the last ``synchronize``.
         passes: backward passes per step.
     """
@@ -81,7 +83,7 @@ class Reducer:
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
         self._generation = -1
-        self._active = False
+        self.active = False
         self._name = ""
         self._arrivals = 0
         self._lost = ""
@@ -104,7 +106,7 @@ class Reducer:
             if id(parameter) in self.slots:
                 continue
             slot = self.slots[id(parameter)] = Slot(parameter, name, self.passes)
-            if self._active:
+            if self.active:
                 self._undecided.append(slot)
                 self._hook(slot)
 
@@ -120,13 +122,14 @@ class Reducer:
             raise ValueError(
                 f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
             )
-        self._active = bool(process_set.included()) and size > 1
+        self.active = bool(process_set.included()) and size > 1
         first = next(iter(self.slots.values())).name if self.slots else "gradients"
-        self._name = _names.take(f"DistributedOptimizer.{first}", generation) if self._active else ""
+        if self.active:
+            self._name = _names.take(f"DistributedOptimizer.{first}", process_set.process_set_id, generation)
         self._buckets, self._alone, self._undecided = [], [], []
         for slot in self.slots.values():
             slot.reset(self.passes)
-            if self._active:
+            if self.active:
                 self._undecided.append(slot)
                 self._hook(slot)
 
@@ -151,7 +154,7 @@ class Reducer:
         """Take a gradient that was just accumulated; runs inside backward."""
         if self._generation != context.generation():
             self.follow_job()
-        if not self._active:
+        if not self.active:
             return
         self.fresh = False
         left = slot.passes_left = slot.passes_left - 1
@@ -188,7 +191,7 @@ class Reducer:
             PeerLostError: a rank died.
         """
         self.follow_job()
-        if not self._active:
+        if not self.active:
             return
         if self._lost:
             raise RuntimeError(

@@ -1,0 +1,321 @@
+"""Where a DistributedOptimizer ends: too many passes, other parameters, other sets, sparse gradients, a new job."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from harness import Ranks, run_ranks
+
+import horovod.torch as hvd
+from horovod.errors import MismatchError
+
+
+def linear(seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2).double()
+
+
+def wrapped(net: torch.nn.Module, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+
+
+def rows(step: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(10 * step + hvd.rank())
+    return torch.randn(4, 3, generator=source, dtype=torch.float64)
+
+
+def train(net: torch.nn.Module, optimizer: Any, steps: int = 2) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        optimizer.step()
+
+
+def same_on_all_ranks(net: torch.nn.Module) -> bool:
+    everywhere = hvd.allgather_object([parameter.tolist() for parameter in net.parameters()])
+    return all(other == everywhere[0] for other in everywhere)
+
+
+def too_many_passes() -> str:
+    net = linear()
+    optimizer = wrapped(net, backward_passes_per_step=2)
+    train(net, optimizer)
+    text = ""
+    for _ in range(3):
+        try:
+            net(rows()).sum().backward()
+        except AssertionError as error:
+            text = str(error)
+    return text
+
+
+def test_more_backward_passes_than_announced_are_an_error() -> None:
+    for text in run_ranks(2, too_many_passes):
+        assert "came 3 times" in text
+        assert "backward_passes_per_step is 2" in text
+
+
+def fewer_passes() -> list[float]:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), backward_passes_per_step=3)
+    for passes in (3, 1, 2):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            (parameter * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+    optimizer.set_backward_passes_per_step(1)
+    optimizer.zero_grad()
+    (parameter * (hvd.rank() + 1)).sum().backward()
+    assert optimizer._handles
+    optimizer.step()
+    return parameter.tolist()
+
+
+def test_a_step_may_come_after_fewer_passes() -> None:
+    assert run_ranks(2, fewer_passes) == [[-10.5, -10.5]] * 2
+
+
+def early_zero_grad() -> str:
+    net = linear()
+    optimizer = wrapped(net)
+    train(net, optimizer)
+    net(rows()).sum().backward()
+    text = ""
+    try:
+        optimizer.zero_grad()
+    except AssertionError as error:
+        text = str(error)
+    optimizer.step()
+    return text
+
+
+def test_zero_grad_while_gradients_travel_is_an_error() -> None:
+    assert all("optimizer.zero_grad() was called" in text for text in run_ranks(2, early_zero_grad))
+
+
+def grows() -> bool:
+    net, more, frozen = linear(), linear(1), linear(2)
+    frozen.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([*net.parameters(), *frozen.parameters()], lr=0.1), backward_passes_per_step=1
+    )
+    for step in range(6):
+        if step == 2:
+            optimizer.add_param_group({"params": list(more.parameters()), "lr": 0.2})
+        if step == 4:
+            frozen.requires_grad_(True)
+        optimizer.zero_grad()
+        loss = net(rows(step)).square().sum() + more(rows(step)).square().sum() + frozen(rows(step)).square().sum()
+        loss.backward()
+        optimizer.step()
+        if step < 2:
+            more.zero_grad()
+    start = linear(2)
+    assert not torch.equal(frozen.weight, start.weight)
+    return all(same_on_all_ranks(model) for model in (net, more, frozen))
+
+
+def test_parameters_may_be_added_and_unfrozen() -> None:
+    assert run_ranks(2, grows) == [True] * 2
+
+
+def freezes() -> bool:
+    net = torch.nn.Sequential(linear(), torch.nn.Linear(2, 2).double())
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = wrapped(net)
+    for step in range(4):
+        net[0].requires_grad_(step % 2 == 0)
+        before = net[0].weight.detach().clone()
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        optimizer.step()
+        assert torch.equal(before, net[0].weight) == (step % 2 == 1)
+    return same_on_all_ranks(net)
+
+
+def test_layers_may_be_frozen_for_a_while() -> None:
+    assert run_ranks(2, freezes) == [True] * 2
+
+
+def two_generations() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    train(net, optimizer)
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init()
+        train(net, optimizer, 3)
+    return same_on_all_ranks(net)
+
+
+def test_training_goes_on_after_shutdown_and_init() -> None:
+    assert run_ranks(2, two_generations) == [True] * 2
+
+
+def two_at_once() -> bool:
+    nets = [linear(), linear(1)]
+    plain = [hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1)) for net in nets]
+    for step in range(3):
+        for net, optimizer in zip(nets, plain, strict=True):
+            optimizer.zero_grad()
+            net(rows(step)).square().sum().backward()
+        # Both are in flight now; the order of the steps may differ between ranks once buckets are agreed on.
+        order = [0, 1] if step == 0 or hvd.rank() == 0 else [1, 0]
+        for index in order:
+            plain[index].step()
+    return all(same_on_all_ranks(net) for net in nets)
+
+
+def test_two_optimizers_do_not_meet() -> None:
+    assert run_ranks(2, two_at_once) == [True] * 2
+
+
+def wrapped_again() -> tuple[bool, str]:
+    net = linear()
+    for _ in range(3):
+        optimizer = wrapped(net)
+        train(net, optimizer)
+    newer = wrapped(net)
+    train(net, newer)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        text = str(error)
+    del optimizer, newer
+    gc.collect()
+    assert not net.weight._post_accumulate_grad_hooks
+    return same_on_all_ranks(net), text
+
+
+def test_the_newest_optimizer_of_a_model_counts_and_hooks_go_with_it() -> None:
+    for same, text in run_ranks(2, wrapped_again):
+        assert same
+        assert "made later" in text
+
+
+def part_of_the_ranks() -> tuple[list[float], list[float]]:
+    pair = hvd.add_process_set([0, 2])
+    parameter, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), process_set=pair)
+    everybody = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=1.0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        everybody.zero_grad()
+        ((parameter + other) * float(hvd.rank())).sum().backward()
+        optimizer.step()
+        everybody.step()
+    return parameter.tolist(), other.tolist()
+
+
+def test_a_process_set_trains_by_itself() -> None:
+    assert run_ranks(3, part_of_the_ranks) == [([-3.0], [-3.0]), ([-3.0], [-3.0]), ([-3.0], [-3.0])]
+
+
+def unregistered() -> str:
+    try:
+        wrapped(linear(), process_set=hvd.ProcessSet([0, 1]))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_an_unregistered_process_set_is_refused() -> None:
+    assert all("is not registered" in text for text in run_ranks(2, unregistered))
+
+
+def different_models() -> None:
+    net = torch.nn.Linear(3, 2 + hvd.rank()).double()
+    train(net, wrapped(net), 1)
+
+
+def test_different_models_are_an_error_on_every_rank() -> None:
+    for outcome in Ranks(2, different_models).outcomes():
+        assert isinstance(outcome.error, MismatchError)
+        assert "rank 0: 2 parameters" in str(outcome.error)
+        assert "rank 1: 2 parameters" in str(outcome.error)
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = torch.nn.Embedding(10, 3, sparse=True).double()
+        self.out = torch.nn.Linear(3, 1).double()
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(words)).sum()
+
+
+def with_sparse(as_dense: bool) -> tuple[bool, list[bool], torch.Tensor]:
+    net = Words()
+    optimizer = wrapped(net, sparse_as_dense=as_dense)
+    layouts = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == 1:
+            loss = net.out(torch.ones(3, dtype=torch.float64)).sum()
+        else:
+            loss = net(torch.tensor([hvd.rank(), step, step]))
+        loss.backward()
+        optimizer.step()
+        layouts.append(net.table.weight.grad.is_sparse)
+    return same_on_all_ranks(net), layouts, net.table.weight.detach()
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients_are_combined(as_dense: bool) -> None:
+    results = run_ranks(2, with_sparse, as_dense)
+    assert all(same and layouts == [True] * 4 for same, layouts, _ in results)
+
+    alone = Words()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            if step == 2 and rank == 1:
+                loss = alone.out(torch.ones(3, dtype=torch.float64)).sum()
+            else:
+                loss = alone(torch.tensor([rank, step, step]))
+            (loss / 2).backward()
+        optimizer.step()
+    torch.testing.assert_close(results[0][2], alone.table.weight.detach(), rtol=0, atol=1e-12)
+
+
+def channels_last() -> tuple[bool, bool, bool]:
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
+    optimizer = wrapped(net)
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(hvd.rank()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+    grad = net.weight.grad
+    assert grad is not None
+    dense = grad.is_contiguous(memory_format=torch.channels_last)
+    return same_on_all_ranks(net), dense, grad._base is not None
+
+
+def test_gradients_keep_the_memory_layout_of_their_parameters() -> None:
+    assert run_ranks(2, channels_last) == [(True, True, True)] * 2
+
+
+def penalized() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = rows(step).requires_grad_()
+        (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+        (net(x).sum() + slope.square().sum()).backward(create_graph=step == 1)
+        optimizer.step()
+        assert not net.weight.grad.requires_grad  # type: ignore[union-attr]
+    return same_on_all_ranks(net)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradient_penalties_work() -> None:
+    assert run_ranks(2, penalized) == [True] * 2

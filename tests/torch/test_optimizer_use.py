@@ -1,0 +1,365 @@
+"""What training scripts do with a DistributedOptimizer."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+
+def linear(seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2).double()
+
+
+def wrapped(net: torch.nn.Module, lr: float = 0.1, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=lr), net.named_parameters(), **options)
+
+
+def rows(step: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(10 * step + hvd.rank())
+    return torch.randn(4, 3, generator=source, dtype=torch.float64)
+
+
+def grads(net: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def same_on_all_ranks(tensors: list[torch.Tensor]) -> bool:
+    everywhere = hvd.allgather_object([tensor.tolist() for tensor in tensors])
+    return all(other == everywhere[0] for other in everywhere)
+
+
+def clips() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        optimizer.synchronize()
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        assert norm > 0.01
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert sum(grad.square().sum() for grad in grads(net)) < 0.0101**2
+    return same_on_all_ranks(list(net.parameters()))
+
+
+def test_gradients_can_be_clipped_between_synchronize_and_step() -> None:
+    assert run_ranks(2, clips) == [True] * 2
+
+
+def clips_too_early() -> str:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(2):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        if step == 1:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                return str(error)
+        else:
+            optimizer.step()
+    return ""
+
+
+def test_changing_a_gradient_while_it_travels_is_an_error() -> None:
+    for text in run_ranks(2, clips_too_early):
+        assert "weight" in text
+        assert "optimizer.synchronize()" in text
+
+
+def replaces_too_early() -> str:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(2):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        if step == 1:
+            net.bias.grad = net.bias.grad * 0.5  # type: ignore[operator]
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def test_replacing_a_gradient_while_it_travels_is_an_error() -> None:
+    assert all("the gradient of bias was changed" in text for text in run_ranks(2, replaces_too_early))
+
+
+def warned() -> tuple[int, int, bool]:
+    net = linear()
+    optimizer = wrapped(net, op=hvd.Sum)
+    net(rows()).sum().backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.synchronize()
+        before = grads(net)
+        optimizer.step()
+    once = len(caught)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, grads(net), strict=True))
+    net.zero_grad()
+    net(rows()).sum().backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return once, len(caught), unchanged
+
+
+def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> None:
+    assert run_ranks(2, warned) == [(1, 0, True)] * 2
+
+
+class Branches(torch.nn.Module):
+    """Which layers work depends on the rank; ``never`` works nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.common, self.even, self.odd, self.never = (torch.nn.Linear(3, 3).double() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        side = self.even if hvd.rank() % 2 == 0 else self.odd
+        return side(self.common(x))
+
+
+def missing(set_to_none: bool) -> tuple[bool, list[bool], float]:
+    net = Branches()
+    optimizer = wrapped(net)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        net(rows(step)).square().sum().backward()
+        own = net.even if hvd.rank() == 0 else net.odd
+        mine = own.weight.grad.clone()
+        expected = hvd.allgather_object((hvd.rank() % 2, mine))
+        optimizer.step()
+        for side, grad in expected:
+            reduced = (net.odd if side else net.even).weight.grad
+            torch.testing.assert_close(reduced, grad / hvd.size(), rtol=0, atol=1e-14)
+    none = [parameter.grad is None for parameter in net.never.parameters()]
+    return same_on_all_ranks(list(net.parameters())), none, float(net.never.weight.sum())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_missing_on_some_ranks_count_as_zeros_and_missing_on_all_stay_none(set_to_none: bool) -> None:
+    results = run_ranks(2, missing, set_to_none)
+    assert all(same and all(none) for same, none, _ in results)
+    assert results[0][2] == results[1][2]
+
+
+def late_branch() -> bool:
+    """A layer joins in the third step, on one rank only; then leaves again."""
+    net = Branches()
+    optimizer = wrapped(net)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = net.common(rows(step)).square().sum()
+        if step in (2, 3) and hvd.rank() == 1:
+            loss = loss + net.never(rows(step)).square().sum()
+        loss.backward()
+        optimizer.step()
+        assert (net.never.weight.grad is not None) == (step in (2, 3)), step
+    return same_on_all_ranks(list(net.parameters()))
+
+
+def test_a_layer_may_join_later_and_leave_again() -> None:
+    assert run_ranks(3, late_branch) == [True] * 3
+
+
+def user_sets_gradients() -> list[float]:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(3):
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, float(hvd.rank() + step))
+        optimizer.step()
+    return [float(parameter.grad.mean()) for parameter in net.parameters() if parameter.grad is not None]
+
+
+def test_gradients_that_the_user_sets_are_reduced() -> None:
+    assert run_ranks(2, user_sets_gradients) == [[2.5, 2.5]] * 2
+
+
+def drops_gradients() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(6):
+        if step % 3 == 0:
+            net.zero_grad(set_to_none=True)
+        elif step % 3 == 1:
+            net.zero_grad(set_to_none=False)
+        else:
+            net.weight.grad = None
+            net.bias.grad = None
+        net(rows(step)).square().sum().backward()
+        alone = torch.autograd.grad(net(rows(step)).square().sum(), list(net.parameters()))
+        optimizer.step()
+        mean = [sum(part) / hvd.size() for part in zip(*hvd.allgather_object(alone), strict=True)]
+        for reduced, wanted in zip(grads(net), mean, strict=True):
+            torch.testing.assert_close(reduced, wanted, rtol=0, atol=1e-13)
+    return same_on_all_ranks(list(net.parameters()))
+
+
+def test_gradients_may_be_reset_in_every_way() -> None:
+    assert run_ranks(2, drops_gradients) == [True] * 2
+
+
+def keeps_accumulating() -> bool:
+    """No zero_grad: torch adds up, here the sum of averages."""
+    net = linear()
+    optimizer = wrapped(net, lr=0.0)
+    total = [torch.zeros_like(parameter) for parameter in net.parameters()]
+    for step in range(3):
+        loss = net(rows(step)).square().sum()
+        alone = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        for i, parts in enumerate(zip(*hvd.allgather_object(alone), strict=True)):
+            total[i] += sum(parts) / hvd.size()
+            torch.testing.assert_close(list(net.parameters())[i].grad, total[i], rtol=0, atol=1e-13)
+    return True
+
+
+def test_without_zero_grad_averages_add_up() -> None:
+    assert run_ranks(2, keeps_accumulating) == [True] * 2
+
+
+def with_closure(kind: str) -> tuple[torch.Tensor, float]:
+    net = linear()
+    base: torch.optim.Optimizer = (
+        torch.optim.LBFGS(net.parameters(), max_iter=4)
+        if kind == "lbfgs"
+        else torch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    optimizer = hvd.DistributedOptimizer(base, net.named_parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = net(rows()).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        loss = optimizer.step(closure)
+    everything = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    assert same_on_all_ranks([everything])
+    return everything, float(loss)
+
+
+def closure_alone(kind: str, ranks: int) -> torch.Tensor:
+    net = linear()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.LBFGS(net.parameters(), max_iter=4)
+        if kind == "lbfgs"
+        else torch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    sources = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
+    x = torch.cat([torch.randn(4, 3, generator=source, dtype=torch.float64) for source in sources])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = net(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lbfgs"])
+def test_closures_see_reduced_gradients(kind: str) -> None:
+    results = run_ranks(2, with_closure, kind)
+    alone = closure_alone(kind, 2)
+    for together, _ in results:
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-11)
+
+
+def with_scaler(explicit: bool) -> tuple[bool, float, float]:
+    net = linear().float()
+    optimizer = wrapped(net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    start = net.weight.detach().clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = net(rows(step).float()).square().sum()
+        if step == 2 and hvd.rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        before = net.weight.detach().clone()
+        if explicit:
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, net.weight) == (step == 2)
+    return same_on_all_ranks(list(net.parameters())), scaler.get_scale(), float((net.weight - start).abs().max())
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["synchronize first", "as for one process"])
+def test_grad_scaler_skips_the_same_steps_on_all_ranks(explicit: bool) -> None:
+    for same, scale, moved in run_ranks(2, with_scaler, explicit):
+        assert same
+        assert scale == 512.0
+        assert 0 < moved < 100
+
+
+def with_scheduler() -> list[float]:
+    net = linear()
+    optimizer = wrapped(net, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    rates = []
+    for step in range(3):
+        optimizer.zero_grad()
+        net(rows(step)).sum().backward()
+        optimizer.step()
+        rates.append(scheduler.get_last_lr()[0])
+        scheduler.step()
+    assert same_on_all_ranks(list(net.parameters()))
+    return rates
+
+
+def test_schedulers_work() -> None:
+    assert run_ranks(2, with_scheduler) == [[1.0, 0.5, 0.25]] * 2
+
+
+def round_trip() -> bool:
+    net = linear()
+    plain = torch.optim.Adam(net.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["state"][0]["step"] == 2
+    other = linear(5)
+    other.load_state_dict(net.state_dict())
+    again = hvd.DistributedOptimizer(torch.optim.Adam(other.parameters(), lr=9.0), other.named_parameters())
+    again.load_state_dict(saved)
+    for step in range(2, 4):
+        for model, one in ((net, optimizer), (other, again)):
+            one.zero_grad()
+            model(rows(step)).square().sum().backward()
+            one.step()
+    return all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_state_dict_makes_the_round_trip() -> None:
+    assert run_ranks(2, round_trip) == [True] * 2
