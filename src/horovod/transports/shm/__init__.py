@@ -1,0 +1,1 @@
+"""The ranks of one host, over memory that all of them map."""
