@@ -69,7 +69,7 @@ class _Plan:
         if kind is Kind.ALLREDUCE:
             for index, srcs in enumerate(views):
                 outputs = work.outputs
-                out = outputs[index] if outputs else work.allocate(index, tuple(srcs[0].shape))
+                out = outputs[index] if index < len(outputs) else work.allocate(index, tuple(srcs[0].shape))
                 self._reducers[index](out, srcs)
         elif kind is Kind.BROADCAST:
             root = response.members.index(response.requests[0].root)
