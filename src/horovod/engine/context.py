@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
 from typing import Any
@@ -33,7 +34,7 @@ class _Context:
         self.engine: Engine | None = None
         self.world: World | None = None
         self.config: Config | None = None
-        self.meetings = 0
+        self.meetings: collections.Counter[str] = collections.Counter()
         self.generation = 0
         self.owner = 0
         self.hooked = False
@@ -148,10 +149,10 @@ def _build(world: World, settings: Config) -> Engine:
     arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     arena_fd = create_memfd("horovod-arena", arena_bytes)
     control_fd = create_memfd("horovod-control", Control.nbytes(world.size)) if world.rank == 0 else -1
-    _context.meetings += 1
+    _context.meetings[world.job] += 1
     fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
     try:
-        meeting = meet(world, _context.meetings, arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
+        meeting = meet(world, _context.meetings[world.job], arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         control = Control(meeting.control_fd, world.rank, world.size)
         arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]

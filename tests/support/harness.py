@@ -1,0 +1,262 @@
+"""Real ranks for tests: fresh processes on shared memory, forked from a server that has torch loaded already."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import cloudpickle
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "numpy", "cloudpickle", "horovod.numpy", "horovod.torch.adapter"])
+_numbers = itertools.count()
+
+
+@dataclass
+class Outcome:
+    """How one rank ended.
+
+    Attributes:
+        rank: which.
+        value: what its function returned.
+        error: the exception it raised, or None.
+        text: its traceback.
+        exitcode: of the process; negative for a signal.
+        seconds: from the start of all ranks to this end.
+    """
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    text: str = ""
+    exitcode: int | None = None
+    seconds: float = 0.0
+
+
+def _environment(size: int, env: dict[str, str] | None) -> dict[str, str]:
+    return {
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_JOB_ID": f"test-{os.getpid()}-{next(_numbers)}",
+        "HOROVOD_SECRET_KEY": secrets.token_hex(16),
+        "OMP_NUM_THREADS": "1",
+        **(env or {}),
+    }
+
+
+def _pack(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    module = sys.modules.get(function.__module__)
+    if module is not None and not function.__module__.startswith("horovod"):
+        cloudpickle.register_pickle_by_value(module)
+    return cloudpickle.dumps((function, args))
+
+
+def _run(rank: int, env: dict[str, str], payload: bytes, init: bool) -> tuple[Any, BaseException | None, str]:
+    for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+        del os.environ[name]
+    os.environ.update(env, HOROVOD_RANK=str(rank), HOROVOD_LOCAL_RANK=str(rank))
+    from horovod.bindings import process_sets
+
+    try:
+        function, args = cloudpickle.loads(payload)
+        if init:
+            process_sets.init()
+        value = function(*args)
+        return value, None, ""
+    except BaseException as error:
+        return None, error, traceback.format_exc()
+    finally:
+        process_sets.shutdown()
+
+
+def _send(pipe: Connection, result: tuple[Any, BaseException | None, str]) -> None:
+    try:
+        packed = cloudpickle.dumps(result)
+    except Exception:
+        packed = cloudpickle.dumps((None, RuntimeError(repr(result[1])), result[2] or repr(result[0])))
+    pipe.send_bytes(packed)
+
+
+def _child(rank: int, env: dict[str, str], payload: bytes, pipe: Connection, init: bool) -> None:
+    result = _run(rank, env, payload, init)
+    _send(pipe, result)
+    if result[1] is not None:
+        sys.exit(1)
+
+
+def _worker(tasks: Connection, results: Connection) -> None:
+    while True:
+        try:
+            task = tasks.recv()
+        except EOFError:
+            return
+        _send(results, _run(*task))
+        # What a test leaves in memory must not reach the next one.
+        gc.collect()
+
+
+class Ranks:
+    """``size`` running ranks.
+
+    Args:
+        size: how many.
+        function: called on each, after init() and before shutdown().
+        args: its arguments.
+        env: more environment variables.
+        init: whether init() and shutdown() are called around it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        env: dict[str, str] | None = None,
+        init: bool = True,
+    ) -> None:
+        environment, payload = _environment(size, env), _pack(function, args)
+        self.size = size
+        self._pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        self._started = time.monotonic()
+        for rank in range(size):
+            ours, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(target=_child, args=(rank, environment, payload, theirs, init))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def pid(self, rank: int) -> int:
+        """Return the process id of a rank."""
+        pid: int = self.processes[rank].pid
+        return pid
+
+    def outcomes(self, timeout_s: float = 60.0) -> list[Outcome]:
+        """Wait for all ranks and return how each ended; ends those that do not."""
+        outcomes = [Outcome(rank) for rank in range(self.size)]
+        deadline = self._started + timeout_s
+        sentinels = {process.sentinel: rank for rank, process in enumerate(self.processes)}
+        pipes = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        try:
+            while sentinels:
+                ready = wait([*sentinels, *pipes], timeout=max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    late = sorted(sentinels.values())
+                    raise AssertionError(f"ranks {late} did not end within {timeout_s} s")
+                for item in ready:
+                    if isinstance(item, int):
+                        rank = sentinels.pop(item)
+                        self.processes[rank].join()
+                        outcomes[rank].exitcode = self.processes[rank].exitcode
+                        outcomes[rank].seconds = time.monotonic() - self._started
+                    elif item in pipes:
+                        rank = pipes.pop(item)
+                        try:
+                            value, error, text = cloudpickle.loads(item.recv_bytes())
+                        except EOFError:
+                            continue
+                        outcomes[rank].value, outcomes[rank].error, outcomes[rank].text = value, error, text
+            return outcomes
+        finally:
+            for process in self.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+                process.close()
+            for pipe in self._pipes:
+                pipe.close()
+
+
+class _Pool:
+    """Worker processes that are used again and again; ended and replaced as soon as one misbehaves."""
+
+    def __init__(self) -> None:
+        self._workers: list[tuple[Any, Connection, Connection]] = []
+
+    def run(self, size: int, env: dict[str, str], payload: bytes, init: bool, timeout_s: float) -> list[Outcome]:
+        """Run a task on ``size`` workers."""
+        while len(self._workers) < size:
+            # Two pipes rather than a pair of sockets, which the leak check would see.
+            their_tasks, tasks = _context.Pipe(duplex=False)
+            results, their_results = _context.Pipe(duplex=False)
+            process = _context.Process(target=_worker, args=(their_tasks, their_results), daemon=True)
+            process.start()
+            their_tasks.close()
+            their_results.close()
+            self._workers.append((process, tasks, results))
+        team = self._workers[:size]
+        outcomes = [Outcome(rank) for rank in range(size)]
+        try:
+            for rank, (_, tasks, _) in enumerate(team):
+                tasks.send((rank, env, payload, init))
+            pending = {results: rank for rank, (_, _, results) in enumerate(team)}
+            deadline = time.monotonic() + timeout_s
+            while pending:
+                ready = [
+                    pipe
+                    for pipe in wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+                    if isinstance(pipe, Connection)
+                ]
+                if not ready:
+                    raise AssertionError(f"ranks {sorted(pending.values())} did not end within {timeout_s} s")
+                for pipe in ready:
+                    rank = pending.pop(pipe)
+                    value, error, text = cloudpickle.loads(pipe.recv_bytes())
+                    outcomes[rank] = Outcome(rank, value, error, text, 0 if error is None else 1)
+        except BaseException:
+            self.close()
+            raise
+        if any(outcome.error for outcome in outcomes):
+            self.close()
+        return outcomes
+
+    def close(self) -> None:
+        """End all workers."""
+        for process, tasks, results in self._workers:
+            process.kill()
+            process.join()
+            process.close()
+            tasks.close()
+            results.close()
+        self._workers = []
+
+
+_pool = _Pool()
+atexit.register(_pool.close)
+
+
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 60.0,
+    init: bool = True,
+) -> list[Any]:
+    """Run ``function(*args)`` on ``size`` ranks and return the results in rank order.
+
+    The processes are used again by the next call; a test that ends processes uses ``Ranks``.
+
+    Raises:
+        AssertionError: a rank failed; with every failed rank's traceback.
+    """
+    outcomes = _pool.run(size, _environment(size, env), _pack(function, args), init, timeout_s)
+    failed = [outcome for outcome in outcomes if outcome.exitcode != 0]
+    if failed:
+        report = "\n".join(f"--- rank {o.rank}, exit code {o.exitcode}\n{o.text}" for o in failed)
+        raise AssertionError(f"{len(failed)} of {size} ranks failed\n{report}")
+    return [outcome.value for outcome in outcomes]

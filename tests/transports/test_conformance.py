@@ -1,0 +1,191 @@
+"""Every collective x library x dtype x op x shape, over worlds of 1, 2, 3 and 5 ranks, against numpy."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+SIZES = [1, 2, 3, 5]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
+OPS = ["Sum", "Average", "Min", "Max", "Product"]
+#: 0-d, empty, one, odd, two-dimensional, larger than what rides in a request, larger than a staging round.
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (40_001,), (700_003,)]
+
+
+def _hvd(library: str) -> tuple[Any, Any, Any]:
+    """Return (collectives, from_numpy, to_numpy) of a library."""
+    if library == "numpy":
+        return importlib.import_module("horovod.numpy"), lambda a, dtype: a.astype(dtype), lambda t: t
+    import torch
+
+    from horovod.bindings.collectives import Collectives
+    from horovod.torch.adapter import TorchAdapter
+
+    def make(array: Any, dtype: str) -> Any:
+        return torch.from_numpy(np.asarray(array)).to(getattr(torch, dtype))
+
+    def back(tensor: Any) -> Any:
+        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+    return Collectives(TorchAdapter()), make, back
+
+
+def _values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """Small integers, exact in every dtype and under every reduction used here."""
+    count = int(np.prod(shape, dtype=np.int64))
+    base = (np.arange(count, dtype=np.int64) * 7 + rank * 3) % 5
+    if dtype == "bool":
+        base = (np.arange(count) + rank) % 3 == 0
+    elif dtype not in ("uint8",):
+        base = base - 2 + 0 * rank
+    return base.reshape(shape)
+
+
+def _expected(op: str, shape: tuple[int, ...], dtype: str, size: int) -> Any:
+    stack = np.stack([np.asarray(_values(r, shape, dtype)) for r in range(size)])
+    if dtype == "bool":
+        return {"Sum": stack.any(0), "Max": stack.any(0), "Min": stack.all(0), "Product": stack.all(0)}[op]
+    if op == "Average":
+        exact = stack.astype(np.float64).sum(0) / size
+        return exact if dtype.startswith(("float", "bfloat", "complex")) else np.trunc(exact)
+    return {"Sum": stack.sum, "Min": stack.min, "Max": stack.max, "Product": stack.prod}[op](0)
+
+
+def _tolerance(dtype: str, op: str) -> float:
+    if op != "Average":
+        return 0.0
+    return {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-6, "complex64": 1e-6}.get(dtype, 1e-15)
+
+
+def _check(got: Any, want: Any, tolerance: float, what: str) -> None:
+    assert got.shape == np.shape(want), f"{what}: shape {got.shape}, expected {np.shape(want)}"
+    if got.dtype == bool:
+        np.testing.assert_array_equal(got, want, err_msg=what)
+    else:
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=what)
+
+
+def _allreduce(library: str, dtype: str, op: str) -> None:
+    hvd, make, back = _hvd(library)
+    rank, size = hvd.rank(), hvd.size()
+    how = getattr(importlib.import_module("horovod.bindings.collectives"), op)
+    for shape in SHAPES:
+        mine, want = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
+        tolerance = _tolerance(dtype, op)
+        result = hvd.allreduce(mine, op=how)
+        _check(back(result), want, tolerance, f"allreduce {shape}")
+        _check(back(mine), _values(rank, shape, dtype), 0.0, f"input of allreduce {shape}")
+        arena = hvd.zeros(shape, dtype=dtype)
+        arena[...] = mine
+        _check(back(hvd.allreduce_(arena, op=how)), want, tolerance, f"allreduce_ in the arena {shape}")
+        _check(back(hvd.allreduce_(mine, op=how)), want, tolerance, f"allreduce_ {shape}")
+    many = [make(_values(rank, shape, dtype), dtype) for shape in SHAPES]
+    for shape, result in zip(SHAPES, hvd.grouped_allreduce(many, op=how), strict=True):
+        _check(back(result), _expected(op, shape, dtype, size), _tolerance(dtype, op), f"grouped {shape}")
+
+
+def _legal(library: str, dtype: str, op: str) -> bool:
+    if library == "numpy" and dtype == "bfloat16":
+        return False  # numpy has no such dtype
+    if dtype == "bool" and op == "Average":
+        return False
+    return not (dtype.startswith("complex") and op in ("Min", "Max"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_allreduce(library: str, dtype: str, op: str, size: int) -> None:
+    if not _legal(library, dtype, op):
+        pytest.skip(f"{op} of {dtype} is not defined in {library}")
+    run_ranks(size, _allreduce, library, dtype, op)
+
+
+def _moves(library: str, dtype: str) -> None:
+    hvd, make, back = _hvd(library)
+    rank, size = hvd.rank(), hvd.size()
+    for shape in SHAPES:
+        mine = make(_values(rank, shape, dtype), dtype)
+        for root in {0, size - 1}:
+            want = _values(root, shape, dtype)
+            _check(back(hvd.broadcast(mine, root)), want, 0.0, f"broadcast {shape}")
+            copy = make(_values(rank, shape, dtype), dtype)
+            _check(back(hvd.broadcast_(copy, root)), want, 0.0, f"broadcast_ {shape}")
+    for tail, rows in [((), 1), ((3,), 2), ((), 0), ((2, 2), 30_000)]:
+        # Rank r brings r * rows rows, so rank 0 brings none.
+        want = np.concatenate([_values(r, (r * rows, *tail), dtype) for r in range(size)])
+        mine = make(_values(rank, (rank * rows, *tail), dtype), dtype)
+        _check(back(hvd.allgather(mine)), want, 0.0, f"allgather {tail} {rows}")
+        both = hvd.grouped_allgather([mine, make(_values(rank, (1,), dtype), dtype)])
+        _check(back(both[0]), want, 0.0, "grouped allgather")
+        _check(back(both[1]), np.concatenate([_values(r, (1,), dtype) for r in range(size)]), 0.0, "grouped allgather")
+    for rows in (0, 1, 3, 40_000):
+        # Rank r sends (r + i) % 3 * rows rows to rank i.
+        splits = [[(r + i) % 3 * rows for i in range(size)] for r in range(size)]
+        sent = [_values(r, (sum(splits[r]), 2), dtype) for r in range(size)]
+        output, received = hvd.alltoall(make(sent[rank], dtype), splits=splits[rank])
+        starts = [sum(splits[r][:rank]) for r in range(size)]
+        want = np.concatenate([sent[r][starts[r] : starts[r] + splits[r][rank]] for r in range(size)])
+        _check(back(output), want, 0.0, f"alltoall {rows}")
+        assert list(received) == [splits[r][rank] for r in range(size)]
+        even = make(_values(rank, (rows * size,), dtype), dtype)
+        want = np.concatenate([_values(r, (rows * size,), dtype)[rank * rows : (rank + 1) * rows] for r in range(size)])
+        _check(back(hvd.alltoall(even)), want, 0.0, f"even alltoall {rows}")
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_moves(library: str, dtype: str, size: int) -> None:
+    if library == "numpy" and dtype == "bfloat16":
+        pytest.skip("numpy has no bfloat16")
+    run_ranks(size, _moves, library, dtype)
+
+
+def _reducescatter(library: str, dtype: str, op: str) -> None:
+    hvd, make, back = _hvd(library)
+    rank, size = hvd.rank(), hvd.size()
+    how = getattr(importlib.import_module("horovod.bindings.collectives"), op)
+    for shape in [(0,), (1,), (7, 3), (10, 0), (200_003,)]:
+        mine, whole = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
+        rows, extra = divmod(shape[0], size)
+        start = rank * rows + min(rank, extra)
+        want = whole[start : start + rows + (rank < extra)]
+        _check(back(hvd.reducescatter(mine, op=how)), want, _tolerance(dtype, op), f"reducescatter {shape}")
+        pair = hvd.grouped_reducescatter([mine, mine], op=how)
+        _check(back(pair[1]), want, _tolerance(dtype, op), f"grouped reducescatter {shape}")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float32", "float64"])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_reducescatter(library: str, dtype: str, op: str, size: int) -> None:
+    run_ranks(size, _reducescatter, library, dtype, op)
+
+
+def _scaled(library: str, dtype: str) -> None:
+    hvd, make, back = _hvd(library)
+    size = hvd.size()
+    for count in (5, 50_000):
+        mine = make(np.full(count, 6), dtype)
+        got = back(hvd.allreduce(mine, op=1, prescale_factor=0.5, postscale_factor=3.0))
+        np.testing.assert_allclose(got, np.full(count, 9.0 * size), rtol=1e-2)
+        got = back(hvd.allreduce(mine, op=0, prescale_factor=1.0, postscale_factor=0.25))
+        exact = 1.5 if dtype.startswith(("float", "bfloat")) else 1.0
+        np.testing.assert_allclose(got, np.full(count, exact), rtol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_scaling(library: str, dtype: str, size: int) -> None:
+    if library == "numpy" and dtype == "bfloat16":
+        pytest.skip("numpy has no bfloat16")
+    run_ranks(size, _scaled, library, dtype)
