@@ -63,6 +63,14 @@ def test_words_for_each_way_to_end(ended: Exit, said: str) -> None:
     assert lines[-1] == f"rank 2 (pid 102): {said}"
 
 
+def test_a_rank_that_left_early_may_be_the_reason() -> None:
+    exits = [Exit(2, 102, 0), Exit(1, 101, 1), Exit(0, 100, 0)]
+    assert report(PLAN, Outcome(exits))[1:] == [
+        "rank 0 (pid 100): ended well",
+        "rank 2 (pid 102): ended well, before rank 1 failed",
+    ]
+
+
 def test_a_rank_that_never_ran() -> None:
     assert "rank 2: was never started" in report(PLAN, Outcome([Exit(0, 100, 1), Exit(1, 101, 1)]))
 

@@ -47,7 +47,11 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         lines.append(f"the last lines of rank {first.rank}'s stderr:")
         lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
     by_rank = {e.rank: e for e in outcome.exits}
-    lines += [_other(rank, by_rank.get(rank)) for rank in range(plan.size) if rank != first.rank]
+    for rank in range(plan.size):
+        ended = by_rank.get(rank)
+        if rank != first.rank:
+            before = ended is not None and outcome.exits.index(ended) < outcome.exits.index(first)
+            lines.append(_other(rank, ended) + (f", before rank {first.rank} failed" if before else ""))
     return lines
 
 
