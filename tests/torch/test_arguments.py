@@ -1,0 +1,158 @@
+"""What DistributedOptimizer refuses, and what it looks like; one rank is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import horovod.torch as hvd
+from horovod.errors import NotInitializedError
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A world of one."""
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=Average"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be 1 or more. Received: 0"),
+        ({"named_parameters": [torch.zeros(1)]}, "Received one that is Tensor"),
+        ({"named_parameters": [("a", torch.zeros(1)), ("a", torch.zeros(1))]}, "Received several times: a"),
+        ({"named_parameters": [("a", torch.zeros(1))]}, "Received no name for 4"),
+        ({"groups": -1}, "groups must be a number"),
+        ({"groups": "two"}, "groups must be a number"),
+        ({"groups": [["weight"]]}, "groups must hold parameters. Received: str"),
+        ({"op": 77}, "77"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hvd.DistributedOptimizer(sgd(net()), **options)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_parameter_twice_in_groups_is_refused() -> None:
+    model = net()
+    weight = next(iter(model.parameters()))
+    with pytest.raises(ValueError, match="twice in groups"):
+        hvd.DistributedOptimizer(sgd(model), groups=[[weight], [weight]])
+
+
+@pytest.mark.usefixtures("alone")
+def test_wrapping_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd(net())))
+
+
+@pytest.mark.usefixtures("alone")
+def test_num_groups_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="groups"):
+        optimizer = hvd.DistributedOptimizer(sgd(net()), num_groups=3)
+    assert [len(group) for group in optimizer._groups] == [2, 1, 1]
+
+
+def test_it_needs_init() -> None:
+    with pytest.raises(NotInitializedError):
+        hvd.DistributedOptimizer(sgd(net()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_it_is_an_optimizer_of_the_same_class() -> None:
+    model = net()
+    plain = sgd(model)
+    plain.state[model[0].weight]["momentum_buffer"] = torch.ones(2, 2)  # type: ignore[index]
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=2)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert type(optimizer).__name__ == "SGD"
+    assert type(optimizer).__module__ == "horovod.torch.optimizer"
+    assert optimizer.param_groups is plain.param_groups
+    assert optimizer.state is plain.state
+    assert optimizer.defaults == plain.defaults
+    assert optimizer.op == hvd.Average
+    assert optimizer.process_set is hvd.global_process_set
+    assert optimizer.backward_passes_per_step == 2
+    assert list(optimizer._parameter_names.values()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert set(optimizer._allreduce_delay.values()) == {2}
+    assert optimizer._requires_update == set(model.parameters())
+    assert optimizer._handles == {}
+    assert optimizer.find_duplicates(["a", "b", "a"]) == {"a"}
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_without_names_are_numbered() -> None:
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([{"params": [p]} for p in net().parameters()], lr=0.1))
+    names = [f"allreduce.noname.{group}.0" for group in range(4)]
+    assert list(optimizer._parameter_names.values()) == names
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_trains_as_without_it() -> None:
+    torch.manual_seed(0)
+    ours = net()
+    theirs = net()
+    theirs.load_state_dict(ours.state_dict())
+    optimizer, plain = hvd.DistributedOptimizer(sgd(ours), ours.named_parameters()), sgd(theirs)
+    for step in range(3):
+        x = torch.full((4, 2), float(step))
+        for model, one in ((ours, optimizer), (theirs, plain)):
+            one.zero_grad()
+            model(x).square().sum().backward()
+            one.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert not ours[0].weight._post_accumulate_grad_hooks  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("alone")
+def test_step_hooks_run_once() -> None:
+    model = net()
+    optimizer = hvd.DistributedOptimizer(sgd(model))
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert calls == ["before", "after"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_scheduler_made_before_still_sets_the_rate() -> None:
+    plain = sgd(net())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain)
+    optimizer.step()
+    plain.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.bool]
+)
+@pytest.mark.parametrize(("name", "wire"), [("none", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_compression_casts_floating_point_only(name: str, wire: torch.dtype | None, dtype: torch.dtype) -> None:
+    compression = getattr(hvd.Compression, name)
+    tensor = torch.ones(3, dtype=dtype)
+    packed, context = compression.compress(tensor)
+    assert packed.dtype is (wire if wire is not None and dtype.is_floating_point else dtype)
+    restored = compression.decompress(packed, context)
+    assert restored.dtype is dtype
+    assert torch.equal(restored, tensor)

@@ -1,0 +1,202 @@
+"""Parameters, optimizer state and Python objects of all ranks become the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import Ranks, run_ranks
+
+import horovod.torch as hvd
+
+
+def net(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+    return layers.to(memory_format=torch.channels_last)
+
+
+def parameters_of(kind: str) -> list[Any]:
+    model = net(hvd.rank())
+    entries: dict[str, Any] = {
+        "state_dict": model.state_dict(),
+        "named": model.named_parameters(),
+        "named with none": [*model.named_parameters(), ("nothing", None)],
+        "tensors": list(model.parameters()),
+    }
+    hvd.broadcast_parameters(entries[kind], root_rank=1)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "named", "named with none", "tensors"])
+def test_parameters_become_those_of_the_root(kind: str) -> None:
+    wanted = list(net(1).parameters())
+    for got in run_ranks(3, parameters_of, kind):
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def parameters_of_a_pair() -> float:
+    pair = hvd.add_process_set([0, 2])
+    tensor = torch.full((3,), float(hvd.rank()))
+    if pair.included():
+        hvd.broadcast_parameters({"a": tensor}, 2, process_set=pair)
+    return float(tensor[0])
+
+
+def test_parameters_of_a_process_set() -> None:
+    assert run_ranks(3, parameters_of_a_pair) == [2.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (torch.zeros(3), "Received: Tensor"),
+        (5, "Received: int"),
+        ([("a", 5)], "'a': int"),
+        ([("a", 5, 6)], "tuple of 3"),
+        ({"a": "text"}, "'a': str"),
+    ],
+    ids=str,
+)
+def test_what_is_no_tensor_is_refused(params: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hvd.broadcast_parameters(params, 0)
+
+
+class Counting(torch.optim.Optimizer):
+    """A user's optimizer with state of several kinds, also under a key that is no parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "history": [1, 2.5, "x"]})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state.setdefault("sums", [torch.zeros_like(parameter), {"deep": torch.ones(2)}])[0].add_(parameter.grad)
+        self.state["total"] = {"steps": torch.tensor(7 + hvd.rank())}  # type: ignore[index]
+
+
+OPTIMIZERS: dict[str, Callable[[Any, int], torch.optim.Optimizer]] = {
+    "sgd": lambda p, rank: torch.optim.SGD(p, lr=0.1 * (rank + 1)),
+    "momentum": lambda p, rank: torch.optim.SGD(p, lr=0.1, momentum=0.9 - 0.1 * rank, weight_decay=0.5),
+    "adam": lambda p, rank: torch.optim.Adam(p, lr=0.1 * (rank + 1), betas=(0.5, 0.6 + 0.1 * rank), weight_decay=0.5),
+    "adamw amsgrad": lambda p, rank: torch.optim.AdamW(p, lr=0.1, amsgrad=True, eps=1e-8 * (rank + 1)),
+    "tensor lr": lambda p, rank: torch.optim.Adam(p, lr=torch.tensor(0.1 * (rank + 1))),
+    "rmsprop": lambda p, rank: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "adadelta": lambda p, rank: torch.optim.Adadelta(p, rho=0.9 - 0.1 * rank),
+    "custom": lambda p, rank: Counting(p),
+}
+
+
+def plain(value: Any) -> Any:
+    """State as data that compares, types of options included."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", str(value.dtype), tuple(value.stride()), value.tolist())
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    return (type(value).__name__, value)
+
+
+def optimizer_state(name: str, who: list[int], distributed: bool) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    optimizer: Any = OPTIMIZERS[name](model.parameters(), hvd.rank())
+    if hvd.rank() in who:
+        for _ in range(hvd.rank() + 1):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    model.zero_grad()
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return plain(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("who", [[0], [1], [0, 1], []], ids=lambda who: f"state on {who}")
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_optimizer_state_becomes_that_of_the_root_without_a_step(name: str, who: list[int]) -> None:
+    first, second = run_ranks(2, optimizer_state, name, who, name == "momentum")
+    assert first == second
+    assert bool(first["state"]) == (0 in who and name != "sgd")
+
+
+def keeps_tensors() -> bool:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1 * (hvd.rank() + 1)))
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    rate, average = optimizer.param_groups[0]["lr"], optimizer.state[model.weight]["exp_avg"]
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    return rate is optimizer.param_groups[0]["lr"] and average is optimizer.state[model.weight]["exp_avg"]
+
+
+def test_tensors_that_fit_are_overwritten_in_place() -> None:
+    assert run_ranks(2, keeps_tensors) == [True] * 2
+
+
+def misfit(kind: str) -> None:
+    sizes = {"count": [2, 2 + hvd.rank()], "groups": [2, 2]}.get(kind, [2 + hvd.rank(), 2])
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    groups: list[Any] = [{"params": [parameter]} for parameter in parameters]
+    if kind == "groups" and hvd.rank() == 1:
+        groups = [{"params": parameters}]
+    hvd.broadcast_optimizer_state(torch.optim.SGD(groups, lr=0.1), 0)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("groups", "1 parameter groups, not 2"), ("shape", "shape [3] of param")])
+def test_other_groups_are_an_error_on_every_rank(kind: str, text: str) -> None:
+    for outcome in Ranks(2, misfit, (kind,)).outcomes():
+        assert isinstance(outcome.error, ValueError)
+        assert "rank 1: " in str(outcome.error)
+        assert text in str(outcome.error)
+
+
+def test_lbfgs_is_refused() -> None:
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))]), 0)
+
+
+def objects() -> list[Any]:
+    rank = hvd.rank()
+    pair = hvd.add_process_set([0, 2])
+    found = [
+        hvd.broadcast_object({"from": rank} if rank == 1 else None, root_rank=1),
+        hvd.broadcast_object(OrderedDict(a=[rank]), name="named"),
+        hvd.broadcast_object(lambda: rank + 40, root_rank=2)(),
+        hvd.broadcast_object(b"x" * 5_000_000 if rank == 0 else b"")[-1:],
+        hvd.allgather_object("x" * rank),
+        hvd.allgather_object({rank}, name="sets"),
+    ]
+    if pair.included():
+        found.append(hvd.broadcast_object(rank, root_rank=2, process_set=pair))
+        found.append(hvd.allgather_object(rank, process_set=pair))
+    return found
+
+
+def test_objects_travel() -> None:
+    common = [{"from": 1}, OrderedDict(a=[0]), 42, b"x", ["", "x", "xx"], [{0}, {1}, {2}]]
+    first, second, third = run_ranks(3, objects)
+    assert first == third == [*common, 2, [0, 2]]
+    assert second == common
+
+
+def alone() -> list[Any]:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([parameter])
+    hvd.broadcast_parameters([parameter], 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    return [hvd.broadcast_object(5), hvd.allgather_object(6)]
+
+
+def test_one_rank_alone() -> None:
+    assert run_ranks(1, alone) == [[5, [6]]]

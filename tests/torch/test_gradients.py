@@ -1,0 +1,180 @@
+"""Autograd goes through the collectives; gradients against hand-made ones and against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+F64 = torch.float64
+
+
+def tensor(rank: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank + 1), dtype=F64)
+
+
+def weights(like: torch.Tensor) -> torch.Tensor:
+    """What this rank's loss weighs the outputs by; differs between ranks."""
+    return torch.arange(1, like.numel() + 1, dtype=F64).view(like.shape) * (hvd.rank() + 1)
+
+
+def finite_difference(function: Function, x: torch.Tensor, everybody: str) -> torch.Tensor:
+    """Derivative of the sum (or average) of all ranks' losses by this rank's input, one element at a time."""
+    result, step = torch.zeros_like(x), 1e-6
+    flat = result.view(-1)
+    for rank in range(hvd.size()):
+        # All ranks call the collective as often; only one moves its input at a time.
+        count = hvd.broadcast_object(x.numel(), rank)
+        for i in range(count):
+            losses = []
+            for sign in (1, -1):
+                moved = x.clone()
+                if rank == hvd.rank():
+                    moved.view(-1)[i] += sign * step
+                y = function(moved)
+                losses.append(sum(hvd.allgather_object(float((y * weights(y)).sum()))))
+            if rank == hvd.rank():
+                flat[i] = (losses[0] - losses[1]) / (2 * step)
+    return result / hvd.size() if everybody == "average" else result
+
+
+CASES: dict[str, tuple[Function, tuple[int, ...], str, float]] = {
+    "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum), (3, 2), "sum", 1),
+    "average": (lambda x: hvd.allreduce(x), (3, 2), "sum", 1),
+    "scaled": (
+        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0, name="s"), (4,), "sum", 1,
+    ),
+    "min": (lambda x: hvd.allreduce(x, op=hvd.Min), (5,), "sum", 1),
+    "max": (lambda x: hvd.allreduce(x, op=hvd.Max, prescale_factor=0.3, postscale_factor=2.0), (5,), "sum", 1),
+    "product": (lambda x: hvd.allreduce(x, op=hvd.Product, prescale_factor=2.0), (5,), "sum", 1),
+    "grouped": (lambda x: sum(hvd.grouped_allreduce([x, 2 * x[:1]], op=hvd.Sum)), (1, 2), "sum", 1),
+    "allgather": (lambda x: hvd.allgather(x), (2, 3), "average", 1),
+    "grouped allgather": (lambda x: torch.cat(hvd.grouped_allgather([x, 3 * x])), (2, 3), "average", 1),
+    "broadcast": (lambda x: hvd.broadcast(x, 1), (2, 2), "average", 1),
+    "alltoall": (lambda x: hvd.alltoall(x), (6, 2), "sum", 1),
+    # Horovod's convention, see horovod.torch.gradients.
+    "reducescatter sum": (lambda x: hvd.reducescatter(x, op=hvd.Sum), (5, 2), "sum", 2),
+    "reducescatter average": (lambda x: hvd.reducescatter(x), (5, 2), "sum", 2),
+    "grouped reducescatter": (lambda x: torch.cat(hvd.grouped_reducescatter([x, x * x])), (4, 2), "sum", 2),
+}  # fmt: skip
+
+
+def derivative(case: str) -> tuple[torch.Tensor, torch.Tensor]:
+    function, shape, everybody, factor = CASES[case]
+    x = tensor(hvd.rank(), *shape)
+    leaf = x.clone().requires_grad_()
+    y = function(leaf)
+    (grad,) = torch.autograd.grad((y * weights(y)).sum(), leaf)
+    assert torch.equal(function(x), y.detach())
+    return grad, finite_difference(function, x, everybody) * factor
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_gradient_equals_finite_differences(case: str) -> None:
+    for grad, wanted in run_ranks(2, derivative, case):
+        torch.testing.assert_close(grad, wanted, rtol=1e-6, atol=1e-6)
+
+
+def uneven() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rank = hvd.rank()
+    rows = torch.ones(rank, 2, dtype=F64, requires_grad=True)
+    gathered = hvd.allgather(rows)
+    (grad,) = torch.autograd.grad((gathered * weights(gathered)).sum(), rows)
+    # Rank r sends r + 1 rows to rank 0, none to rank 1, one to rank 2.
+    sent = torch.ones(rank + 2, 1, dtype=F64, requires_grad=True)
+    output, received = hvd.alltoall(sent, splits=[rank + 1, 0, 1])
+    (back,) = torch.autograd.grad((output * (rank + 1)).sum(), sent)
+    return grad, back, received
+
+
+def test_gradients_of_uneven_rows() -> None:
+    results = run_ranks(3, uneven)
+    # The average weight over ranks is 2 times the number of the element.
+    assert [grad.tolist() for grad, _, _ in results] == [[], [[2.0, 4.0]], [[6.0, 8.0], [10.0, 12.0]]]
+    assert [back.flatten().tolist() for _, back, _ in results] == [[1.0, 3.0], [1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 3.0]]
+    assert [received.tolist() for _, _, received in results] == [[1, 2, 3], [0, 0, 0], [1, 1, 1]]
+
+
+def ties() -> tuple[list[float], list[float]]:
+    x = torch.tensor([1.0, float(hvd.rank()), 0.0], requires_grad=True)
+    (most,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Max).sum(), x)
+    (product,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Product).sum(), x)
+    return most.tolist(), product.tolist()
+
+
+def test_ties_share_and_zeros_in_products_are_right() -> None:
+    first, second = run_ranks(2, ties)
+    assert first == ([1.0, 0.0, 1.0], [2.0, 2.0, 0.0])
+    assert second == ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])
+
+
+def twice(case: str) -> str:
+    x = tensor(hvd.rank(), 6).requires_grad_()
+    (grad,) = torch.autograd.grad(CASES[case][0](x).square().sum(), x, create_graph=True)
+    try:
+        grad.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("case", ["sum", "allgather", "broadcast", "alltoall", "reducescatter sum"])
+def test_a_second_derivative_is_refused(case: str) -> None:
+    assert all("once_differentiable" in text for text in run_ranks(2, twice, case))
+
+
+def compressed() -> list[Any]:
+    x = torch.full((3,), 0.1, requires_grad=True)
+    found = []
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        one = hvd.allreduce(x, compression=compression)
+        two = hvd.grouped_allreduce([x, x], compression=compression)
+        three = hvd.reducescatter(x, compression=compression)
+        (grad,) = torch.autograd.grad(one.sum() + two[1].sum() + three.sum(), x)
+        found.append((one.dtype, two[0].dtype, three.dtype, round(float(one[0]), 4), grad.dtype, grad.tolist()))
+    return found
+
+
+def test_compression_casts_and_is_differentiable() -> None:
+    for found in run_ranks(2, compressed):
+        for one, two, three, value, grad, slopes in found:
+            assert one is two is three is grad is torch.float32
+            assert value == pytest.approx(0.1, abs=1e-3)
+            assert slopes == [3.0] * 3
+
+
+def fast_path() -> list[bool]:
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        quiet = hvd.allreduce(x)
+    return [quiet.requires_grad, hvd.allreduce(x).requires_grad, hvd.allreduce(x.detach()).requires_grad]
+
+
+def test_no_graph_is_built_where_nobody_wants_one() -> None:
+    assert run_ranks(2, fast_path) == [[False, True, False]] * 2
+
+
+def sparse(op: int) -> torch.Tensor:
+    rank = hvd.rank()
+    mine = torch.sparse_coo_tensor([[0, rank + 1, 0]], torch.tensor([[1.0, 2.0]] * 3), (4, 2), check_invariants=True)
+    return hvd.sparse_allreduce_async(mine, "table", op)().to_dense()
+
+
+@pytest.mark.parametrize(("op", "factor"), [(hvd.Sum, 1.0), (hvd.Average, 0.5)])
+def test_sparse_allreduce(op: int, factor: float) -> None:
+    wanted = torch.tensor([[4.0, 8.0], [1.0, 2.0], [1.0, 2.0], [0.0, 0.0]]) * factor
+    for got in run_ranks(2, sparse, op):
+        assert torch.equal(got, wanted)
+
+
+def test_sparse_allreduce_refuses_dense_tensors_and_other_ops() -> None:
+    with pytest.raises(ValueError, match=r"torch\.strided"):
+        hvd.sparse_allreduce_async(torch.zeros(2), "x", hvd.Sum)
+    with pytest.raises(ValueError, match="MAX"):
+        hvd.sparse_allreduce_async(torch.zeros(2).to_sparse(), "x", hvd.Max)
