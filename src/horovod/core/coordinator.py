@@ -85,6 +85,7 @@ class Coordinator:
         self._capacity = max(1, capacity)
         self._ranks = [_Rank() for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
+        self._somebody_gone = False
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, Pending] = {}
@@ -126,12 +127,13 @@ class Coordinator:
         if pending.count >= self._needed.get(process_set, 0):
             del self._pending[match]
             self._complete(pending)
-        elif any(other.gone for other in self._ranks):
+        elif self._somebody_gone:
             self._fail_if_hopeless(match, pending)
 
     def leave(self, rank: int, reason: str) -> None:
         """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
         self._ranks[rank].gone = reason
+        self._somebody_gone = True
         for match, pending in list(self._pending.items()):
             self._fail_if_hopeless(match, pending)
 
@@ -261,14 +263,22 @@ class Coordinator:
         for rank in members:
             if self._ranks[rank].gone and pending.serials[rank] is None:
                 del self._pending[match]
-                self._error(pending, self._ranks[rank].gone, "PeerLostError")
+                self._error(pending, self._ranks[rank].gone, "PeerLostError", rank)
                 return
 
-    def _error(self, pending: Pending, error: str, error_type: str) -> None:
+    def _error(self, pending: Pending, error: str, error_type: str, culprit: int = -1) -> None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         request = self._requests[next(serial for serial in pending.serials if serial is not None)]
         self._run_once(
-            Response(request.kind, request.name, pending.process_set, members, error=error, error_type=error_type)
+            Response(
+                request.kind,
+                request.name,
+                pending.process_set,
+                members,
+                error=error,
+                error_type=error_type,
+                result=culprit,
+            )
         )
 
     def _run_once(self, response: Response) -> None:

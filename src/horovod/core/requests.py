@@ -131,7 +131,8 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
         requests: the members' requests, in the order of ``members``, when they may differ; else one.
         error: when not empty, every member raises this text instead of executing.
         error_type: name of the exception in ``horovod.errors`` that carries ``error``.
-        result: an answer that is a plain number (a process set's id, the last rank to join).
+        result: an answer that is a plain number (a process set's id, the last rank to join; with a
+            PeerLostError the rank that is lost).
     """
 
     kind: Kind

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import collections
 import os
+import sys
 import threading
+from types import TracebackType
 from typing import Any
 
 from horovod import config as configuration
@@ -38,6 +40,8 @@ class _Context:
         self.generation = 0
         self.owner = 0
         self.hooked = False
+        self.exception = ""
+        self.next_hook = sys.excepthook
 
 
 _context = _Context()
@@ -69,6 +73,8 @@ def init() -> None:
         if not _context.hooked:
             _context.hooked = True
             atexit.register(_at_exit)
+            _context.next_hook = sys.excepthook
+            sys.excepthook = _note_exception
         _context.engine.start()
 
 
@@ -81,7 +87,8 @@ def shutdown() -> None:
         engine, _context.engine = _context.engine, None
         if engine is None or _context.owner != os.getpid():
             return
-        engine.stop(f"rank {engine.rank} (pid {os.getpid()}) called hvd.shutdown() or ended its script")
+        who = f"rank {engine.rank} (pid {os.getpid()})"
+        engine.stop(f"{who} {_context.exception or 'called hvd.shutdown() or ended its script'}")
 
 
 def is_initialized() -> bool:
@@ -168,11 +175,20 @@ def _build(world: World, settings: Config) -> Engine:
 
 def _at_exit() -> None:
     current = _context.engine
-    if current is not None and _context.owner == os.getpid():
-        failure = current.failure
-        if isinstance(failure, PeerLostError) and current.peers is not None and failure.rank >= 0:
-            current.peers.wait_for_end(failure.rank, _CULPRIT_FIRST_S)
+    if current is not None and _context.owner == os.getpid() and current.peers is not None and current.culprit >= 0:
+        current.peers.wait_for_end(current.culprit, _CULPRIT_FIRST_S)
     shutdown()
+
+
+def _note_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Remember what ends this script, so that the other ranks can be told."""
+    whole = trace
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    if not isinstance(error, PeerLostError):
+        _context.exception = f"ended with {kind.__name__}: {error}{place}"
+    _context.next_hook(kind, error, whole)
 
 
 def _after_fork(*_: Any) -> None:

@@ -36,6 +36,7 @@ __all__ = ["Engine"]
 _SLICE_S = 0.1
 _BEHIND_SLICE_S = 0.001
 _IDLE_SLICE_S = 1.0
+_JOIN_S = 3.0
 _SPINS = 400
 
 
@@ -71,6 +72,7 @@ class Engine:
         self.arena = arena
         self.sets = ProcessSetTable(size)
         self.failure: errors.HorovodInternalError | None = None
+        self.culprit = -1
         self._coordinator: Coordinator | None = None
         channel: Channel
         if rank == 0:
@@ -321,7 +323,7 @@ class Engine:
         response = entry.response
         if response.error:
             self.transport.skip(handle)
-            handle.finish(_error(response))
+            handle.finish(self._error(response))
             return
         if response.kind >= Kind.JOIN:
             self._answer(response, handle)
@@ -359,6 +361,16 @@ class Engine:
             self.sets.remove(request.root)
         handle.finish()
 
+    def _error(self, response: Response) -> Exception:
+        if response.error_type == "ValueError":
+            return ValueError(response.error)
+        if response.error_type == "PeerLostError":
+            self.culprit = response.result
+            pid = self.peers.pids[response.result] if self.peers is not None else 0
+            return errors.PeerLostError(response.error, rank=response.result, pid=pid)
+        kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
+        return kind(response.error)
+
     # -- failing -------------------------------------------------------------------------------------------------
 
     def watch(self, rank: int, waited_s: float) -> None:
@@ -367,7 +379,7 @@ class Engine:
         assert peers is not None
         lost = peers.gone()
         if lost is None and peers.is_dead(rank):
-            lost = rank
+            lost = peers.culprit_of(rank)
         if lost is not None:
             raise errors.PeerLostError(
                 f"{peers.fate(lost)}, in the middle of a collective", rank=lost, pid=peers.pids[lost]
@@ -385,7 +397,8 @@ class Engine:
         control = self.control
         assert control is not None
         if self._coordinator is None and control.state_of(0) is State.LEFT and not self._channel.has_news():
-            raise errors.PeerLostError(self._lost_text(0), rank=0, pid=peers.pids[0])
+            lost = peers.culprit_of(0)
+            raise errors.PeerLostError(self._lost_text(lost), rank=lost, pid=peers.pids[lost])
         self._stalls.tick(self._coordinator, list(self._pending()), waited_s)
         if isinstance(self._channel, CoordinatorChannel):
             self._channel.publish()
@@ -414,8 +427,10 @@ class Engine:
         if self.failure is not None:
             return
         self.failure = failure
+        if isinstance(failure, errors.PeerLostError):
+            self.culprit = failure.rank
         if self.control is not None:
-            self.control.set_state(State.FAILED)
+            self.control.set_state(State.FAILED, self.culprit)
         pending = self._pending()
         self._named.clear()
         self._unnamed.clear()
@@ -477,18 +492,34 @@ class Engine:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
+    def _leave(self, reason: str) -> None:
+        if self._coordinator is None:
+            self._channel.leave(reason)
+        elif self._lock.acquire(timeout=_SLICE_S):
+            # Who waits for rank 0 gets the reason through the log, before rank 0 is gone.
+            try:
+                self._step()
+                self._coordinator.leave(0, reason)
+                self._step()
+            finally:
+                self._lock.release()
+
     def stop(self, reason: str) -> None:
         """Leave the job: what is in flight here is abandoned, who waits for this rank gets ``reason``."""
         with self._submit_lock:
             if self.failure is None and self.control is not None:
-                self._channel.leave(reason)
+                self._leave(reason)
         if self.control is not None:
             if self.failure is None:
-                self.control.set_state(State.LEFT)
+                self.control.set_state(State.LEFT, self.culprit)
             self._stopping = True
             assert self._thread is not None
             self.control.ring(self.rank)
-            self._thread.join()
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                # It waits for a peer that does not go on, in an operation that is abandoned now. It keeps what it
+                # needs until the process ends.
+                return
         with self._lock:
             if self.failure is None:
                 self.failure = errors.NotInitializedError("hvd.shutdown() was called")
@@ -497,13 +528,6 @@ class Engine:
             self.transport.close()
         if self.peers is not None:
             self.peers.close()
-
-
-def _error(response: Response) -> Exception:
-    if response.error_type == "ValueError":
-        return ValueError(response.error)
-    kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
-    return kind(response.error)
 
 
 def _received_splits(entry: Entry) -> tuple[int, ...]:

@@ -48,13 +48,20 @@ class Peers:
         return f"rank {rank} (pid {self.pids[rank]} on {self._hosts[rank]})"
 
     def gone(self) -> int | None:
-        """Return a rank that died, or gave up, without leaving properly; None while all is well."""
+        """Return a rank that died, or failed, without leaving properly; None while all is well.
+
+        When one failed because of another, that other one.
+        """
         ended = {fd for fd, _ in self._poll.poll(0)}
         for rank, fd in enumerate(self._fds):
             state = self._control.state_of(rank)
             if rank != self._control.rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
-                return rank
+                return self._control.culprit_of(rank)
         return None
+
+    def culprit_of(self, rank: int) -> int:
+        """Return because of whom ``rank`` left."""
+        return self._control.culprit_of(rank)
 
     def is_dead(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended."""
@@ -63,10 +70,11 @@ class Peers:
     def fate(self, rank: int) -> str:
         """Return in words how ``rank`` ended, as far as it can be known."""
         who = self.describe(rank)
-        if not self.is_dead(rank):
-            if self._control.state_of(rank) is State.FAILED:
-                return f"{who} failed; its own error stands in its output"
-            return f"{who} has left the job"
+        state = self._control.state_of(rank)
+        if state is State.FAILED:
+            return f"{who} failed; its own error stands in its output"
+        if state is State.LEFT or not self.is_dead(rank):
+            return f"{who} has left the job: it called hvd.shutdown() or ended its script"
         code = self._exit_code(rank)
         if code is None:
             return f"{who} died"

@@ -5,7 +5,7 @@ One memfd, mapped by all. Each word has exactly one writer, and its own cache li
     per rank    FLAG      how far this rank is in the log: sequence << 24 | phase; only grows
                 BELL      a futex word; a rank that wants this one to look rings it
                 MODE      0 awake, else the channel its sleeper listens on
-                STATE     starting, running, left, failed
+                STATE     starting, running, left, failed; and because of which rank
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by the coordinator
     once        LOG_HEAD  written by the coordinator
@@ -128,11 +128,20 @@ class Control:
 
     def state_of(self, rank: int) -> State:
         """Return what ``rank`` last said of itself."""
-        return State(self.words64[self.state[rank]])
+        return State(self.words64[self.state[rank]] & 0xFF)
 
-    def set_state(self, state: State) -> None:
-        """Say to everybody what this rank is doing, and make them look."""
-        self.words64[self.state[self.rank]] = state
+    def culprit_of(self, rank: int) -> int:
+        """Return the rank because of which ``rank`` left or failed, as far as can be told: itself, at first."""
+        for _ in range(self.size):
+            cause = (self.words64[self.state[rank]] >> 8) - 1
+            if cause < 0 or cause == rank:
+                break
+            rank = cause
+        return rank
+
+    def set_state(self, state: State, cause: int = -1) -> None:
+        """Say to everybody what this rank is doing, and because of which rank; and make them look."""
+        self.words64[self.state[self.rank]] = state | (cause + 1) << 8
         for rank in range(self.size):
             self.ring(rank)
 
