@@ -89,7 +89,7 @@ def _train(result: Result, title: str) -> Table:
 
 
 def _memory(result: Result, title: str) -> Table:
-    made = _new(f"memory, {title}", "model", ["gradients", "way", "held per rank", "beyond", "of the gradients"])
+    made = _new(title, "model", ["gradients", "way", "held per rank", "beyond", "of the gradients"])
     for row in result["rows"]:
         for number, (name, held) in enumerate(row["held_bytes"].items()):
             beyond = row["beyond_bytes"][name]

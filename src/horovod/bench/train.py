@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,11 @@ def local_arm(task: Task) -> Arm:
 
 
 def ddp_arm(task: Task) -> Arm:
-    """torch DDP at its best on CPU: gradients are views of its buckets, buffers are not broadcast."""
-    model = DistributedDataParallel(task.model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    """torch DDP at its best on CPU: gradients are views of its buckets, buffers are not broadcast in a step."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
+    model = DistributedDataParallel(task.model, **options)
     return Arm("ddp", task.model, _stepper(task, model, _sgd(model)))
 
 
