@@ -191,7 +191,8 @@ def test_version_and_help_and_build() -> None:
 def test_check_build_imports_no_framework(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
-    built = horovodrun("-cb", PYTHONPATH=str(tmp_path))
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    built = horovodrun("-cb", PYTHONPATH=os.pathsep.join(paths))
     assert (built.code, built.err) == (0, "")
     assert "[X] PyTorch" in built.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import started
 
 import horovod
 from horovod.errors import LaunchError
-
-
-def rank() -> int:
-    return int(os.environ["HOROVOD_RANK"])
 
 
 def test_results_come_in_rank_order() -> None:
@@ -55,8 +53,6 @@ def test_an_exception_is_raised_here_with_its_traceback() -> None:
     def work() -> None:
         if int(os.environ["HOROVOD_RANK"]) == 1:
             raise KeyError("boom")
-        import signal
-
         signal.pause()
 
     with pytest.raises(LaunchError, match="one or more processes exited with non-zero status") as caught:
@@ -154,3 +150,22 @@ def test_old_names_still_work_and_warn() -> None:
         assert horovod.run(lambda: 1, np=2) == [1, 1]
     with pytest.warns(DeprecationWarning, match="use network_interfaces"):
         assert horovod.run(lambda: 1, network_interface="lo") == [1]
+
+
+CALLER = """
+import horovod, os, signal
+def work():
+    print("up", os.getpid(), flush=True)
+    signal.pause()
+horovod.run(work, num_proc=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_the_caller_is_ended_so_are_the_ranks(number: signal.Signals) -> None:
+    with started(CALLER, ranks=2, program=[sys.executable, "-c"]) as running:
+        running.process.send_signal(number)
+        assert running.still_alive() == []
+        ended = running.end()
+    assert ended.code == -number
+    assert ("KeyboardInterrupt" in ended.err) is (number == signal.SIGINT)

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -82,10 +82,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def started(*args: str, ranks: int, **environ: str) -> Iterator[Running]:
-    """Start horovodrun and wait until its ranks are up; at the end nothing of it lives on."""
+def started(*args: str, ranks: int, program: Sequence[str] = HOROVODRUN, **environ: str) -> Iterator[Running]:
+    """Start horovodrun, or another launcher, and wait until its ranks are up; at the end nothing of it lives on."""
     process = subprocess.Popen(
-        [*HOROVODRUN, *args],
+        [*program, *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
