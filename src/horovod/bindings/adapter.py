@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "Stage"]
+
+
+class Stage(Protocol):
+    """The passage of one operation's tensors through host memory.
+
+    Attributes:
+        hosts: host buffers, filled once ``before`` has returned.
+    """
+
+    hosts: Sequence[Buffer]
+
+    def before(self) -> None:
+        """Block until the tensors are in host memory."""
+
+    def after(self, outputs: Sequence[Buffer]) -> None:
+        """Start to bring the results back to the device."""
+
+    def collect(self) -> Sequence[Any]:
+        """Return the results."""
 
 
 class Adapter(Protocol):
@@ -21,12 +41,19 @@ class Adapter(Protocol):
     kernels: str
 
     def buffer(self, tensor: Any) -> Buffer | None:
-        """Return a contiguous alias of ``tensor`` that no autograd watches; None if it is not contiguous.
+        """Return a contiguous alias of ``tensor`` that no autograd watches; None if it is not contiguous
+        or not in host memory.
 
         Raises:
             TypeError: it is no tensor of this framework.
             ValueError: it is one that cannot be sent, such as a sparse one.
         """
+
+    def device(self, tensor: Any) -> str:
+        """Return ``cpu``, or the framework's name of the device."""
+
+    def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> Stage:
+        """Begin to bring tensors of a device to the host."""
 
     def contiguous(self, tensor: Any) -> Buffer:
         """Return a contiguous copy."""

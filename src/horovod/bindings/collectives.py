@@ -1,18 +1,15 @@
 """The collectives of Horovod's API, written once over an ``Adapter``.
 
-Every operation is three steps: the adapter gives contiguous aliases of the tensors, the engine submits one
-request for all of them, and somebody waits. Synchronous ones skip the table of handles and let the calling
-thread make the progress.
+The variants of an operation differ only in where the result goes and who waits; ``submission`` does the rest.
 """
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from horovod.bindings.adapter import Adapter
+from horovod.bindings.adapter import Adapter, Stage
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.worldly import Worldly
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
@@ -50,26 +47,12 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 
-class _Ticket(NamedTuple):
-    """A handle, and what its outputs mean to the caller."""
-
-    handle: Handle
-    many: bool
-    targets: Sequence[Any] | None
-    copies: Sequence[Any] | None
-
-
-class Collectives(Worldly):
+class Collectives(Submission, Worldly):
     """See the module.
 
     Args:
         adapter: the framework.
     """
-
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-        self._tickets: dict[int, _Ticket] = {}
-        self._numbers = itertools.count(1)
 
     # -- allreduce -----------------------------------------------------------------------------------------------
 
@@ -77,16 +60,10 @@ class Collectives(Worldly):
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
-        """Begin an allreduce into a new tensor; ``synchronize`` returns it."""
+        """Begin an allreduce into a new tensor; ``synchronize`` returns it. See ``allreduce``."""
         how = resolve_op(op, average)
         return self._start(
-            Kind.ALLREDUCE,
-            name,
-            [tensor],
-            None,
-            process_set,
-            op=how,
-            prescale=prescale_factor,
+            Kind.ALLREDUCE, name, [tensor], None, process_set, op=how, prescale=prescale_factor,
             postscale=postscale_factor,
         )  # fmt: skip
 
@@ -94,7 +71,7 @@ class Collectives(Worldly):
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
-        """Begin an allreduce in place; ``synchronize`` returns ``tensor``."""
+        """Begin an allreduce in place; ``synchronize`` returns ``tensor``. See ``allreduce``."""
         how = resolve_op(op, average)
         return self._start(
             Kind.ALLREDUCE, name, [tensor], [tensor], process_set, op=how, prescale=prescale_factor,
@@ -105,16 +82,28 @@ class Collectives(Worldly):
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> Any:  # fmt: skip
-        """Combine a tensor over all ranks into a new one."""
+        """Combine a tensor over all ranks, element by element, into a new one.
+
+        Args:
+            tensor: same shape and dtype on every rank; is not changed.
+            average: deprecated; ``op=Average`` or ``op=Sum`` instead.
+            name: key of the match; ``None`` matches in the order of the calls.
+            op: Average (the default), Sum, Min, Max or Product.
+            prescale_factor: multiplies the tensor before it is combined.
+            postscale_factor: multiplies the result.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
         how = resolve_op(op, average)
         return self._run(
-            Kind.ALLREDUCE,
-            name,
-            [tensor],
-            None,
-            process_set,
-            op=how,
-            prescale=prescale_factor,
+            Kind.ALLREDUCE, name, [tensor], None, process_set, op=how, prescale=prescale_factor,
             postscale=postscale_factor,
         )[0]  # fmt: skip
 
@@ -122,7 +111,7 @@ class Collectives(Worldly):
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> Any:  # fmt: skip
-        """Combine a tensor over all ranks, in place."""
+        """Combine a tensor over all ranks, in place. See ``allreduce``."""
         how = ReduceOp.AVERAGE if op is None and average is None else resolve_op(op, average)
         buffer = self.adapter.buffer(tensor)
         if buffer is None:
@@ -135,7 +124,7 @@ class Collectives(Worldly):
         buffers = (buffer,)
         handle = engine.submit(
             self.adapter, Kind.ALLREDUCE, f"allreduce.{name}" if name else None, buffers, buffers, op=how,
-            prescale=prescale_factor, postscale=postscale_factor, process_set=_id(process_set), kick=False,
+            prescale=prescale_factor, postscale=postscale_factor, process_set=id_of(process_set), kick=False,
         )  # fmt: skip
         engine.wait(handle)
         return tensor
@@ -144,7 +133,7 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
-        """Begin an allreduce of several tensors as one operation; ``synchronize`` returns a tuple."""
+        """Begin an allreduce of several tensors as one operation; ``synchronize`` returns a tuple. See ``grouped_allreduce``."""
         how = resolve_op(op, average)
         return self._start(
             Kind.ALLREDUCE, name, tensors, None, process_set, many=True, op=how, prescale=prescale_factor,
@@ -155,7 +144,7 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
-        """Begin an allreduce of several tensors in place, as one operation."""
+        """Begin an allreduce of several tensors in place, as one operation. See ``grouped_allreduce``."""
         how = resolve_op(op, average)
         return self._start(
             Kind.ALLREDUCE, name, tensors, tensors, process_set, many=True, op=how, prescale=prescale_factor,
@@ -166,16 +155,14 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[Any]:  # fmt: skip
-        """Combine several tensors as one operation."""
+        """Combine several tensors as one operation. See ``allreduce``.
+
+        Args:
+            tensors: as many, in the same order, on every rank.
+        """
         how = resolve_op(op, average)
         return self._run(
-            Kind.ALLREDUCE,
-            name,
-            tensors,
-            None,
-            process_set,
-            op=how,
-            prescale=prescale_factor,
+            Kind.ALLREDUCE, name, tensors, None, process_set, op=how, prescale=prescale_factor,
             postscale=postscale_factor,
         )  # fmt: skip
 
@@ -183,7 +170,7 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[Any]:  # fmt: skip
-        """Combine several tensors in place, as one operation."""
+        """Combine several tensors in place, as one operation. See ``grouped_allreduce``."""
         how = resolve_op(op, average)
         return self._run(
             Kind.ALLREDUCE, name, tensors, tensors, process_set, op=how, prescale=prescale_factor,
@@ -195,23 +182,41 @@ class Collectives(Worldly):
     def allgather_async(
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an allgather; ``synchronize`` returns the result."""
+        """Begin an allgather; ``synchronize`` returns the result. See ``allgather``."""
         return self._start(Kind.ALLGATHER, name, [tensor], None, process_set)
 
     def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-        """Concatenate every rank's tensor along the first dimension, in rank order."""
+        """Concatenate every rank's tensor along the first dimension, in rank order.
+
+        Args:
+            tensor: at least one dimension; the first may differ between ranks and may be 0.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
         return self._run(Kind.ALLGATHER, name, [tensor], None, process_set)[0]
 
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an allgather of several tensors as one operation; ``synchronize`` returns a tuple."""
+        """Begin an allgather of several tensors as one operation; ``synchronize`` returns a tuple. See ``grouped_allgather``."""
         return self._start(Kind.ALLGATHER, name, tensors, None, process_set, many=True)
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[Any]:
-        """Concatenate several tensors, as one operation."""
+        """Concatenate several tensors, as one operation. See ``allgather``.
+
+        Args:
+            tensors: as many, in the same order, on every rank.
+        """
         return self._run(Kind.ALLGATHER, name, tensors, None, process_set)
 
     # -- broadcast -----------------------------------------------------------------------------------------------
@@ -219,25 +224,40 @@ class Collectives(Worldly):
     def broadcast_async(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin a broadcast into a new tensor."""
+        """Begin a broadcast into a new tensor. See ``broadcast``."""
         return self._start(Kind.BROADCAST, name, [tensor], None, process_set, root=_rank(root_rank))
 
     def broadcast_async_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin a broadcast in place."""
+        """Begin a broadcast in place. See ``broadcast``."""
         return self._start(Kind.BROADCAST, name, [tensor], [tensor], process_set, root=_rank(root_rank))
 
     def broadcast(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
-        """Return the root's tensor; ``root_rank`` is a global rank."""
+        """Return the root's tensor.
+
+        Args:
+            tensor: same shape and dtype on every rank; is not changed.
+            root_rank: whose values to return; a global rank also within a process set.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
         return self._run(Kind.BROADCAST, name, [tensor], None, process_set, root=_rank(root_rank))[0]
 
     def broadcast_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
-        """Overwrite a tensor with the root's."""
+        """Overwrite a tensor with the root's. See ``broadcast``."""
         return self._run(Kind.BROADCAST, name, [tensor], [tensor], process_set, root=_rank(root_rank))[0]
 
     # -- alltoall ------------------------------------------------------------------------------------------------
@@ -245,7 +265,7 @@ class Collectives(Worldly):
     def alltoall_async(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an alltoall; ``synchronize`` returns (output, received splits)."""
+        """Begin an alltoall; ``synchronize`` returns (output, received splits). See ``alltoall``."""
         numbers = () if splits is None else self.adapter.splits(splits)
         if splits is not None and not numbers:
             raise ValueError("alltoall got empty splits; pass None for even ones")
@@ -256,8 +276,22 @@ class Collectives(Worldly):
     ) -> Any:
         """Send the i-th split of the rows to the i-th rank.
 
+        Args:
+            tensor: rows; the dimensions behind the first agree on all ranks.
+            splits: how many rows go to each rank; ``None`` means the same number to all.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+
         Returns:
             The received rows in rank order; with ``splits`` also how many came from each rank.
+
+        Raises:
+            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
         """
         output, received = self.synchronize(self.alltoall_async(tensor, splits, name, process_set))
         return output if splits is None else (output, received)
@@ -268,7 +302,7 @@ class Collectives(Worldly):
         self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
-        """Begin a reducescatter."""
+        """Begin a reducescatter. See ``reducescatter``."""
         return self._start(
             Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
             postscale=postscale_factor,
@@ -278,7 +312,24 @@ class Collectives(Worldly):
         self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> Any:  # fmt: skip
-        """Combine a tensor over all ranks and return this rank's rows of the result."""
+        """Combine a tensor over all ranks and return this rank's rows of the result.
+
+        Args:
+            tensor: same shape and dtype on every rank; when the rows do not divide evenly, the first ranks get one more.
+            name: key of the match; ``None`` matches in the order of the calls.
+            op: Average (the default), Sum, Min, Max or Product.
+            process_set: ranks that take part; this rank must be one of them.
+            prescale_factor: multiplies the tensor before it is combined.
+            postscale_factor: multiplies the result.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
         return self._run(
             Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
             postscale=postscale_factor,
@@ -288,7 +339,7 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
-        """Begin a reducescatter of several tensors as one operation."""
+        """Begin a reducescatter of several tensors as one operation. See ``grouped_reducescatter``."""
         return self._start(
             Kind.REDUCESCATTER, name, tensors, None, process_set, many=True, op=_scatter_op(op),
             prescale=prescale_factor, postscale=postscale_factor,
@@ -298,7 +349,11 @@ class Collectives(Worldly):
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> list[Any]:  # fmt: skip
-        """Combine several tensors and return this rank's rows of each, as one operation."""
+        """Combine several tensors and return this rank's rows of each, as one operation. See ``reducescatter``.
+
+        Args:
+            tensors: as many, in the same order, on every rank.
+        """
         return self._run(
             Kind.REDUCESCATTER, name, tensors, None, process_set, op=_scatter_op(op), prescale=prescale_factor,
             postscale=postscale_factor,
@@ -307,7 +362,11 @@ class Collectives(Worldly):
     # -- without data --------------------------------------------------------------------------------------------
 
     def barrier(self, process_set: ProcessSet = global_process_set) -> None:
-        """Return when every rank has called."""
+        """Return when every rank has called.
+
+        Args:
+            process_set: ranks that take part; this rank must be one of them.
+        """
         self._run(Kind.BARRIER, None, [], [], process_set)
 
     def join(self, device: int = -1) -> int:
@@ -323,127 +382,6 @@ class Collectives(Worldly):
         handle = engine.submit(self.adapter, Kind.JOIN, "join", (), (), kick=False)
         engine.wait(handle)
         return handle.result
-
-    # -- handles -------------------------------------------------------------------------------------------------
-
-    def poll(self, handle: int) -> bool:
-        """Return whether an operation is done, so that ``synchronize`` will not block.
-
-        Raises:
-            ValueError: there is no such handle.
-        """
-        ticket = self._tickets.get(handle)
-        if ticket is None:
-            raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
-        return ticket.handle.done
-
-    def synchronize(self, handle: int) -> Any:
-        """Wait for an operation and return its result.
-
-        Args:
-            handle: of an ``_async`` call; an unknown one returns None at once, as in Horovod.
-
-        Raises:
-            HorovodInternalError: what went wrong, see ``horovod.errors``.
-        """
-        ticket = self._tickets.pop(handle, None)
-        if ticket is None:
-            return None
-        inner = ticket.handle
-        outputs: Sequence[Any] = _wait(inner)
-        if inner.signature.request.kind is Kind.ALLTOALL:
-            return outputs[0], self.adapter.received_splits(inner.received_splits, outputs[0])
-        results = self._results(ticket.targets, ticket.copies, outputs)
-        return tuple(results) if ticket.many else results[0]
-
-    # -- tensors in the arena ------------------------------------------------------------------------------------
-
-    def zeros(self, *shape: Any, dtype: Any = None) -> Any:
-        """Return a tensor of zeros in memory that all ranks of the host share.
-
-        In-place allreduce of such a tensor copies nothing. The memory is freed with the tensor.
-
-        Args:
-            shape: dimensions, as numbers or one sequence.
-            dtype: of the framework; its default when None.
-
-        Raises:
-            MemoryError: the arena is full.
-        """
-        dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        dims = tuple(int(dim) for dim in dims)
-        name = dtype if isinstance(dtype, str) else self.adapter.dtype_name(dtype)
-        nbytes = ITEMSIZE[name]
-        for dim in dims:
-            nbytes *= dim
-        arena = _engine().arena
-        memory = bytearray(max(nbytes, 1)) if arena is None else arena.allocate(max(nbytes, 1))
-        if nbytes == 0:
-            return self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8"))
-        return self.adapter.over(memory, dims, name)
-
-    #: The same as ``zeros``: fresh memory of the arena is zero anyway.
-    empty = zeros
-
-    # -- the three steps -----------------------------------------------------------------------------------------
-
-    def _start(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, *, many: bool = False, kick: bool = True, **how: Any,
-    ) -> int:  # fmt: skip
-        ticket = self._submit(kind, name, tensors, targets, process_set, many=many, kick=kick, **how)
-        number = next(self._numbers)
-        self._tickets[number] = ticket
-        return number
-
-    def _run(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, **how: Any,
-    ) -> list[Any]:  # fmt: skip
-        ticket = self._submit(kind, name, tensors, targets, process_set, many=True, kick=False, **how)
-        return self._results(ticket.targets, ticket.copies, _wait(ticket.handle))
-
-    def _submit(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, *, many: bool, kick: bool, **how: Any,
-    ) -> _Ticket:  # fmt: skip
-        engine = _engine()
-        adapter = self.adapter
-        if many and kind is not Kind.BARRIER and not len(tensors):
-            raise ValueError(f"{kind.name.lower()} of an empty list of tensors")
-        inputs = []
-        for tensor in tensors:
-            buffer = adapter.buffer(tensor)
-            inputs.append(adapter.contiguous(tensor) if buffer is None else buffer)
-        wire_name = f"{kind.name.lower()}.{name}" if name else None
-        outputs = inputs if targets is not None else None
-        handle = engine.submit(
-            adapter, kind, wire_name, inputs, outputs, process_set=_id(process_set), depth=3, kick=kick, **how
-        )
-        return _Ticket(handle, many, targets, inputs if targets is not None else None)
-
-    def _results(
-        self, targets: Sequence[Any] | None, copies: Sequence[Any] | None, outputs: Sequence[Any]
-    ) -> list[Any]:
-        if targets is None or copies is None:
-            return list(outputs)
-        for target, copy in zip(targets, copies, strict=True):
-            if self.adapter.buffer(target) is None:
-                self.adapter.write_back(target, copy)
-        return list(targets)
-
-
-def _wait(handle: Handle) -> Sequence[Any]:
-    if handle.done and handle.error is None:
-        return handle.outputs
-    return _engine().wait(handle)
-
-
-def _id(process_set: ProcessSet) -> int:
-    key = process_set.process_set_id
-    if key is None:
-        raise ValueError(f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=)")
-    return key
 
 
 def _rank(root: int) -> int:

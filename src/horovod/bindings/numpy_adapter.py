@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ class NumpyAdapter:
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
         return tensor if tensor.flags.c_contiguous else None
+
+    def device(self, tensor: Array) -> str:
+        """Return ``cpu``."""
+        return "cpu"
+
+    def stage(self, tensors: Sequence[Array], targets: Sequence[Array] | None) -> Any:
+        """Never called: numpy knows no devices."""
+        raise NotImplementedError
 
     def contiguous(self, tensor: Array) -> Array:
         """Return a contiguous copy."""

@@ -21,7 +21,7 @@ from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Response
 from horovod.engine import callsite
 from horovod.engine.channel import Channel, CoordinatorChannel, WorkerChannel
-from horovod.engine.handles import Allocator, Handle
+from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stalls import StallWatch
 from horovod.engine.watch import Peers
@@ -123,6 +123,8 @@ class Engine:
         splits: tuple[int, ...] = (),
         process_set: int = 0,
         ranks: tuple[int, ...] = (),
+        device: str = "cpu",
+        passage: Passage | None = None,
         depth: int = 1,
         kick: bool = True,
     ) -> Handle:
@@ -139,6 +141,8 @@ class Engine:
             splits: rows for each member of an alltoall.
             process_set: id of the process set.
             ranks: members of a process set to add.
+            device: where the caller's tensors live.
+            passage: brings them to ``inputs`` and ``outputs`` back, if that is not the host.
             depth: frames between the caller and code that may be the user's.
             kick: wake the background thread; False when the caller is about to wait.
 
@@ -167,8 +171,10 @@ class Engine:
                 splits,
                 process_set,
                 ranks,
+                device,
             )
             handle = Handle(allocator, signature, inputs, outputs)
+            handle.passage = passage
             if name:
                 key = (process_set, name)
                 if key in self._named:
@@ -329,7 +335,11 @@ class Engine:
             self._answer(response, handle)
             return
         try:
+            if handle.passage is not None:
+                handle.passage.before()
             self.transport.run(self._sequence, batch, run.tokens)
+            if handle.passage is not None:
+                handle.passage.after(handle.outputs)
         except BaseException:
             for _, handle in batch:
                 self._forget(handle)

@@ -10,7 +10,7 @@ from horovod.core.requests import Request
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Allocator", "Handle", "Signature"]
+__all__ = ["Allocator", "Handle", "Passage", "Signature"]
 
 
 class Allocator(Protocol):
@@ -20,6 +20,16 @@ class Allocator(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         """Return an uninitialised tensor on the device of ``like``."""
+
+
+class Passage(Protocol):
+    """How tensors of a device come to the host and back; see ``horovod.bindings.adapter.Stage``."""
+
+    def before(self) -> None:
+        """Block until the inputs are in host memory."""
+
+    def after(self, outputs: Sequence[Buffer]) -> None:
+        """Start to bring the outputs back."""
 
 
 class Signature:
@@ -54,10 +64,11 @@ class Handle(Work):
         error: why it failed, or None.
         result: the answer of an operation that answers with a number.
         received_splits: rows that came from each member of an alltoall.
+        passage: for tensors of a device, else None.
         waiter: released when the handle is done, if somebody sleeps on it.
     """
 
-    __slots__ = ("allocator", "done", "error", "received_splits", "result", "signature", "waiter")
+    __slots__ = ("allocator", "done", "error", "passage", "received_splits", "result", "signature", "waiter")
 
     def __init__(
         self, allocator: Allocator, signature: Signature, inputs: Sequence[Buffer], outputs: Sequence[Buffer] | None
@@ -68,6 +79,7 @@ class Handle(Work):
         self.done = False
         self.error: BaseException | None = None
         self.result = 0
+        self.passage: Passage | None = None
         self.received_splits: tuple[int, ...] = ()
         self.waiter: threading.Lock | None = None
 

@@ -31,12 +31,6 @@ def address_of(buffer: Any) -> int:
     return int(pointer() if pointer is not None else buffer.ctypes.data)
 
 
-def device_of(buffer: Any) -> str:
-    """Return ``cpu`` or the framework's word for the device."""
-    device = getattr(buffer, "device", "cpu")
-    return str(device)
-
-
 class SignatureTable:
     """Declares a request the first time it is seen and hands out its number from then on.
 
@@ -71,6 +65,7 @@ class SignatureTable:
         splits: tuple[int, ...],
         process_set: int,
         ranks: tuple[int, ...],
+        device: str,
     ) -> Signature:
         """Return the signature of a request; see ``Engine.submit`` for the arguments.
 
@@ -93,7 +88,6 @@ class SignatureTable:
                 assert arena is not None
                 offsets = [arena.offset_of(address_of(tensor)) for tensor in inputs]
             tensors = tuple((t.dtype, t.shape, o) for t, o in zip(inputs, offsets, strict=True))
-        device = device_of(inputs[0]) if inputs else "cpu"
         key = (
             kind, name, tensors, op, prescale, postscale, root, splits, process_set, self._sets.version, ranks,
             device, id(code), frame.f_lasti
@@ -101,10 +95,7 @@ class SignatureTable:
         signature = self._known.get(key)
         if signature is not None:
             return signature
-        specs = tuple(
-            TensorSpec(dtype_name(t), tuple(t.shape), o if device == "cpu" else -1)
-            for t, o in zip(inputs, offsets, strict=True)
-        )
+        specs = tuple(TensorSpec(dtype_name(t), tuple(t.shape), o) for t, o in zip(inputs, offsets, strict=True))
         request = Request(
             name or "", kind, process_set, specs, op, float(prescale), float(postscale), root, splits, device, ranks,
             callsite.describe(frame),

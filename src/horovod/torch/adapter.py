@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from horovod.torch.staging import Stage
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
@@ -20,7 +22,7 @@ class TorchAdapter:
     kernels = "torch"
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
-        """Return the tensor without its history, if it is contiguous."""
+        """Return the tensor without its history, if it is contiguous and on the host."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
         if tensor.layout is not torch.strided:
@@ -28,9 +30,19 @@ class TorchAdapter:
                 f"a tensor of layout {tensor.layout} cannot be sent as it is; "
                 "use sparse_allreduce_async() or to_dense()"
             )
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or not tensor.is_cpu:
             return None
         return tensor.detach() if tensor.requires_grad else tensor
+
+    def device(self, tensor: torch.Tensor) -> str:
+        """Return ``cpu``, or the device's name."""
+        return "cpu" if tensor.is_cpu else str(tensor.device)
+
+    def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> Stage:
+        """Begin to bring tensors of a CUDA device to the host."""
+        if not tensors[0].is_cuda:
+            raise ValueError(f"tensors on {tensors[0].device} are not supported; move them to the CPU or to CUDA")
+        return Stage(tensors, targets)
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous copy."""

@@ -38,6 +38,7 @@ def _block_bytes() -> int:
 
 
 _BLOCK_BYTES = _block_bytes()
+_CHUNK = 512 << 10
 
 
 def slice_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
@@ -63,15 +64,17 @@ def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: 
     """Reduce this rank's slice over all arenas and write it to all of them."""
     if entry.arena_plan is None:
         entry.arena_plan = _arena_blocks(transport, entry, work.kernels)
-    copy = kernels_named(work.kernels).copy
+    copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
+    if entry.response.requests[0].device != "cpu":
+        # The request was submitted before its data had come from the device.
+        transport.flags.post(base | 1, members)
+        transport.flags.wait(members, base | 1)
     for reduce, target, sources, copies in entry.arena_plan:
         reduce(target, sources)
         for other in copies:
             copy(other, target)
-    members = entry.response.members
-    finished = sequence << PHASE_BITS | 1
-    transport.flags.post(finished, members)
-    transport.flags.wait(members, finished)
+    transport.flags.post(base | 2, members)
+    transport.flags.wait(members, base | 2)
 
 
 def _arena_blocks(transport: ShmTransport, entry: Entry, kernels: str) -> list[_Block]:
@@ -170,7 +173,7 @@ def _read_all(
     inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
     cut: dict[int, list[_Piece]] = {}
     # Small enough that a rank's chunk, its peer's and the result stay in cache until they are used.
-    chunk_bytes = min(CHUNK_BYTES, _BLOCK_BYTES)
+    chunk_bytes = min(CHUNK_BYTES, _CHUNK)
 
     def fill(round_: int, offset: int) -> None:
         cut[round_] = segments.chunk(round_, chunk_bytes)

@@ -1,0 +1,132 @@
+"""CUDA tensors on their way through host memory: pinned blocks of the arena, copied on a stream of their own.
+
+The copy to the host starts when the operation is submitted, so it overlaps with what the GPU does next; the
+engine waits for it when the entry is executed. The copy back is only ordered before what the caller's stream
+does after ``synchronize``: the host does not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.engine import context
+from horovod.transports.shm.arena import Arena
+
+__all__ = ["Stage"]
+
+
+class _Block:
+    """One pinned block, used again and again; ``idle`` tells when its last copy is through."""
+
+    def __init__(self, arena: Arena | None, nbytes: int) -> None:
+        if arena is None:
+            self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            self.memory = torch.frombuffer(arena.allocate(nbytes), dtype=torch.uint8)
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))
+        self.idle: Any = None
+
+
+class _Pool:
+    """The blocks of one engine, by size, and one stream for each device."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._free: dict[int, list[_Block]] = {}
+        self._registered: list[_Block] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def take(self, nbytes: int) -> _Block:
+        if self._generation != context.generation():
+            self._renew()
+        nbytes = max(4096, 1 << (nbytes - 1).bit_length())
+        free = self._free.setdefault(nbytes, [])
+        if not free:
+            arena = context.engine().arena
+            block = _Block(arena, nbytes)
+            if arena is not None:
+                self._registered.append(block)
+            return block
+        block = free.pop()
+        if block.idle is not None:
+            block.idle.synchronize()
+        return block
+
+    def give(self, block: _Block, idle: Any) -> None:
+        block.idle = idle
+        self._free.setdefault(block.memory.nbytes, []).append(block)
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+        return stream
+
+    def _renew(self) -> None:
+        torch.cuda.synchronize()
+        for block in self._registered:
+            torch.cuda.cudart().cudaHostUnregister(block.memory.data_ptr())
+        self._registered.clear()
+        self._free.clear()
+        self._generation = context.generation()
+
+
+_pool = _Pool()
+
+
+class Stage:
+    """The passage of one operation's tensors.
+
+    Args:
+        tensors: on one CUDA device.
+        targets: where results go, or None for new tensors.
+
+    Attributes:
+        hosts: host buffers with the tensors' shapes and dtypes, filled once ``before`` has returned.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> None:
+        self._device = tensors[0].device
+        self._targets = targets
+        self._stream = _pool.stream(self._device)
+        self._blocks: list[_Block] = []
+        self.hosts: list[torch.Tensor] = []
+        self._results: list[torch.Tensor] = []
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for tensor in tensors:
+                source = tensor.detach().contiguous()
+                block = _pool.take(source.nbytes)
+                host = block.memory[: source.nbytes].view(source.dtype).view(source.shape)
+                host.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+                self._blocks.append(block)
+                self.hosts.append(host)
+            self._arrived = self._stream.record_event()
+
+    def before(self) -> None:
+        """Block until the tensors are in host memory; called by whoever executes the entry."""
+        self._arrived.synchronize()
+
+    def after(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Start copying the results to the device; called by whoever executed the entry."""
+        with torch.cuda.stream(self._stream):
+            for index, output in enumerate(outputs):
+                if self._targets is not None:
+                    result = self._targets[index].detach()
+                else:
+                    result = torch.empty(output.shape, dtype=output.dtype, device=self._device)
+                result.copy_(output, non_blocking=True)
+                result.record_stream(self._stream)
+                self._results.append(result)
+            self._delivered = self._stream.record_event()
+        for block in self._blocks:
+            _pool.give(block, self._delivered)
+
+    def collect(self) -> list[torch.Tensor]:
+        """Return the results; the caller's stream waits for them, the host does not."""
+        torch.cuda.current_stream(self._device).wait_event(self._delivered)
+        return list(self._targets) if self._targets is not None else self._results
