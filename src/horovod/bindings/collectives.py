@@ -9,12 +9,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.bindings.adapter import Adapter, Stage
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.submission import Submission, id_of
 from horovod.bindings.worldly import Worldly
-from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
+from horovod.core.requests import Kind, ReduceOp
 from horovod.engine import context
-from horovod.engine.handles import Handle
 
 __all__ = ["Adasum", "Average", "Collectives", "Max", "Min", "Product", "Sum", "resolve_op"]
 
@@ -133,7 +132,7 @@ class Collectives(Submission, Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
-        """Begin an allreduce of several tensors as one operation; ``synchronize`` returns a tuple. See ``grouped_allreduce``."""
+        """Begin an allreduce of several tensors as one operation, for ``synchronize``. See ``grouped_allreduce``."""
         how = resolve_op(op, average)
         return self._start(
             Kind.ALLREDUCE, name, tensors, None, process_set, many=True, op=how, prescale=prescale_factor,
@@ -155,11 +154,7 @@ class Collectives(Submission, Worldly):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[Any]:  # fmt: skip
-        """Combine several tensors as one operation. See ``allreduce``.
-
-        Args:
-            tensors: as many, in the same order, on every rank.
-        """
+        """Combine several tensors as one operation. See ``allreduce``."""
         how = resolve_op(op, average)
         return self._run(
             Kind.ALLREDUCE, name, tensors, None, process_set, op=how, prescale=prescale_factor,
@@ -206,17 +201,13 @@ class Collectives(Submission, Worldly):
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
-        """Begin an allgather of several tensors as one operation; ``synchronize`` returns a tuple. See ``grouped_allgather``."""
+        """Begin an allgather of several tensors as one operation, for ``synchronize``. See ``grouped_allgather``."""
         return self._start(Kind.ALLGATHER, name, tensors, None, process_set, many=True)
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[Any]:
-        """Concatenate several tensors, as one operation. See ``allgather``.
-
-        Args:
-            tensors: as many, in the same order, on every rank.
-        """
+        """Concatenate several tensors, as one operation. See ``allgather``."""
         return self._run(Kind.ALLGATHER, name, tensors, None, process_set)
 
     # -- broadcast -----------------------------------------------------------------------------------------------
@@ -315,7 +306,7 @@ class Collectives(Submission, Worldly):
         """Combine a tensor over all ranks and return this rank's rows of the result.
 
         Args:
-            tensor: same shape and dtype on every rank; when the rows do not divide evenly, the first ranks get one more.
+            tensor: same shape and dtype on every rank; of an uneven number of rows the first ranks get one more.
             name: key of the match; ``None`` matches in the order of the calls.
             op: Average (the default), Sum, Min, Max or Product.
             process_set: ranks that take part; this rank must be one of them.
@@ -349,11 +340,7 @@ class Collectives(Submission, Worldly):
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> list[Any]:  # fmt: skip
-        """Combine several tensors and return this rank's rows of each, as one operation. See ``reducescatter``.
-
-        Args:
-            tensors: as many, in the same order, on every rank.
-        """
+        """Combine several tensors and return this rank's rows of each, as one operation. See ``reducescatter``."""
         return self._run(
             Kind.REDUCESCATTER, name, tensors, None, process_set, op=_scatter_op(op), prescale=prescale_factor,
             postscale=postscale_factor,

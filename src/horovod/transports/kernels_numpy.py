@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Reducer
+
+if TYPE_CHECKING:
+    from horovod.transports.kernels import Reducer
 
 __all__ = ["NumpyKernels"]
 

@@ -1,0 +1,191 @@
+"""How every collective is carried out: submit, wait, hand out the results.
+
+The adapter gives contiguous aliases of the tensors, the engine submits one request for all of them, and
+somebody waits. Synchronous operations skip the table of handles and let the calling thread make the progress.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from horovod.bindings.adapter import Adapter, Stage
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ITEMSIZE, Kind
+from horovod.engine import context
+from horovod.engine.handles import Handle
+
+__all__ = ["Submission", "id_of"]
+
+_engine = context.engine
+
+
+class _Ticket(NamedTuple):
+    """A handle, and what its outputs mean to the caller."""
+
+    handle: Handle
+    many: bool
+    targets: Sequence[Any] | None
+    copies: Sequence[Any] | None
+    stage: Stage | None = None
+
+
+class Submission:
+    """Operations of one framework that were begun, and tensors in the arena.
+
+    Args:
+        adapter: the framework.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._tickets: dict[int, _Ticket] = {}
+        self._numbers = itertools.count(1)
+
+    # -- handles -------------------------------------------------------------------------------------------------
+
+    def poll(self, handle: int) -> bool:
+        """Return whether an operation is done, so that ``synchronize`` will not block.
+
+        Raises:
+            ValueError: there is no such handle.
+        """
+        ticket = self._tickets.get(handle)
+        if ticket is None:
+            raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
+        return ticket.handle.done
+
+    def synchronize(self, handle: int) -> Any:
+        """Wait for an operation and return its result.
+
+        Args:
+            handle: of an ``_async`` call; an unknown one returns None at once, as in Horovod.
+
+        Raises:
+            HorovodInternalError: what went wrong, see ``horovod.errors``.
+        """
+        ticket = self._tickets.pop(handle, None)
+        if ticket is None:
+            return None
+        inner = ticket.handle
+        outputs: Sequence[Any] = _wait(inner)
+        if inner.signature.request.kind is Kind.ALLTOALL:
+            output = self._results(ticket, outputs)[0]
+            return output, self.adapter.received_splits(inner.received_splits, output)
+        results = self._results(ticket, outputs)
+        return tuple(results) if ticket.many else results[0]
+
+    # -- tensors in the arena ------------------------------------------------------------------------------------
+
+    def zeros(self, *shape: Any, dtype: Any = None) -> Any:
+        """Return a tensor of zeros in memory that all ranks of the host share.
+
+        In-place allreduce of such a tensor copies nothing. The memory is freed with the tensor.
+
+        Args:
+            shape: dimensions, as numbers or one sequence.
+            dtype: of the framework; its default when None.
+
+        Raises:
+            MemoryError: the arena is full.
+        """
+        dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        dims = tuple(int(dim) for dim in dims)
+        name = dtype if isinstance(dtype, str) else self.adapter.dtype_name(dtype)
+        nbytes = ITEMSIZE[name]
+        for dim in dims:
+            nbytes *= dim
+        arena = _engine().arena
+        memory = bytearray(max(nbytes, 1)) if arena is None else arena.allocate(max(nbytes, 1))
+        if nbytes == 0:
+            return self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8"))
+        return self.adapter.over(memory, dims, name)
+
+    #: The same as ``zeros``: fresh memory of the arena is zero anyway.
+    empty = zeros
+
+    # -- the three steps -----------------------------------------------------------------------------------------
+
+    def _start(
+        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
+        process_set: ProcessSet, *, many: bool = False, kick: bool = True, **how: Any,
+    ) -> int:  # fmt: skip
+        ticket = self._submit(kind, name, tensors, targets, process_set, many=many, kick=kick, **how)
+        number = next(self._numbers)
+        self._tickets[number] = ticket
+        return number
+
+    def _run(
+        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
+        process_set: ProcessSet, **how: Any,
+    ) -> list[Any]:  # fmt: skip
+        ticket = self._submit(kind, name, tensors, targets, process_set, many=True, kick=False, **how)
+        return self._results(ticket, _wait(ticket.handle))
+
+    def _submit(
+        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
+        process_set: ProcessSet, *, many: bool, kick: bool, **how: Any,
+    ) -> _Ticket:  # fmt: skip
+        engine = _engine()
+        adapter = self.adapter
+        if many and kind is not Kind.BARRIER and not len(tensors):
+            raise ValueError(f"{kind.name.lower()} of an empty list of tensors")
+        how["device"] = adapter.device(tensors[0]) if len(tensors) else "cpu"
+        if how["device"] != "cpu":
+            return self._submit_staged(kind, name, tensors, targets, process_set, many, kick, how)
+        inputs = []
+        for tensor in tensors:
+            buffer = adapter.buffer(tensor)
+            inputs.append(adapter.contiguous(tensor) if buffer is None else buffer)
+        wire_name = f"{kind.name.lower()}.{name}" if name else None
+        outputs = inputs if targets is not None else None
+        handle = engine.submit(
+            adapter, kind, wire_name, inputs, outputs, process_set=id_of(process_set), depth=3, kick=kick, **how
+        )
+        return _Ticket(handle, many, targets, inputs if targets is not None else None)
+
+    def _submit_staged(
+        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
+        process_set: ProcessSet, many: bool, kick: bool, how: dict[str, Any],
+    ) -> _Ticket:  # fmt: skip
+        adapter = self.adapter
+        others = [adapter.device(tensor) for tensor in tensors if adapter.device(tensor) != how["device"]]
+        if others:
+            raise RuntimeError(f"tensors of one group must be on one device, received {how['device']} and {others[0]}")
+        stage = adapter.stage(tensors, targets)
+        outputs = stage.hosts if kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
+        wire_name = f"{kind.name.lower()}.{name}" if name else None
+        handle = _engine().submit(
+            adapter, kind, wire_name, stage.hosts, outputs, process_set=id_of(process_set), passage=stage, depth=4,
+            kick=kick, **how,
+        )  # fmt: skip
+        return _Ticket(handle, many, targets, None, stage)
+
+    def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
+        if ticket.stage is not None:
+            return list(ticket.stage.collect())
+        if ticket.targets is None or ticket.copies is None:
+            return list(outputs)
+        for target, copy in zip(ticket.targets, ticket.copies, strict=True):
+            if self.adapter.buffer(target) is None:
+                self.adapter.write_back(target, copy)
+        return list(ticket.targets)
+
+
+def _wait(handle: Handle) -> Sequence[Any]:
+    if handle.done and handle.error is None:
+        return handle.outputs
+    return _engine().wait(handle)
+
+
+def id_of(process_set: ProcessSet) -> int:
+    """Return the number of a process set, which must be registered.
+
+    Raises:
+        ValueError: it is not.
+    """
+    key = process_set.process_set_id
+    if key is None:
+        raise ValueError(f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=)")
+    return key
