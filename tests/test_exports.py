@@ -131,11 +131,7 @@ def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None
     for label in module.__all__:
         value = getattr(module, label)
         if inspect.isfunction(value) or inspect.ismethod(value):
-            docstring = value.__doc__ or ""
-            # A variant may refer to the function that it varies: "See ``allreduce`` for the arguments."
-            referred = [getattr(module, n, None) for n in re.findall(r"\bSee ``(\w+)``", docstring)]
-            pages = [docstring, *(other.__doc__ or "" for other in referred if other)]
-            documented = {n.lstrip("*") for page in pages for n in section(page, "Args")}
+            documented = {n.lstrip("*") for page in _with_references(module, value) for n in section(page, "Args")}
             documented |= {f"{n}s" for n in documented}  # the grouped form takes several of what the plain one takes
             if unexplained := sorted(set(inspect.signature(value).parameters) - documented):
                 wrong.append(f"{name}.{label}: {', '.join(unexplained)}")
@@ -203,6 +199,17 @@ def _parameters(node: Function) -> list[str]:
     star = [arguments.vararg] if arguments.vararg else []
     double = [arguments.kwarg] if arguments.kwarg else []
     return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *star, *arguments.kwonlyargs, *double)]
+
+
+def _with_references(module: object, function: object) -> list[str]:
+    """Its docstring, and those it refers to: a variant says "See ``allreduce``"."""
+    pages, todo = [], [function]
+    while todo:
+        page = todo.pop().__doc__ or ""
+        pages.append(page)
+        names = re.findall(r"\bSee ``(\w+)``", page)
+        todo += [getattr(module, n) for n in names if hasattr(module, n)]
+    return pages
 
 
 def _overrides(module: Module, label: str) -> bool:

@@ -179,6 +179,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Unregister a process set; collective over all ranks.
 
+    Args:
+        process_set: a registered one; the object can be registered again later.
+
     Returns:
         False when it is not registered, or holds all ranks; then nothing happens.
 

@@ -48,6 +48,9 @@ class Submission:
     def poll(self, handle: int) -> bool:
         """Return whether an operation is done, so that ``synchronize`` will not block.
 
+        Args:
+            handle: of an ``_async`` call that was not synchronized yet.
+
         Raises:
             ValueError: there is no such handle.
         """

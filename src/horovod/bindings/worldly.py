@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from horovod.bindings import process_sets as sets
 from horovod.engine import context
 
@@ -14,13 +11,8 @@ __all__ = ["Worldly"]
 class Worldly:
     """Functions of Horovod's API that are the same for every framework."""
 
-    def init(self, comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
-        """Join the job; see ``horovod.bindings.process_sets.init``."""
-        sets.init(comm, process_sets)
-
-    def shutdown(self) -> None:
-        """Leave the job; ``init()`` may follow."""
-        sets.shutdown()
+    init = staticmethod(sets.init)
+    shutdown = staticmethod(sets.shutdown)
 
     def is_initialized(self) -> bool:
         """Return whether ``init()`` was called, and ``shutdown()`` not."""

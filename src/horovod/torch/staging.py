@@ -8,12 +8,14 @@ does after ``synchronize``: the host does not wait for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod.engine import context
-from horovod.transports.shm.arena import Arena
+
+if TYPE_CHECKING:
+    from horovod.transports.shm.arena import Arena
 
 __all__ = ["Stage"]
 
