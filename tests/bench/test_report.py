@@ -23,6 +23,7 @@ COLLECTIVE = {
     "results": {"horovod": TIME, "gloo": {**TIME, "median_s": 5e-3}},
     "ratios": {"horovod": {"gloo": 5.0}},
     "bus_bytes_s": {"horovod": 1e9},
+    "limit_bytes_s": 40e9,
     "limit_share": {"horovod": 0.5},
     "skipped": {"mpich": "not installed"},
 }
@@ -46,7 +47,7 @@ EXPECTED = {
 
 
 def made(kind: str) -> dict[str, Any]:
-    body: dict[str, Any] = result(kind, [kind], 2, HOST, [ROWS[kind]], limit_bytes_s=40e9)["result"]
+    body: dict[str, Any] = result(kind, [kind], 2, HOST, [ROWS[kind]])["result"]
     return body
 
 
@@ -68,7 +69,7 @@ def test_the_picture_is_well_formed(kind: str) -> None:
 
 def test_notes_name_the_limit_and_who_was_left_out() -> None:
     lines = notes(made("allreduce"))
-    assert any("40.0 GB/s" in line for line in lines)
+    assert any("40.0 GB/s at 1 MiB" in line for line in lines)
     assert any("mpich" in line and "not installed" in line for line in lines)
 
 

@@ -1,42 +1,43 @@
-"""The machine's memory bandwidth with all ranks at it: the limit that any data plane lives under."""
+"""The machine's memory bandwidth, measured as a contender: the limit that any data plane lives under."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import torch
 
+from horovod.bench.cases import DTYPES, LIMIT, Case, memory_traffic
 from horovod.bench.control import Control
-from horovod.bench.host import available_bytes
+from horovod.bench.inprocess import InProcess
 
-__all__ = ["memory_bandwidth"]
-
-_LARGEST = 128 << 20
-_ROUNDS = 5
-_COPIES = 3
+__all__ = ["Sweep"]
 
 
-def memory_bandwidth(control: Control, *, largest: int = _LARGEST) -> float:
-    """Bytes per second that all ranks together read and write when each copies a large tensor.
+class Sweep(InProcess):
+    """Every rank reads and writes back its share of the bytes that the operation must at least read and write.
 
-    Args:
-        control: how the ranks agree.
-        largest: bytes of one copy; less when memory is scarce.
-
-    Returns:
-        The best of a few rounds, for it is a limit: ``2 * bytes * copies * ranks``, by the time from the first
-        rank's start to the last one's end.
+    In place, because a copy to another place makes the processor fetch the target as well, which no
+    good reduction needs. It takes its turns like the others, so that it sees the same machine. Small
+    sweeps stay in the caches, as small collectives do.
     """
-    nbytes = control.broadcast(min(largest, (available_bytes() or largest << 3) // (8 * control.size)))
-    source = torch.ones(nbytes, dtype=torch.uint8)
-    target = torch.empty_like(source).copy_(source)
-    best = 0.0
-    for _ in range(_ROUNDS):
-        control.barrier()
-        start = time.monotonic()
-        for _ in range(_COPIES):
-            target.copy_(source)
-        # One clock for all processes of the host, so that ranks that share a core are not counted as parallel.
-        starts, ends = zip(*control.gather((start, time.monotonic())), strict=True)
-        best = max(best, 2 * nbytes * _COPIES * control.size / (max(ends) - min(starts)))
-    return best
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(LIMIT, control)
+
+    def why_not(self, case: Case) -> str:
+        """A sweep is always possible."""
+        return ""
+
+    def prepare(self, case: Case) -> None:
+        """Allocate; there is no result to check."""
+        self._call = self._bind(case, [])
+
+    def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype)
+
+    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        size = self._control.size
+        moved = case.nbytes * case.batch * memory_traffic(case.op, size) / size
+        # Half of the traffic is read, half is written; float32 whatever the case's type, for bytes are bytes.
+        swept = self._allocate(max(1, int(moved / 2 / DTYPES["float32"])), torch.float32)
+        return lambda: [swept.neg_()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "DEFAULT_SIZES",
     "DTYPES",
+    "LIMIT",
     "MODELS",
     "OPS",
     "PEERS",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 PEERS = ("gloo", "mpich", "openmpi")
+LIMIT = "memory sweep"
+"""Name of the contender that only reads and writes memory: the yardstick."""
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.bench.cases import Case, bus_factor, format_bytes, memory_traffic
+from horovod.bench.cases import LIMIT, Case, bus_factor, format_bytes, memory_traffic
 from horovod.bench.control import Contender, Control
 from horovod.bench.events import Tell
 from horovod.bench.host import available_bytes
@@ -22,14 +22,10 @@ class Plan:
     Attributes:
         rounds: how often the contenders take turns.
         round_s: seconds of one turn, from which the number of calls follows.
-        limit_bytes_s: memory bandwidth of the machine; 0 when it was not measured.
-        cache_bytes: below this much data in flight, caches and not memory are the limit.
     """
 
     rounds: int = 7
     round_s: float = 0.05
-    limit_bytes_s: float = 0.0
-    cache_bytes: int = 64 << 20
 
 
 def run_cases(
@@ -59,7 +55,7 @@ def run_cases(
             each.release()
             skipped |= _reason(each, case, control)
         samples = {name: summarize(spent) for name, spent in times.items() if spent}
-        rows.append(_row(case, samples, skipped, control.size, plan))
+        rows.append(_row(case, samples, skipped, control.size))
     tell(steps, steps, "done")
     return rows
 
@@ -96,12 +92,11 @@ def _calibrate(contender: Contender, control: Control, plan: Plan) -> int:
     return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))
 
 
-def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str], size: int, plan: Plan) -> dict[str, Any]:
+def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str], size: int) -> dict[str, Any]:
     nbytes = case.nbytes * case.batch
     medians = {name: sample.median_s for name, sample in samples.items()}
+    limit_s = medians.pop(LIMIT, 0.0)
     ours = [name for name in medians if name.startswith("horovod")]
-    in_memory = nbytes * size > plan.cache_bytes and plan.limit_bytes_s > 0
-    least_s = memory_traffic(case.op, size) * nbytes / plan.limit_bytes_s if in_memory else 0.0
     return {
         "op": case.op,
         "nbytes": case.nbytes,
@@ -110,7 +105,8 @@ def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str], size: 
         "results": {name: sample.to_json() for name, sample in samples.items()},
         "ratios": {us: _ratios(medians, us, ours) for us in ours},
         "bus_bytes_s": {name: bus_factor(case.op, size) * nbytes / spent for name, spent in medians.items()},
-        "limit_share": {name: least_s / spent for name, spent in medians.items()} if in_memory else {},
+        "limit_bytes_s": memory_traffic(case.op, size) * nbytes / limit_s if limit_s else None,
+        "limit_share": {name: limit_s / spent for name, spent in medians.items()} if limit_s else {},
         "skipped": skipped,
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
-from horovod.bench.bandwidth import memory_bandwidth
+from horovod.bench.bandwidth import Sweep
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Plan, run_cases
 from horovod.bench.control import Contender, Control, HorovodControl
@@ -41,8 +41,7 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     more: dict[str, Any] = {"threads": torch.get_num_threads()}
     tell = progress(report)
     if args.command in OPS:
-        limit, rows = _collectives(args, control, report)
-        more["limit_bytes_s"] = limit
+        rows = _collectives(args, control, report)
     elif args.command == "train":
         start_gloo(control)
         arms = (local_arm, horovod_arm, ddp_arm)
@@ -55,17 +54,16 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     return 0
 
 
-def _collectives(args: argparse.Namespace, control: Control, report: Reporter) -> tuple[float, list[dict[str, Any]]]:
-    contenders: list[Contender] = [Ours(control)]
+def _collectives(args: argparse.Namespace, control: Control, report: Reporter) -> list[dict[str, Any]]:
+    contenders: list[Contender] = [Sweep(control), Ours(control)]
     if args.arena:
         contenders.append(Ours(control, arena=True))
     for peer in args.against:
         flavour, _, prefix = peer.partition("=")
         contenders.append(Gloo(control) if flavour == "gloo" else Mpi(flavour, control, prefix))
-    limit = memory_bandwidth(control)
     cases = [Case(args.command, nbytes, dtype, args.batch) for dtype in args.dtype for nbytes in args.sizes]
-    plan = Plan(rounds=args.rounds, round_s=args.round_ms / 1000, limit_bytes_s=limit)
+    plan = Plan(rounds=args.rounds, round_s=args.round_ms / 1000)
     rows = run_cases(cases, contenders, control, plan, progress(report))
     for each in reversed(contenders):
         each.close()
-    return limit, rows
+    return rows

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from horovod.bench import plot
-from horovod.bench.cases import OPS, format_bytes, format_seconds
+from horovod.bench.cases import LIMIT, OPS, format_bytes, format_seconds
 
 __all__ = ["notes", "picture", "table"]
 
@@ -34,7 +34,7 @@ def _new(title: str, first: str, columns: Iterable[str]) -> Table:
 
 def _names(result: Result) -> tuple[list[str], list[str]]:
     """Our columns and the peers' columns that hold at least one figure."""
-    seen = [name for row in result["rows"] for name in row["results"]]
+    seen = [name for row in result["rows"] for name in row["results"] if name != LIMIT]
     ordered = list(dict.fromkeys(seen))
     return [n for n in ordered if n.startswith("horovod")], [n for n in ordered if not n.startswith("horovod")]
 
@@ -54,7 +54,7 @@ def _collectives(result: Result, title: str) -> Table:
             cells += [_time(row, peer), _each(_ratio(row["ratios"].get(us, {}).get(peer)) for us in ours)]
         cells.append(_each(f"{row['bus_bytes_s'][us] / 1e9:.3g}" for us in ours if us in row["bus_bytes_s"]))
         shares = [f"{row['limit_share'][us]:.0%}" for us in ours if us in row["limit_share"]]
-        made.add_row(*cells, _each(shares) or "in cache")
+        made.add_row(*cells, _each(shares) or "-")
     return made
 
 
@@ -123,8 +123,15 @@ def _startup(result: Result, title: str) -> Table:
 def notes(result: Result) -> list[str]:
     """What the table alone does not say: the memory limit, and who was left out and why."""
     said = []
-    if result.get("limit_bytes_s"):
-        said.append(f"memory bandwidth, all ranks copying: {result['limit_bytes_s'] / 1e9:.1f} GB/s read and written")
+    limits = [
+        (row["nbytes"] * row["batch"], row["limit_bytes_s"]) for row in result["rows"] if row.get("limit_bytes_s")
+    ]
+    if limits:
+        nbytes, limit = max(limits)
+        said.append(
+            f"memory limit: all ranks read and write in place what the operation must at least read and write "
+            f"({limit / 1e9:.1f} GB/s at {format_bytes(nbytes)}; small sizes stay in caches)"
+        )
     for row in result["rows"]:
         for name, reason in row.get("skipped", {}).items():
             said.append(f"{name}, {format_bytes(row['nbytes'])} {row['dtype']}: {reason}")
