@@ -1,0 +1,174 @@
+"""Run the log: match each entry with what this rank submitted, execute it, and hand out the result."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+from horovod import errors
+from horovod.core.coordinator import Declared, Run
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.requests import Kind, Response
+from horovod.engine.channel import Channel
+from horovod.engine.handles import Handle
+from horovod.transports.base import Entry, Transport
+
+__all__ = ["LogRunner"]
+
+
+class LogRunner:
+    """What this rank has in flight, and how far it is in the log.
+
+    Args:
+        rank: this rank.
+        channel: where the log comes from.
+        transport: moves the bytes.
+        sets: the process sets.
+        owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
+
+    Attributes:
+        culprit: the rank that the log last named as lost, or -1.
+    """
+
+    def __init__(
+        self, rank: int, channel: Channel, transport: Transport, sets: ProcessSetTable, owns_sets: bool
+    ) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._transport = transport
+        self._sets = sets
+        self._owns_sets = owns_sets
+        self._entries: dict[int, Entry] = {}
+        self._named: dict[tuple[int, str], Handle] = {}
+        self._unnamed: dict[int, collections.deque[Handle]] = {}
+        self._sequence = 0
+        self.culprit = -1
+
+    def register(self, handle: Handle) -> None:
+        """Take note of a submission.
+
+        Raises:
+            DuplicateNameError: a tensor of this name is in flight.
+        """
+        request = handle.signature.request
+        name, process_set = request.name, request.process_set
+        if name:
+            key = (process_set, name)
+            if key in self._named:
+                site = self._named[key].signature.request.site
+                raise errors.DuplicateNameError(
+                    f"a tensor named {name!r} is still in flight, submitted at {site}; synchronize() it first, "
+                    "or give this one another name"
+                )
+            self._named[key] = handle
+        else:
+            queue = self._unnamed.get(process_set)
+            if queue is None:
+                queue = self._unnamed[process_set] = collections.deque()
+            queue.append(handle)
+
+    def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done."""
+        return [*self._named.values(), *(handle for queue in self._unnamed.values() for handle in queue)]
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._named and not any(self._unnamed.values())
+
+    def fail_all(self, make_error: Callable[[], Exception]) -> None:
+        """End every submission with an exception of its own."""
+        handles = self.in_flight()
+        self._named.clear()
+        self._unnamed.clear()
+        for handle in handles:
+            self._transport.skip(handle)
+            handle.finish(make_error())
+
+    def step(self) -> None:
+        """Execute what the log holds.
+
+        Raises:
+            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
+        """
+        channel = self._channel
+        entry = channel.next()
+        while entry is not None:
+            if isinstance(entry, Declared):
+                self._entries[entry.id] = Entry(entry.response, self._rank)
+            else:
+                self._sequence += 1
+                self._execute(entry)
+            entry = channel.next()
+
+    def _execute(self, run: Run) -> None:
+        batch = []
+        for key in run.ids:
+            entry = self._entries[key]
+            if entry.me >= 0:
+                batch.append((entry, self._match(entry.response)))
+        if not batch:
+            return
+        entry, handle = batch[0]
+        response = entry.response
+        if response.error:
+            self._transport.skip(handle)
+            handle.finish(self._error(response))
+            return
+        if response.kind >= Kind.JOIN:
+            self._answer(response, handle)
+            return
+        try:
+            if handle.passage is not None:
+                handle.passage.before()
+            self._transport.run(self._sequence, batch, run.tokens)
+            if handle.passage is not None:
+                handle.passage.after(handle.outputs)
+        except BaseException:
+            for _, handle in batch:
+                self._put_back(handle)
+            raise
+        if response.kind is Kind.ALLTOALL:
+            handle.received_splits = _received_splits(entry)
+        for _, handle in batch:
+            handle.finish()
+
+    def _match(self, response: Response) -> Handle:
+        if response.name:
+            return self._named.pop((response.process_set, response.name))
+        return self._unnamed[response.process_set].popleft()
+
+    def _put_back(self, handle: Handle) -> None:
+        """Put a handle that could not be executed back, so that it fails with all others."""
+        request = handle.signature.request
+        if request.name:
+            self._named[(request.process_set, request.name)] = handle
+        else:
+            self._unnamed.setdefault(request.process_set, collections.deque()).appendleft(handle)
+
+    def _answer(self, response: Response, handle: Handle) -> None:
+        request = response.requests[0]
+        handle.result = response.result
+        if response.kind is Kind.ADD_PROCESS_SET and self._owns_sets:
+            self._sets.add(request.ranks)
+        elif response.kind is Kind.REMOVE_PROCESS_SET and self._owns_sets:
+            self._sets.remove(request.root)
+        handle.finish()
+
+    def _error(self, response: Response) -> Exception:
+        if response.error_type == "ValueError":
+            return ValueError(response.error)
+        if response.error_type == "PeerLostError":
+            self.culprit = response.result
+            return errors.PeerLostError(response.error, rank=response.result)
+        kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
+        return kind(response.error)
+
+
+def _received_splits(entry: Entry) -> tuple[int, ...]:
+    response = entry.response
+    parts = len(response.members)
+    received = []
+    for i in range(parts):
+        request = response.request_of(i)
+        received.append(request.splits[entry.me] if request.splits else request.tensors[0].shape[0] // parts)
+    return tuple(received)

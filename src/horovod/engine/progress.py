@@ -1,0 +1,205 @@
+"""Who makes progress, and when it sleeps.
+
+One lock: its holder runs the log. A thread that waits for a result takes the lock and does the work itself
+(handing a small operation to another thread and back costs more than the operation). A background thread does
+it while the caller is away, so that communication overlaps with computing; it sleeps in the kernel unless
+somebody rings, and never spins. A second waiting thread sleeps until its handle is done or the lock is free.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from typing import Protocol
+
+from horovod.engine.channel import Channel
+from horovod.engine.handles import Handle
+from horovod.transports.shm import futex
+from horovod.transports.shm.control import HOLDER, PARKED, Control
+
+__all__ = ["Progress", "Stepper"]
+
+_SLICE_S = 0.1
+_BEHIND_SLICE_S = 0.001
+_IDLE_SLICE_S = 1.0
+_SPINS = 300
+
+
+class Stepper(Protocol):
+    """What progress consists of; all of it is called with the lock held."""
+
+    def step(self) -> None:
+        """Execute what the log holds; after a failure, fail what is in flight."""
+
+    def tick(self, waited_s: float) -> None:
+        """Look after the other ranks; raises when there is no point in waiting."""
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail for good, because of ``error``."""
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+
+
+class Progress:
+    """See the module.
+
+    Args:
+        stepper: what to do.
+        channel: tells whether there is something to do.
+        control: the control page; None for one rank alone, which needs no background thread.
+    """
+
+    def __init__(self, stepper: Stepper, channel: Channel, control: Control | None) -> None:
+        self._stepper = stepper
+        self._channel = channel
+        self._control = control
+        self._lock = threading.Lock()
+        self._waiters: collections.deque[threading.Lock] = collections.deque()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._spins = 0
+        if control is not None:
+            self._spins = _SPINS if control.size <= len(os.sched_getaffinity(0)) else 0
+            self._mode = control.mode[control.rank]
+            self._bell = control.bell[control.rank]
+            self._thread = threading.Thread(target=self._background, name="horovod-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the background thread."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the background thread; False if it did not end in time, because it waits for a peer."""
+        self._stopping = True
+        if self._thread is None or self._control is None or self._thread.ident is None:
+            return True
+        self._control.ring(self._control.rank)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def kick(self) -> None:
+        """See to it that what was submitted is worked on though nobody waits for it."""
+        if self._control is not None:
+            self._control.ring(self._control.rank)
+        else:
+            with self._lock:
+                self._stepper.step()
+
+    def exclusively(self, timeout_s: float) -> bool:
+        """Take the lock; False if it is not to be had in time. ``release`` gives it back."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def release(self) -> None:
+        """Give up the lock and wake a waiting thread, if there is one."""
+        self._lock.release()
+        for signal in list(self._waiters):
+            if signal.locked():
+                signal.release()
+                return
+
+    # -- threads that wait ---------------------------------------------------------------------------------------
+
+    def wait(self, handle: Handle) -> None:
+        """Block until ``handle`` is done; make progress meanwhile."""
+        if self._lock.acquire(False):
+            self._pump_and_release(handle)
+        else:
+            self._wait_behind(handle)
+
+    def _wait_behind(self, handle: Handle) -> None:
+        signal = threading.Lock()
+        signal.acquire()
+        handle.waiter = signal
+        self._waiters.append(signal)
+        try:
+            while not handle.done:
+                if self._lock.acquire(False):
+                    self._pump_and_release(handle)
+                    return
+                signal.acquire(timeout=_SLICE_S)
+        finally:
+            self._waiters.remove(signal)
+
+    def _pump_and_release(self, handle: Handle) -> None:
+        control = self._control
+        if control is None:
+            try:
+                self._stepper.step()
+            finally:
+                self.release()
+            return
+        words = control.words32
+        try:
+            words[self._mode] = 0
+            self._pump(handle, control)
+        except BaseException as error:
+            self._stepper.abandon(error)
+            raise
+        finally:
+            words[self._mode] = PARKED
+            futex.fence()
+            self.release()
+            if self._channel.has_news():
+                # What came in between rang for a thread that was awake; the parked one has to be told.
+                control.ring(control.rank)
+
+    def _pump(self, handle: Handle, control: Control) -> None:
+        stepper, channel, words = self._stepper, self._channel, control.words32
+        step, has_news, spins, mode, bell = stepper.step, channel.has_news, range(self._spins), self._mode, self._bell
+        started = last_look = 0.0
+        while True:
+            step()
+            if handle.done:
+                return
+            for _ in spins:
+                if has_news():
+                    break
+            else:
+                seen = words[bell]
+                words[mode] = HOLDER
+                futex.fence()
+                if not has_news():
+                    control.sleep(seen, _BEHIND_SLICE_S if channel.is_behind() else _SLICE_S, HOLDER)
+                words[mode] = 0
+                now = time.monotonic()
+                started = started or now
+                if now - last_look >= _SLICE_S:
+                    last_look = now
+                    stepper.tick(now - started)
+
+    # -- the background thread -----------------------------------------------------------------------------------
+
+    def _background(self) -> None:
+        control = self._control
+        assert control is not None
+        words, mode, bell, stepper, channel = control.words32, self._mode, self._bell, self._stepper, self._channel
+        last_look = time.monotonic()
+        while not self._stopping:
+            seen = words[bell]
+            slice_s = _IDLE_SLICE_S if stepper.is_idle() else _SLICE_S
+            if self._lock.acquire(False):
+                try:
+                    words[mode] = 0
+                    if not self._waiters:
+                        stepper.step()
+                    now = time.monotonic()
+                    if now - last_look >= slice_s:
+                        last_look = now
+                        stepper.tick(slice_s)
+                    words[mode] = PARKED
+                    futex.fence()
+                    seen = words[bell]
+                    if channel.has_news() and not self._waiters:
+                        continue
+                    if channel.is_behind():
+                        slice_s = _BEHIND_SLICE_S
+                except BaseException as error:
+                    stepper.abandon(error)
+                finally:
+                    words[mode] = PARKED
+                    self.release()
+            control.sleep(seen, slice_s, PARKED)
