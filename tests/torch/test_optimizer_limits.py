@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -319,3 +322,60 @@ def penalized() -> bool:
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_gradient_penalties_work() -> None:
     assert run_ranks(2, penalized) == [True] * 2
+
+
+def compiled() -> tuple[bool, list[str]]:
+    warned: list[str] = []
+    net = torch.nn.Sequential(linear(), hvd.SyncBatchNorm(2).double())
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    plain = copy.deepcopy(net)
+    optimizers = [wrapped(net), wrapped(plain)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for model, optimizer in zip((torch.compile(net, backend="aot_eager"), plain), optimizers, strict=True):
+            train(model, optimizer, 3)
+    warned += [str(warning.message) for warning in caught]
+    close = all(
+        torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(net.parameters(), plain.parameters(), strict=True)
+    )
+    return close and same_on_all_ranks(net), [text for text in warned if "horovod" in text]
+
+
+@pytest.mark.slow
+def test_compiled_models_train_the_same() -> None:
+    assert run_ranks(2, compiled) == [(True, [])] * 2
+
+
+def averages_steps(passes: int) -> tuple[bool, torch.Tensor]:
+    net = linear()
+    optimizer = wrapped(net, op=hvd.Adasum, backward_passes_per_step=passes)
+    # The average of steps instead of their Adasum: for SGD that is the step of the average.
+    optimizer._settings = dataclasses.replace(optimizer._settings, op=hvd.Average)
+    for step in range(3):
+        optimizer.zero_grad()
+        for number in range(passes):
+            net(rows(step + 10 * number)).square().sum().backward()
+        optimizer.synchronize()
+        optimizer.step()
+    with pytest.raises(AssertionError, match="Adasum"):
+        optimizer.skip_synchronize()
+    return same_on_all_ranks(net), net.weight.detach()
+
+
+def averages_gradients(passes: int) -> torch.Tensor:
+    net = linear()
+    optimizer = wrapped(net, backward_passes_per_step=passes)
+    for step in range(3):
+        optimizer.zero_grad()
+        for number in range(passes):
+            net(rows(step + 10 * number)).square().sum().backward()
+        optimizer.step()
+    return net.weight.detach()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_with_adasum_steps_are_combined_instead_of_gradients(passes: int) -> None:
+    wanted = run_ranks(2, averages_gradients, passes)[0]
+    for same, weight in run_ranks(2, averages_steps, passes):
+        assert same
+        torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12)

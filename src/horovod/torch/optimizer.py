@@ -14,6 +14,7 @@ from horovod.core.requests import ReduceOp
 from horovod.engine import context
 from horovod.torch.adasum import AdasumMembers
 from horovod.torch.buckets import Settings
+from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.parameters import Named, check_passes, find_duplicates, group_parameters, name_parameters, trained
 from horovod.torch.reducer import Reducer
@@ -255,6 +256,7 @@ def DistributedOptimizer(
     """
     op = ReduceOp(op)
     context.world()
+    keep_out_of_graphs()
     if isinstance(optimizer, _Members | AdasumMembers):
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the plain one, once")
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
