@@ -36,6 +36,7 @@ _DIGEST = 32
 _MAX_MESSAGE = 64 << 10
 _MAX_FDS = 200
 _POLL_S = 0.002
+_LINGER_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -148,19 +149,22 @@ class _Host:
         selector.register(listener, selectors.EVENT_READ)
         error, lost = "", -1
         try:
-            while len(self._guests) < self._world.size - 1 and not error:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready and time.monotonic() >= deadline:
-                    missing = [r for r in range(1, self._world.size) if r not in self._guests]
-                    error = (
-                        f"ranks {missing} did not call init() within {timeout_s:g} s, the others did "
-                        "(HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
-                    )
-                for key, _ in ready:
+            while len(self._guests) < self._world.size - 1 and time.monotonic() < deadline:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.fileobj is listener:
                         self._accept()
-                    else:
-                        error, lost = self._hear(key.fileobj) if not error else (error, lost)  # type: ignore[arg-type]
+                        continue
+                    bad, rank = self._hear(key.fileobj)  # type: ignore[arg-type]
+                    if bad and not error:
+                        # Those who come a moment later shall hear of it, too, and not wait for nothing.
+                        error, lost = bad, rank
+                        deadline = min(deadline, time.monotonic() + _LINGER_S)
+            if len(self._guests) < self._world.size - 1 and not error:
+                missing = [rank for rank in range(1, self._world.size) if rank not in self._guests]
+                error = (
+                    f"ranks {missing} did not call init() within {timeout_s:g} s, the others did "
+                    "(HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
+                )
             return self._answer(error, lost)
         finally:
             selector.close()
@@ -181,6 +185,7 @@ class _Host:
         """Take a greeting; return an error that ends the meeting, and the rank that was lost."""
         for guest in self._guests.values():
             if guest.connection is connection:
+                self._selector.unregister(connection)
                 return f"rank {guest.hello.rank} (pid {guest.hello.pid}) died inside init()", guest.hello.rank
         try:
             message, fds, flags, _ = socket.recv_fds(connection, _MAX_MESSAGE, 4)

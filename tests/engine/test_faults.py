@@ -1,0 +1,247 @@
+"""One rank comes to grief, in every way and at every stage: the others raise an error that names it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Outcome, Ranks
+
+from horovod.errors import HorovodInternalError, InitError, PeerLostError, StallError
+
+VICTIM = 1
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
+
+
+def _os_exit() -> None:
+    os._exit(3)
+
+
+def _sys_exit() -> None:
+    sys.exit(3)
+
+
+def _raise() -> None:
+    raise KeyError("a bug of the user's")
+
+
+def _disk_full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.pt")
+
+
+#: The way to end, its exit code (negative: a signal), and what the others must be told about it.
+WAYS: dict[str, tuple[Callable[[], None], int, str]] = {
+    "kill": (_kill, -signal.SIGKILL, "SIGKILL|died"),
+    "segfault": (_segfault, -signal.SIGSEGV, "SIGSEGV|died"),
+    "os_exit": (_os_exit, 3, "code 3|died"),
+    "sys_exit": (_sys_exit, 1, "ended its script"),
+    "exception": (_raise, 1, "ended its script"),
+    "disk_full": (_disk_full, 1, "ended its script"),
+}
+
+
+def _survivors(outcomes: list[Outcome], expected: type[HorovodInternalError]) -> list[Outcome]:
+    others = [outcome for outcome in outcomes if outcome.rank != VICTIM]
+    for outcome in others:
+        assert isinstance(outcome.error, expected), f"rank {outcome.rank}: {outcome.text or outcome.exitcode}"
+    return others
+
+
+def _check(outcomes: list[Outcome], way: str, pid: int) -> None:
+    _, exitcode, words = WAYS[way]
+    assert outcomes[VICTIM].exitcode == exitcode, "the fault did not fire"
+    for outcome in _survivors(outcomes, PeerLostError):
+        text = str(outcome.error)
+        assert f"rank {VICTIM} (pid {pid}" in text
+        assert any(word in text for word in words.split("|")), text
+
+
+def _between_collectives(way: str) -> None:
+    import horovod.numpy as hvd
+
+    for _ in range(3):
+        hvd.allreduce(np.ones(10), name="before")
+    if hvd.rank() == VICTIM:
+        WAYS[way][0]()
+    hvd.allreduce(np.ones(10), name="after")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_ends_while_the_others_wait_for_it(way: str, size: int) -> None:
+    ranks = Ranks(size, _between_collectives, (way,))
+    pid = ranks.pid(VICTIM)
+    _check(ranks.outcomes(), way, pid)
+
+
+def _mid_collective(way: str) -> None:
+    import horovod.numpy as hvd
+    from horovod.transports.shm.staging import Staging
+
+    if hvd.rank() == VICTIM:
+        original = Staging.rounds if hvd.size() == 2 else Staging.exchange
+
+        def failing(self: Any, sequence: int, members: Any, count: int, fill: Any, *steps: Any) -> None:
+            def fatal_fill(round_: int, offset: int) -> None:
+                if round_ == 2:
+                    WAYS[way][0]()
+                fill(round_, offset)
+
+            original(self, sequence, members, count, fatal_fill, *steps)
+
+        setattr(Staging, original.__name__, failing)
+    hvd.allreduce(np.ones(2_000_000), name="large")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", ["kill", "segfault", "os_exit"])
+def test_a_rank_dies_in_the_middle_of_a_collective(way: str, size: int) -> None:
+    ranks = Ranks(size, _mid_collective, (way,))
+    pid = ranks.pid(VICTIM)
+    _check(ranks.outcomes(), way, pid)
+
+
+@pytest.mark.parametrize("way", ["exception", "disk_full"])
+def test_a_rank_fails_in_the_middle_of_a_collective(way: str) -> None:
+    outcomes = Ranks(3, _mid_collective, (way,)).outcomes()
+    assert outcomes[VICTIM].exitcode == 1
+    for outcome in _survivors(outcomes, PeerLostError):
+        assert f"rank {VICTIM} (pid" in str(outcome.error)
+        assert "failed" in str(outcome.error)
+
+
+def _before_init(way: str, rank_of: Any = None) -> None:
+    from horovod.bindings import process_sets
+
+    if int(os.environ["HOROVOD_RANK"]) == VICTIM:
+        WAYS[way][0]()
+    process_sets.init()
+
+
+@pytest.mark.parametrize("way", ["kill", "sys_exit"])
+def test_a_rank_ends_before_init(way: str) -> None:
+    """No launcher watches here, so it is the start timeout that ends the others."""
+    ranks = Ranks(3, _before_init, (way,), env={"HOROVOD_START_TIMEOUT": "1"}, init=False)
+    outcomes = ranks.outcomes()
+    assert outcomes[VICTIM].exitcode == WAYS[way][1]
+    for outcome in _survivors(outcomes, InitError):
+        assert f"ranks [{VICTIM}] did not call init() within 1 s" in str(outcome.error)
+        assert "HOROVOD_START_TIMEOUT" in str(outcome.error)
+
+
+def _inside_init(way: str) -> None:
+    from horovod.bindings import process_sets
+
+    if int(os.environ["HOROVOD_RANK"]) == VICTIM:
+        send = socket.send_fds
+
+        def send_and_end(*args: Any, **kwargs: Any) -> int:
+            send(*args, **kwargs)
+            WAYS[way][0]()
+            return 0
+
+        socket.send_fds = send_and_end
+    process_sets.init()
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(3), name="first")
+
+
+@pytest.mark.parametrize("way", ["kill", "os_exit", "exception"])
+def test_a_rank_ends_inside_init(way: str) -> None:
+    ranks = Ranks(3, _inside_init, (way,), init=False)
+    outcomes = ranks.outcomes()
+    assert outcomes[VICTIM].exitcode == WAYS[way][1]
+    for outcome in _survivors(outcomes, PeerLostError):
+        assert f"rank {VICTIM}" in str(outcome.error)
+
+
+def _in_shutdown() -> None:
+    import horovod.numpy as hvd
+    from horovod.engine.engine import Engine
+
+    hvd.allreduce(np.ones(3), name="last")
+    if hvd.rank() == VICTIM:
+        Engine._leave = lambda self, reason: _kill()  # type: ignore[method-assign]
+
+
+def test_a_rank_dies_in_shutdown() -> None:
+    """Nobody needs it any more, so nobody minds."""
+    outcomes = Ranks(3, _in_shutdown).outcomes()
+    assert outcomes[VICTIM].exitcode == -signal.SIGKILL
+    assert [o.exitcode for o in outcomes if o.rank != VICTIM] == [0, 0]
+
+
+def _stop(where: str) -> None:
+    import horovod.numpy as hvd
+    from horovod.transports.shm.staging import Staging
+
+    hvd.allreduce(np.ones(3), name="before")
+    victim = {"worker": VICTIM, "coordinator": 0, "inside": VICTIM}[where]
+    if hvd.rank() == victim:
+        if where == "inside":
+            original = Staging.exchange
+
+            def stopping(self: Any, *args: Any) -> None:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                original(self, *args)
+
+            Staging.exchange = stopping  # type: ignore[method-assign]
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.allreduce(np.ones(500_000), name="after")
+
+
+@pytest.mark.parametrize("where", ["worker", "coordinator", "inside"])
+def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
+    ranks = Ranks(3, _stop, (where,), env={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"})
+    victim = 0 if where == "coordinator" else VICTIM
+    pid = ranks.pid(victim)
+    others = [process for rank, process in enumerate(ranks.processes) if rank != victim]
+    for process in others:
+        process.join(30)
+    os.kill(pid, signal.SIGKILL)
+    outcomes = ranks.outcomes()
+    for outcome in outcomes:
+        if outcome.rank != victim:
+            assert isinstance(outcome.error, StallError | PeerLostError), outcome.text or outcome.exitcode
+    texts = [str(o.error) for o in outcomes if isinstance(o.error, StallError)]
+    assert texts
+    for text in texts:
+        assert f"rank {victim} (pid {pid}" in text
+        assert "stopped by a signal" in text
+        assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text
+
+
+def _interrupted() -> None:
+    import horovod.numpy as hvd
+
+    if hvd.rank() == VICTIM:
+        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    if hvd.rank() == 0 or hvd.rank() == VICTIM:
+        hvd.allreduce(np.ones(3), name="never")
+    else:
+        hvd.barrier()
+
+
+def test_an_interrupted_wait_ends_the_job_for_all() -> None:
+    outcomes = Ranks(3, _interrupted).outcomes()
+    assert isinstance(outcomes[VICTIM].error, KeyboardInterrupt)
+    for outcome in _survivors(outcomes, PeerLostError):
+        assert f"rank {VICTIM}" in str(outcome.error)
