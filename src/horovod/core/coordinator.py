@@ -85,6 +85,7 @@ class Coordinator:
         self._capacity = max(1, capacity)
         self._ranks = [_Rank() for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
+        self._join_name = ""
         self._somebody_gone = False
         self._serial = 0
         self._requests: dict[int, Request] = {}
@@ -110,7 +111,7 @@ class Coordinator:
         state = self._ranks[rank]
         serial, request, key = state.signatures[signature]
         if request.kind is Kind.JOIN:
-            self._join(rank, serial)
+            self._join(rank, request)
             return
         process_set = request.process_set
         match: Hashable = key
@@ -124,7 +125,7 @@ class Coordinator:
         pending.serials[rank] = serial
         pending.tokens[rank] = token
         pending.count += 1
-        if pending.count >= self._needed.get(process_set, 0):
+        if pending.count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
             del self._pending[match]
             self._complete(pending)
         elif self._somebody_gone:
@@ -136,6 +137,8 @@ class Coordinator:
         self._somebody_gone = True
         for match, pending in list(self._pending.items()):
             self._fail_if_hopeless(match, pending)
+        if self.joined:
+            self._fail_joins(rank)
 
     def take(self) -> list[Declared | Run]:
         """Return the log entries since the last call."""
@@ -155,10 +158,8 @@ class Coordinator:
         result = []
         for match, pending in self._pending.items():
             present = [rank for rank, serial in enumerate(pending.serials) if serial is not None]
-            members = self._members(pending.process_set)
-            missing = [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
             request = self._requests[next(serial for serial in pending.serials if serial is not None)]
-            result.append((match, request, present, missing))
+            result.append((match, request, present, self._missing(pending)))
         return result
 
     def fail_pending(self, match: Hashable, error: str, error_type: str) -> None:
@@ -178,6 +179,11 @@ class Coordinator:
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self.sets.members(process_set) if process_set in self.sets else ()
+
+    def _missing(self, pending: Pending) -> list[int]:
+        # What a rank submitted before it joined counts like anybody's.
+        members = self._members(pending.process_set)
+        return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
     def _complete(self, pending: Pending) -> None:
         serials = tuple(pending.serials)
@@ -237,26 +243,54 @@ class Coordinator:
             return result, ""
         if request.root not in self.sets or request.root == 0:
             return 0, f"process set {request.root} cannot be removed: it does not exist or holds all ranks"
-        self.sets.remove(request.root)
-        del self._needed[request.root]
+        self._forget_set(request.root)
         return request.root, ""
 
-    def _join(self, rank: int, serial: int) -> None:
+    def _forget_set(self, key: int) -> None:
+        for match, pending in list(self._pending.items()):
+            if pending.process_set == key:
+                request = self._requests[next(serial for serial in pending.serials if serial is not None)]
+                error = (
+                    f"{mismatch.describe_waiting(request)} still waited for ranks {self._missing(pending)} when "
+                    f"process set {key} was removed; synchronize() on all of its members before remove_process_set()"
+                )
+                self.fail_pending(match, error, "MismatchError")
+        # The id will be given to another set, which counts its unnamed requests from the beginning.
+        for state in self._ranks:
+            state.unnamed.pop(key, None)
+        self.sets.remove(key)
+        del self._needed[key]
+
+    def _join(self, rank: int, request: Request) -> None:
         self.joined.append(rank)
-        if len(self.joined) == self.size:
-            self.joined = []
-            self._needed = {key: len(self.sets.members(key)) for key in self._needed}
-            members = tuple(range(self.size))
-            request = self._requests[serial]
-            self._run_once(Response(Kind.JOIN, request.name, 0, members, self.size, (request,), result=rank))
-            return
+        self._join_name = request.name
         for key in self._needed:
             if rank in self.sets.members(key):
                 self._needed[key] -= 1
         for match, pending in list(self._pending.items()):
-            if pending.count >= self._needed[pending.process_set]:
+            if not self._missing(pending):
                 del self._pending[match]
                 self._complete(pending)
+        if self._somebody_gone:
+            self._fail_joins(next(other for other, state in enumerate(self._ranks) if state.gone))
+        elif len(self.joined) == self.size:
+            self._end_joins()
+            # Nothing is pending, so all ranks can count their unnamed requests from the beginning.
+            for state in self._ranks:
+                state.unnamed.clear()
+            members = tuple(range(self.size))
+            self._run_once(Response(Kind.JOIN, request.name, 0, members, self.size, (request,), result=rank))
+
+    def _end_joins(self) -> None:
+        self.joined = []
+        self._needed = {key: len(self.sets.members(key)) for key in self._needed}
+
+    def _fail_joins(self, culprit: int) -> None:
+        members, reason = tuple(sorted(self.joined)), self._ranks[culprit].gone
+        self._end_joins()
+        self._run_once(
+            Response(Kind.JOIN, self._join_name, 0, members, error=reason, error_type="PeerLostError", result=culprit)
+        )
 
     def _fail_if_hopeless(self, match: Hashable, pending: Pending) -> None:
         members = self._members(pending.process_set)
