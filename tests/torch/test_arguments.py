@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,24 @@ def test_step_hooks_run_once() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert calls == ["before", "after"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_copy_is_a_plain_optimizer() -> None:
+    model = net()
+    other = copy.deepcopy(hvd.DistributedOptimizer(sgd(model)))
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    other.step()
+    other.zero_grad()
+    assert isinstance(other, torch.optim.SGD)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "alltoall", "reducescatter", "allreduce_"])
+def test_what_is_no_tensor_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=r"expected a torch.Tensor, received float"):
+        getattr(hvd, name)(0.5)
 
 
 @pytest.mark.usefixtures("alone")

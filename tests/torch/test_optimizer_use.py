@@ -363,3 +363,20 @@ def round_trip() -> bool:
 
 def test_state_dict_makes_the_round_trip() -> None:
     assert run_ranks(2, round_trip) == [True] * 2
+
+
+def uneven(layer_that_never_works: bool) -> tuple[bool, int]:
+    net: torch.nn.Module = Branches() if layer_that_never_works else linear()
+    optimizer = wrapped(net)
+    for step in range(2 + hvd.rank()):
+        optimizer.zero_grad()
+        (net.common if layer_that_never_works else net)(rows(step)).square().sum().backward()
+        optimizer.step()
+    last = hvd.join()
+    hvd.broadcast_parameters(net.state_dict(), root_rank=last)
+    return same_on_all_ranks(list(net.parameters())), last
+
+
+@pytest.mark.parametrize("layer_that_never_works", [False, True])
+def test_ranks_with_less_data_may_join_early(layer_that_never_works: bool) -> None:
+    assert run_ranks(3, uneven, layer_that_never_works) == [(True, 2)] * 3

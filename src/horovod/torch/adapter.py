@@ -36,7 +36,8 @@ class TorchAdapter:
 
     def device(self, tensor: torch.Tensor) -> str:
         """Return ``cpu``, or the device's name."""
-        return "cpu" if tensor.is_cpu else str(tensor.device)
+        # What is no tensor is refused by ``buffer``, which says so.
+        return "cpu" if getattr(tensor, "is_cpu", True) else str(tensor.device)
 
     def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> Stage:
         """Begin to bring tensors of a CUDA device to the host."""

@@ -34,7 +34,8 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
-    return _grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    # What is no tensor is refused further down, with a better word than AttributeError.
+    return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def allreduce(
@@ -71,7 +72,7 @@ def allreduce(
 
     Blocks until all ranks called.
     """
-    if compression is Compression.none and not (tensor.requires_grad and _grad_enabled()):
+    if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
         return plain
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
@@ -137,7 +138,7 @@ def allgather(
 
     Blocks until all ranks called.
     """
-    if not (tensor.requires_grad and _grad_enabled()):
+    if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allgather(tensor, name, process_set)
         return plain
     (gathered,) = gradients.allgather(name, process_set, tensor.contiguous())
@@ -178,7 +179,7 @@ def broadcast(
 
     Blocks until the data is here.
     """
-    if not (tensor.requires_grad and _grad_enabled()):
+    if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.broadcast(tensor, root_rank, name, process_set)
         return plain
     return gradients.broadcast(name, process_set, root_rank, tensor.contiguous())
@@ -208,7 +209,7 @@ def alltoall(
 
     Blocks until all ranks called.
     """
-    if not (tensor.requires_grad and _grad_enabled()):
+    if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         return comm.alltoall(tensor, splits, name, process_set)
     output, received = gradients.alltoall(name, process_set, splits, tensor.contiguous())
     return output if splits is None else (output, received)

@@ -65,7 +65,9 @@ class _Members:
         """
         if self._reducer is not None:
             # Parameters may have been added, or have begun to require a gradient, since the last step.
-            self._reducer.enroll(self._trained())
+            known = self._reducer.slots
+            if any(p.requires_grad and id(p) not in known for group in self.param_groups for p in group["params"]):
+                self._reducer.enroll(self._trained())
             self._reducer.synchronize()
         self._synchronized = True
 
