@@ -7,7 +7,6 @@ request ring per rank and a log ring in the control page, and one rank alone nee
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -131,7 +130,10 @@ class CoordinatorChannel:
     def has_news(self) -> bool:
         if self._inbox or self._log:
             return True
-        return any(reader.has_more() for _, reader in self._readers)
+        for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
+            if reader.has_more():
+                return True
+        return False
 
     def next(self) -> LogEntry | None:
         if not self._log or (self._writer is not None and self._writer.has_backlog):
@@ -151,13 +153,16 @@ class CoordinatorChannel:
             else:
                 coordinator.declare(0, signature, request)
         for rank, reader in self._readers:
-            for kind, words in _records(reader):
+            record = reader.get()
+            while record is not None:
+                kind, words = record
                 if kind == _SUBMIT:
                     coordinator.submit(rank, words[0], words[1])
                 elif kind == _DECLARE:
                     coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))
                 else:
                     coordinator.leave(rank, bytes_of(words, 0).decode())
+                record = reader.get()
         self.publish()
 
     def publish(self) -> None:
@@ -181,12 +186,4 @@ class CoordinatorChannel:
 
     def _ring(self, ranks: range) -> None:
         if self._control is not None:
-            for rank in ranks:
-                self._control.ring(rank)
-
-
-def _records(reader: RecordReader) -> Iterator[tuple[int, list[int]]]:
-    record = reader.get()
-    while record is not None:
-        yield record
-        record = reader.get()
+            self._control.ring_all(ranks)

@@ -165,7 +165,7 @@ class Engine:
             handle.passage = passage
             self._log.register(handle)
             signature.in_flight += 1
-            token = self.transport.offer(handle, signature.nbytes) if signature.may_ride else NO_TOKEN
+            token = self.transport.offer(handle, signature.nbytes, signature.slots) if signature.may_ride else NO_TOKEN
             self._channel.submit(signature.id, token)
         # A rank other than 0 has rung for the coordinator already.
         if kick and self.rank == 0:

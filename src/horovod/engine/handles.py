@@ -41,10 +41,11 @@ class Signature:
         nbytes: of all tensors.
         may_ride: whether the data may ride along in the request.
         in_flight: submissions that are not done.
+        slots: see ``Transport.offer``.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request")
+    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request", "slots")
 
     def __init__(self, id_: int, request: Request, may_ride: bool, pin: object) -> None:
         self.id = id_
@@ -53,6 +54,7 @@ class Signature:
         self.may_ride = may_ride
         self.in_flight = 0
         self.pin = pin
+        self.slots: dict[int, list[Buffer]] = {}
 
 
 class Handle(Work):

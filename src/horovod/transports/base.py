@@ -64,8 +64,14 @@ class Transport(Protocol):
 
     name: str
 
-    def offer(self, work: Work, nbytes: int) -> int:
-        """Return a token for data that rides along in the request, or ``NO_TOKEN``."""
+    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
+        """Return a token for data that rides along in the request, or ``NO_TOKEN``.
+
+        Args:
+            work: whose inputs these are.
+            nbytes: of all inputs.
+            slots: the transport's own memory between offers of the same shapes and dtypes.
+        """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> None:
         """Execute one log entry; several works in ``batch`` are allreduces to be fused.

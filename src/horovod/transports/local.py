@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from horovod.core.requests import NO_TOKEN, Kind
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import kernels_named
+from horovod.transports.kernels import Buffer, kernels_named
 
 __all__ = ["LocalTransport", "run_alone"]
 
@@ -34,7 +34,7 @@ class LocalTransport:
 
     name = "local"
 
-    def offer(self, work: Work, nbytes: int) -> int:
+    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
         """Return ``NO_TOKEN``: there is nobody to read it."""
         return NO_TOKEN
 

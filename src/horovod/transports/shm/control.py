@@ -109,6 +109,18 @@ class Control:
         if mode:
             futex.wake(self._bell_address[rank], mode)
 
+    def ring_all(self, ranks: Sequence[int]) -> None:
+        """``ring`` every one of ``ranks``, with one fence for all."""
+        words, bells, modes = self.words32, self.bell, self.mode
+        for rank in ranks:
+            bell = bells[rank]
+            words[bell] = (words[bell] + 1) & 0xFFFFFFFF
+        futex.fence()
+        for rank in ranks:
+            mode = words[modes[rank]]
+            if mode:
+                futex.wake(self._bell_address[rank], mode)
+
     def post(self, value: int, members: Sequence[int]) -> None:
         """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep."""
         rank = self.rank

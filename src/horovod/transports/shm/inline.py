@@ -7,24 +7,24 @@ from typing import Any
 
 from horovod.core.requests import Kind
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import kernels_named
+from horovod.transports.kernels import Buffer, kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.reductions import slice_rows
 
-__all__ = ["KINDS", "run", "store"]
+__all__ = ["KINDS", "run", "slots"]
 
 KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.BARRIER})
 _ALIGN = 64
 
 
-def store(arena: Arena, work: Work, token: int) -> None:
-    """Copy a work's inputs to the front of the arena, from byte ``token`` on."""
-    kernels = kernels_named(work.kernels)
-    name = work.kernels
+def slots(arena: Arena, work: Work, token: int) -> list[Buffer]:
+    """Return views of the arena, from byte ``token`` on, in the shapes of a work's inputs."""
+    places = []
     for source in work.inputs:
-        dtype = _dtype_of(source)
-        kernels.copy(arena.view(name, token, dtype, tuple(source.shape)), source)
+        dtype = str(source.dtype).rpartition(".")[2]
+        places.append(arena.view(work.kernels, token, dtype, tuple(source.shape)))
         token += -(-source.nbytes // _ALIGN) * _ALIGN
+    return places
 
 
 def run(arenas: Sequence[Arena], entry: Entry, work: Work, tokens: tuple[int, ...]) -> None:
@@ -33,10 +33,6 @@ def run(arenas: Sequence[Arena], entry: Entry, work: Work, tokens: tuple[int, ..
     if plan is None:
         plan = entry.inline_plan = _Plan(arenas, entry, work.kernels)
     plan.run(work, tokens)
-
-
-def _dtype_of(source: Any) -> str:
-    return str(source.dtype).rpartition(".")[2]
 
 
 class _Plan:

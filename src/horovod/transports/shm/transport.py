@@ -18,6 +18,7 @@ from typing import Any
 
 from horovod.core.requests import NO_TOKEN, Kind
 from horovod.transports.base import Entry, Watch, Work
+from horovod.transports.kernels import Buffer, kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.shm import inline, moves, reductions
 from horovod.transports.shm.arena import INLINE_BYTES, Arena
@@ -31,6 +32,8 @@ __all__ = ["INLINE_LIMIT", "ShmTransport"]
 INLINE_LIMIT = 128 << 10
 _ALIGN = 64
 _SPINS = 300
+#: Views that a signature remembers.
+_SLOTS = 64
 
 
 class ShmTransport:
@@ -56,7 +59,7 @@ class ShmTransport:
         self._bump = 0
         self._limit = INLINE_LIMIT if control.size <= 4 else INLINE_LIMIT // 8
 
-    def offer(self, work: Work, nbytes: int) -> int:
+    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
         if nbytes > self._limit:
             return NO_TOKEN
@@ -66,11 +69,18 @@ class ShmTransport:
         if not inflight:
             self._bump = 0
         token = self._bump
-        room = nbytes + (_ALIGN - 1) * len(work.inputs)
-        if token + room > INLINE_BYTES:
+        end = token + nbytes + _ALIGN * len(work.inputs)
+        if end > INLINE_BYTES:
             return NO_TOKEN
-        self._bump = -(-(token + room) // _ALIGN) * _ALIGN
-        inline.store(self.arena, work, token)
+        self._bump = end + -end % _ALIGN
+        places = slots.get(token)
+        if places is None:
+            if len(slots) >= _SLOTS:
+                slots.clear()
+            places = slots[token] = inline.slots(self.arena, work, token)
+        copy = kernels_named(work.kernels).copy
+        for place, source in zip(places, work.inputs, strict=True):
+            copy(place, source)
         inflight.append(work)
         return token
 
