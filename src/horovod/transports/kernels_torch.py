@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod.core.requests import ReduceOp
+from horovod.transports.kernels_numpy import NumpyKernels
 
 if TYPE_CHECKING:
     from horovod.transports.kernels import Reducer
@@ -32,6 +33,8 @@ DTYPES: dict[str, torch.dtype] = {
     "complex128": torch.complex128,
 }
 _HALF = (torch.float16, torch.bfloat16)
+# Torch has these dtypes, but no arithmetic for them.
+_NOT_IN_TORCH = ("uint16", "uint32", "uint64")
 _PAIR: dict[ReduceOp, Any] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.AVERAGE: torch.add,
@@ -74,6 +77,8 @@ class TorchKernels:
         kind = DTYPES[dtype]
         if kind is torch.bool:
             return _plain(_BOOL_PAIR[op])
+        if dtype in _NOT_IN_TORCH:
+            return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
         floating = kind.is_floating_point or kind.is_complex
         pair = _PAIR[op]
         if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
@@ -86,6 +91,19 @@ class TorchKernels:
         if prescale == 1.0 and postscale == 1.0:
             return _integer_average(divisor)
         return _scaled(pair, prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale, floating)
+
+    def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
+        """Return the inner product of every two ``srcs``, in float64."""
+        matrix = torch.stack([src.to(torch.float64) for src in srcs])
+        products: list[list[float]] = (matrix @ matrix.T).tolist()
+        return products
+
+    def combine(self, dst: torch.Tensor, srcs: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
+        """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
+        total = srcs[0].to(torch.float64) * weights[0]
+        for src, weight in zip(srcs[1:], weights[1:], strict=True):
+            total.add_(src, alpha=weight)
+        dst.copy_(total)
 
 
 def _plain(pair: Any) -> Reducer:
@@ -100,8 +118,17 @@ def _plain(pair: Any) -> Reducer:
     return reduce
 
 
+def _through_numpy(reducer: Reducer) -> Reducer:
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        reducer(dst.numpy(), [src.numpy() for src in srcs])
+
+    return reduce
+
+
 def _float_sum(factor: float, divide: int) -> Reducer:
     add = torch.add
+    # Wrapping a Python number costs more than the arithmetic on a small tensor.
+    by, times = torch.tensor(float(divide), dtype=torch.float64), torch.tensor(factor, dtype=torch.float64)
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if len(srcs) == 2:
@@ -113,9 +140,9 @@ def _float_sum(factor: float, divide: int) -> Reducer:
             for src in srcs[2:]:
                 dst.add_(src)
         if divide != 1:
-            dst.div_(divide)
+            dst.div_(by)
         if factor != 1.0:
-            dst.mul_(factor)
+            dst.mul_(times)
 
     return reduce
 

@@ -1,0 +1,195 @@
+"""The kernels of torch and of numpy against exact arithmetic, and against each other."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod.core.requests import ITEMSIZE, ReduceOp
+from horovod.core.rules import REDUCIBLE
+from horovod.transports.kernels import kernels_named, kernels_of
+from horovod.transports.kernels_torch import DTYPES
+
+exact = settings(max_examples=60, derandomize=True, deadline=None)
+LIBRARIES = ["torch", "numpy"]
+INTEGERS = [dtype for dtype in ITEMSIZE if "int" in dtype]
+FLOATS = [dtype for dtype in ITEMSIZE if "float" in dtype]
+COMPLEX = ["complex64", "complex128"]
+#: numpy has no bfloat16.
+WORLD = [(library, dtype) for library in LIBRARIES for dtype in ITEMSIZE if (library, dtype) != ("numpy", "bfloat16")]
+SHARED = [
+    pytest.param(dtype, op, id=f"{dtype}-{op.name}")
+    for dtype in [*FLOATS, *COMPLEX, *INTEGERS]
+    for op in ReduceOp
+    if dtype != "bfloat16" and op in REDUCIBLE[dtype] and op is not ReduceOp.ADASUM
+]
+
+
+def _make(library: str, dtype: str, values: Any) -> Any:
+    wide = np.array(values)
+    return torch.from_numpy(wide).to(DTYPES[dtype]) if library == "torch" else wide.astype(dtype)
+
+
+def _back(buffer: Any) -> np.ndarray[Any, Any]:
+    if isinstance(buffer, torch.Tensor):
+        return buffer.to(torch.float64).numpy() if buffer.dtype is torch.bfloat16 else buffer.numpy()
+    return np.asarray(buffer)
+
+
+def _reduce(
+    library: str, dtype: str, op: ReduceOp, rows: Any, prescale: float = 1.0, postscale: float = 1.0
+) -> np.ndarray[Any, Any]:
+    """Reduce rows, into a fresh buffer and into each of the first two; all three must agree."""
+    kernels = kernels_named(library)
+    reducer = kernels.reducer(dtype, op, prescale, postscale, len(rows))
+    fresh = kernels.scratch(dtype, len(rows[0]))
+    reducer(fresh, [_make(library, dtype, row) for row in rows])
+    for place in range(min(2, len(rows))):
+        srcs = [_make(library, dtype, row) for row in rows]
+        reducer(srcs[place], srcs)
+        np.testing.assert_array_equal(_back(srcs[place]), _back(fresh), err_msg=f"in place of source {place}")
+        for other in set(range(len(rows))) - {place}:
+            np.testing.assert_array_equal(_back(srcs[other]), _back(_make(library, dtype, rows[other])))
+    return _back(fresh)
+
+
+def _rows(values: Any, ranks: int) -> Any:
+    row = st.lists(values, min_size=4, max_size=4)
+    return st.lists(row, min_size=1, max_size=ranks)
+
+
+def _trunc_div(value: int, by: int) -> int:
+    return math.trunc(Fraction(value, by))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_integers_are_exact_and_averages_truncate_toward_zero(library: str, dtype: str) -> None:
+    low = 0 if dtype.startswith("u") else -4
+
+    @exact
+    @given(rows=_rows(st.integers(low, 4), 5))
+    def check(rows: list[list[int]]) -> None:
+        columns = list(zip(*rows, strict=True))
+        # 4 ** 5 does not fit into eight bits: sums and products wrap around there, as everywhere.
+        wrap = np.iinfo(dtype)
+
+        def wrapped(value: int) -> int:
+            return (value - int(wrap.min)) % (1 << wrap.bits) + int(wrap.min)
+
+        assert _reduce(library, dtype, ReduceOp.SUM, rows).tolist() == [sum(c) for c in columns]
+        assert _reduce(library, dtype, ReduceOp.MIN, rows).tolist() == [min(c) for c in columns]
+        assert _reduce(library, dtype, ReduceOp.MAX, rows).tolist() == [max(c) for c in columns]
+        assert _reduce(library, dtype, ReduceOp.PRODUCT, rows).tolist() == [wrapped(math.prod(c)) for c in columns]
+        assert _reduce(library, dtype, ReduceOp.AVERAGE, rows).tolist() == [_trunc_div(sum(c), len(c)) for c in columns]
+
+    check()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_large_integers_do_not_go_through_floats(library: str) -> None:
+    big = (1 << 62) + 1
+    assert _reduce(library, "int64", ReduceOp.SUM, [[big], [1], [-2]]).tolist() == [big - 1]
+    assert _reduce(library, "int64", ReduceOp.AVERAGE, [[big], [1], [0]]).tolist() == [(big + 1) // 3]
+    assert _reduce(library, "int64", ReduceOp.AVERAGE, [[-big], [-1], [0]]).tolist() == [-((big + 1) // 3)]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint32"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_scaled_integers_truncate_toward_zero(library: str, dtype: str) -> None:
+    rows = [[7, 6, 1], [5, 5, 0]]
+    assert _reduce(library, dtype, ReduceOp.SUM, rows, prescale=0.5).tolist() == [5, 5, 0]
+    assert _reduce(library, dtype, ReduceOp.SUM, rows, postscale=0.5).tolist() == [6, 5, 0]
+    assert _reduce(library, dtype, ReduceOp.AVERAGE, rows, postscale=0.5).tolist() == [3, 2, 0]
+    assert _reduce(library, dtype, ReduceOp.MAX, rows, prescale=0.5).tolist() == [3, 3, 0]
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVERAGE], ids=lambda op: op.name)
+@pytest.mark.parametrize(("library", "dtype"), [world for world in WORLD if world[1] in ("float16", "bfloat16")])
+def test_halves_add_up_in_float32_and_round_once(library: str, dtype: str, op: ReduceOp) -> None:
+
+    @exact
+    @given(rows=_rows(st.integers(-2000, 2000), 6))
+    def check(rows: list[list[int]]) -> None:
+        halves = [torch.tensor(row, dtype=torch.float32).div(7).to(DTYPES[dtype]) for row in rows]
+        total = torch.stack([half.to(torch.float32) for half in halves]).numpy()
+        want = total[0].copy()
+        for row in total[1:]:
+            want += row
+        if op is ReduceOp.AVERAGE:
+            want /= np.float32(len(rows))
+        wanted = torch.from_numpy(want).to(DTYPES[dtype])
+        got = _reduce(library, dtype, op, [half.to(torch.float64).numpy() for half in halves])
+        np.testing.assert_array_equal(got, _back(wanted))
+
+    check()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_average_of_halves_does_not_overflow_on_the_way(library: str) -> None:
+    got = _reduce(library, "float16", ReduceOp.AVERAGE, [[60000.0]] * 4)
+    assert got.tolist() == [60000.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+@exact
+@given(rows=_rows(st.floats(-1e6, 1e6, width=32), 5))
+def test_floats_add_up_in_rank_order(library: str, dtype: str, rows: list[list[float]]) -> None:
+    want = np.asarray(rows[0], dtype=dtype)
+    for row in rows[1:]:
+        want = want + np.asarray(row, dtype=dtype)
+    np.testing.assert_array_equal(_reduce(library, dtype, ReduceOp.SUM, rows), want)
+    scaled = _reduce(library, dtype, ReduceOp.AVERAGE, rows, prescale=0.5, postscale=3.0)
+    np.testing.assert_allclose(scaled, want * 1.5 / len(rows), rtol=1e-5 if dtype == "float32" else 1e-14, atol=1e-30)
+
+
+@pytest.mark.parametrize(("dtype", "op"), SHARED)
+def test_torch_and_numpy_give_the_same_bits(dtype: str, op: ReduceOp) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 7, 100) * (1 + 0.25 * ("int" not in dtype)) for _ in range(4)]
+    for scale in (1.0, 0.5):
+        left, right = (_reduce(library, dtype, op, rows, prescale=scale) for library in LIBRARIES)
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_truth(library: str) -> None:
+    rows = [[True, True, False, False], [True, False, True, False], [True, True, True, False]]
+    every, some = [True, False, False, False], [True, True, True, False]
+    for op, want in [
+        (ReduceOp.SUM, some),
+        (ReduceOp.MAX, some),
+        (ReduceOp.MIN, every),
+        (ReduceOp.PRODUCT, every),
+    ]:
+        assert _reduce(library, "bool", op, rows).tolist() == want
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_not_a_number_is_contagious(library: str, dtype: str, op: ReduceOp) -> None:
+    got = _reduce(library, dtype, op, [[1.0, math.nan], [math.nan, 2.0], [3.0, 4.0]])
+    assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize(("library", "dtype"), WORLD)
+def test_views_share_memory(library: str, dtype: str) -> None:
+    kernels = kernels_named(library)
+    memory = bytearray(64)
+    first = kernels.view(memory, 16, dtype, (2,))
+    second = kernels.view(memory, 16, dtype, (2, 1))
+    kernels.copy(first, _make(library, dtype, [1, 0]))
+    assert _back(second).reshape(-1).tolist() == [1, 0]
+    assert tuple(kernels.view(memory, 64, dtype, (0, 3)).shape) == (0, 3)
+    assert first.nbytes == 2 * ITEMSIZE[dtype]
+    assert kernels_of(first) is kernels
+    assert kernels.scratch(dtype, 5).shape == (5,)
