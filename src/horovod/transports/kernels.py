@@ -42,6 +42,12 @@ class Kernels(Protocol):
         ``dst`` may be one of the first two ``srcs``, and no other. The order of ``srcs`` fixes the bits.
         """
 
+    def gram(self, srcs: Sequence[Buffer]) -> list[list[float]]:
+        """Return the inner product of every two ``srcs``, in float64."""
+
+    def combine(self, dst: Buffer, srcs: Sequence[Buffer], weights: Sequence[float]) -> None:
+        """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
+
 
 def kernels_of(buffer: Buffer) -> Kernels:
     """Return the kernels that understand ``buffer``."""

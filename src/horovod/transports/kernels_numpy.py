@@ -66,6 +66,19 @@ class NumpyKernels:
             return _integer_average(divisor)
         return _scaled(_PAIR[op], prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale)
 
+    def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
+        """Return the inner product of every two ``srcs``, in float64."""
+        matrix = np.stack([src.astype(np.float64) for src in srcs])
+        products: list[list[float]] = (matrix @ matrix.T).tolist()
+        return products
+
+    def combine(self, dst: Array, srcs: Sequence[Array], weights: Sequence[float]) -> None:
+        """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
+        total = srcs[0].astype(np.float64) * weights[0]
+        for src, weight in zip(srcs[1:], weights[1:], strict=True):
+            total += src.astype(np.float64) * weight
+        np.copyto(dst, total, casting="same_kind")
+
 
 def _plain(pair: Any) -> Reducer:
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod.core.requests import NO_TOKEN, Kind
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, kernels_named
 
@@ -20,7 +20,9 @@ def run_alone(entry: Entry, work: Work) -> None:
         source = work.inputs[index]
         if response.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
             out = work.allocate(index, spec.shape)
-            reduce = kernels.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
+            # The Adasum of one tensor is that tensor.
+            op = ReduceOp.SUM if request.op is ReduceOp.ADASUM else request.op
+            reduce = kernels.reducer(spec.dtype, op, request.prescale, request.postscale, response.divisor)
             if spec.count:
                 reduce(out.reshape(-1), [source.reshape(-1)])
         elif response.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.BROADCAST):

@@ -34,7 +34,7 @@ class Staging:
         self.arenas = arenas
         self._last: tuple[Sequence[int], int] = ((), 0)
 
-    def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step) -> None:
+    def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:
         """Run ``count`` rounds.
 
         Args:
@@ -43,9 +43,19 @@ class Staging:
             count: number of rounds.
             fill: ``fill(round, offset)`` writes this rank's part to its own buffer at ``offset``.
             drain: ``drain(round, offset)`` reads everybody's part at ``offset``.
+            phase: how many phases of the entry are over; more than none when rounds follow rounds.
+
+        Returns:
+            The same for what follows.
         """
-        flags, base = self.flags, sequence << PHASE_BITS
-        self.reserve(sequence, members)
+        flags, base = self.flags, (sequence << PHASE_BITS) + phase
+        if phase:
+            # Everybody must have read what the rounds before left in the buffers.
+            base += 1
+            flags.post(base, members)
+            flags.wait(members, base)
+        else:
+            self.reserve(sequence, members)
         if count:
             fill(0, self.offset(0))
             flags.post(base + 1, members)
@@ -55,6 +65,7 @@ class Staging:
                 flags.post(base + c + 2, members)
             flags.wait(members, base + c + 1)
             drain(c, self.offset(c))
+        return base + count - (sequence << PHASE_BITS)
 
     def exchange(
         self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step

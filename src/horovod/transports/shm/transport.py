@@ -16,11 +16,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core.requests import NO_TOKEN, Kind
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.kernels import Buffer, kernels_named
 from horovod.transports.local import run_alone
-from horovod.transports.shm import inline, moves, reductions
+from horovod.transports.shm import adasum, inline, moves, reductions
 from horovod.transports.shm.arena import INLINE_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.flags import DONE, Flags
@@ -117,7 +117,9 @@ class ShmTransport:
 
 
 def _allreduce(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
-    if reductions.lives_in_arena(entry):
+    if entry.response.requests[0].op is ReduceOp.ADASUM:
+        adasum.allreduce_adasum(transport, sequence, entry, work)
+    elif reductions.lives_in_arena(entry):
         reductions.allreduce_arena(transport, sequence, entry, work)
     else:
         reductions.allreduce_staged(transport, sequence, [(entry, work)])
