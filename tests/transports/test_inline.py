@@ -1,0 +1,185 @@
+"""Data that rides along in the request: two or three ranks in one process, one after the other."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response, TensorSpec
+from horovod.transports.base import Entry, Work
+from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
+from horovod.transports.shm.control import Control, create_memfd
+from horovod.transports.shm.transport import INLINE_LIMIT, ShmTransport
+
+Array = np.ndarray[Any, Any]
+FRONT = INLINE_BYTES + STAGING_BYTES + 4096
+
+
+class NumpyWork(Work):
+    """A work that allocates numpy arrays."""
+
+    def __init__(self, inputs: Sequence[Array], outputs: Sequence[Array] = ()) -> None:
+        super().__init__("numpy", list(inputs), list(outputs))
+        self.slots: dict[int, list[Any]] = {}
+
+    def allocate(self, index: int, shape: tuple[int, ...]) -> Array:
+        if index == len(self.outputs):
+            self.outputs = [*self.outputs, np.empty(shape, self.inputs[index].dtype)]
+        return self.outputs[index]  # type: ignore[no-any-return]
+
+
+class Host:
+    """The transports of all ranks of a host, in one process; nobody ever waits."""
+
+    def __init__(self, size: int) -> None:
+        control = create_memfd("horovod-test", Control.nbytes(size))
+        arenas = [create_memfd("horovod-test", FRONT) for _ in range(size)]
+        self.ranks = [
+            ShmTransport(Control(control, rank, size), [Arena(fd, FRONT) for fd in arenas], self._watch)
+            for rank in range(size)
+        ]
+        for fd in (control, *arenas):
+            os.close(fd)
+
+    @staticmethod
+    def _watch(rank: int, waited_s: float) -> None:
+        raise AssertionError(f"somebody waits for rank {rank}")
+
+    def offer(self, rank: int, work: NumpyWork) -> int:
+        return self.ranks[rank].offer(work, sum(array.nbytes for array in work.inputs), work.slots)
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host(3)
+    yield host
+    host.close()
+
+
+def _response(kind: Kind, works: Sequence[NumpyWork], **how: Any) -> Response:
+    requests = [
+        Request("a", kind, tensors=tuple(TensorSpec(str(a.dtype), a.shape) for a in work.inputs), **how)
+        for work in works
+    ]
+    return Response(kind, "a", 0, tuple(range(len(works))), len(works), tuple(requests))
+
+
+def _run(host: Host, kind: Kind, works: Sequence[NumpyWork], sequence: int = 1, **how: Any) -> list[list[Array]]:
+    tokens = tuple(host.offer(rank, work) for rank, work in enumerate(works))
+    assert NO_TOKEN not in tokens
+    response = _response(kind, works, **how)
+    for rank, work in enumerate(works):
+        host.ranks[rank].run(sequence, [(Entry(response, rank), work)], tokens)
+    return [list(work.outputs) for work in works]
+
+
+def test_allreduce_of_a_group(host: Host) -> None:
+    works = [NumpyWork([np.full((2, 2), r, "float32"), np.arange(3) * r, np.empty(0, "int8")]) for r in range(3)]
+    for outputs in _run(host, Kind.ALLREDUCE, works):
+        np.testing.assert_array_equal(outputs[0], np.full((2, 2), 3))
+        np.testing.assert_array_equal(outputs[1], np.arange(3) * 3)
+        assert outputs[2].shape == (0,)
+
+
+def test_allreduce_in_place(host: Host) -> None:
+    arrays = [np.full(5, float(r + 1)) for r in range(3)]
+    _run(host, Kind.ALLREDUCE, [NumpyWork([a], [a]) for a in arrays], op=ReduceOp.AVERAGE)
+    for array in arrays:
+        np.testing.assert_array_equal(array, np.full(5, 2.0))
+
+
+def test_allgather_of_unequal_rows(host: Host) -> None:
+    works = [NumpyWork([np.full((r, 2), r), np.full(1, r)]) for r in range(3)]
+    for outputs in _run(host, Kind.ALLGATHER, works):
+        assert outputs[0].tolist() == [[1, 1], [2, 2], [2, 2]]
+        assert outputs[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_broadcast(host: Host, in_place: bool) -> None:
+    arrays = [np.full(4, r) for r in range(3)]
+    works = [NumpyWork([a], [a] if in_place else []) for a in arrays]
+    for outputs in _run(host, Kind.BROADCAST, works, root=1):
+        assert outputs[0].tolist() == [1] * 4
+    assert [a.tolist() for a in arrays] == ([[1] * 4] * 3 if in_place else [[0] * 4, [1] * 4, [2] * 4])
+
+
+def test_reducescatter_of_more_and_of_fewer_rows_than_ranks(host: Host) -> None:
+    works = [NumpyWork([np.arange(8).reshape(4, 2) + r, np.full(1, r)]) for r in range(3)]
+    outputs = _run(host, Kind.REDUCESCATTER, works)
+    assert [o[0].tolist() for o in outputs] == [[[3, 6], [9, 12]], [[15, 18]], [[21, 24]]]
+    assert [o[1].tolist() for o in outputs] == [[3], [], []]
+
+
+def test_barrier(host: Host) -> None:
+    assert _run(host, Kind.BARRIER, [NumpyWork([]) for _ in range(3)]) == [[], [], []]
+
+
+# -- the room for it -------------------------------------------------------------------------------------------------
+
+
+def test_large_data_does_not_ride(host: Host) -> None:
+    assert host.offer(0, NumpyWork([np.empty(INLINE_LIMIT, "uint8")])) == 0
+    assert host.offer(0, NumpyWork([np.empty(INLINE_LIMIT + 1, "uint8")])) == NO_TOKEN
+
+
+def test_a_full_ring_turns_data_away_until_everybody_has_read(host: Host) -> None:
+    works = []
+    while True:
+        work = NumpyWork([np.empty(INLINE_LIMIT, "uint8")])
+        if host.offer(0, work) == NO_TOKEN:
+            break
+        works.append(work)
+    assert len(works) >= 7
+    for work in works:
+        host.ranks[0].skip(work)
+    assert host.offer(0, NumpyWork([np.empty(8)])) == 0
+
+
+def test_what_was_never_executed_can_be_skipped(host: Host) -> None:
+    first, second = NumpyWork([np.empty(8)]), NumpyWork([np.empty(8)])
+    assert host.offer(0, first) == 0
+    assert host.offer(0, second) > 0
+    host.ranks[0].skip(second)
+    third = NumpyWork([np.empty(8)])
+    assert host.offer(0, third) > 0
+    host.ranks[0].skip(first)
+    host.ranks[0].skip(third)
+    assert host.offer(0, NumpyWork([np.empty(8)])) == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_overwritten_before_the_slowest_rank_has_read_it(seed: int) -> None:
+    """Ranks submit far ahead and execute the log at their own pace."""
+    rng = random.Random(seed)
+    host = Host(2)
+    count, shapes = 40, [rng.choice([1, 1000, INLINE_LIMIT // 8]) for _ in range(40)]
+    works = [[NumpyWork([np.full(shape, float(i * 2 + rank))]) for i, shape in enumerate(shapes)] for rank in range(2)]
+    tokens: list[list[int]] = [[], []]
+    executed = [0, 0]
+    while min(executed) < count:
+        rank = rng.randrange(2)
+        mine, theirs = len(tokens[rank]), len(tokens[1 - rank])
+        if mine < count and (mine - executed[rank] < 4 or rng.random() < 0.3):
+            tokens[rank].append(host.offer(rank, works[rank][mine]))
+        elif executed[rank] < min(mine, theirs):
+            i = executed[rank]
+            both = (tokens[0][i], tokens[1][i])
+            executed[rank] += 1
+            work = works[rank][i]
+            if NO_TOKEN in both:
+                host.ranks[rank].skip(work)
+                continue
+            response = _response(Kind.ALLREDUCE, [works[0][i], works[1][i]])
+            host.ranks[rank].run(i + 1, [(Entry(response, rank), work)], both)
+            np.testing.assert_array_equal(work.outputs[0], np.full(shapes[i], i * 4.0 + 1))
+    host.close()
