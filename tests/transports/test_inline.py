@@ -167,12 +167,13 @@ def test_nothing_is_overwritten_before_the_slowest_rank_has_read_it(seed: int) -
     tokens: list[list[int]] = [[], []]
     executed = [0, 0]
     while min(executed) < count:
-        rank = rng.randrange(2)
+        rank = rng.choice([0, 0, 0, 1]) if executed[0] // 10 % 2 == 0 else rng.choice([0, 1, 1, 1])
         mine, theirs = len(tokens[rank]), len(tokens[1 - rank])
-        if mine < count and (mine - executed[rank] < 4 or rng.random() < 0.3):
-            tokens[rank].append(host.offer(rank, works[rank][mine]))
-        elif executed[rank] < min(mine, theirs):
-            i = executed[rank]
+        i = executed[rank]
+        if i == min(mine, theirs) or rng.random() < 0.3:
+            if mine < count:
+                tokens[rank].append(host.offer(rank, works[rank][mine]))
+        else:
             both = (tokens[0][i], tokens[1][i])
             executed[rank] += 1
             work = works[rank][i]
