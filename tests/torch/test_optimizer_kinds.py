@@ -1,0 +1,211 @@
+"""Gradients and models of unusual kinds: sparse, channels last, compiled, penalized, grouped, and Adasum's steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+
+def linear(seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2).double()
+
+
+def wrapped(net: torch.nn.Module, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+
+
+def rows(step: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(10 * step + hvd.rank())
+    return torch.randn(4, 3, generator=source, dtype=torch.float64)
+
+
+def train(net: torch.nn.Module, optimizer: Any, steps: int = 2) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(rows(step)).square().sum().backward()
+        optimizer.step()
+
+
+def same_on_all_ranks(net: torch.nn.Module) -> bool:
+    everywhere = hvd.allgather_object([parameter.tolist() for parameter in net.parameters()])
+    return all(other == everywhere[0] for other in everywhere)
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = torch.nn.Embedding(10, 3, sparse=True).double()
+        self.out = torch.nn.Linear(3, 1).double()
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(words)).sum()
+
+
+def with_sparse(as_dense: bool) -> tuple[bool, list[bool], torch.Tensor]:
+    net = Words()
+    optimizer = wrapped(net, sparse_as_dense=as_dense)
+    layouts = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and hvd.rank() == 1:
+            loss = net.out(torch.ones(3, dtype=torch.float64)).sum()
+        else:
+            loss = net(torch.tensor([hvd.rank(), step, step]))
+        loss.backward()
+        optimizer.step()
+        layouts.append(net.table.weight.grad.is_sparse)
+    return same_on_all_ranks(net), layouts, net.table.weight.detach()
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients_are_combined(as_dense: bool) -> None:
+    results = run_ranks(2, with_sparse, as_dense)
+    assert all(same and layouts == [True] * 4 for same, layouts, _ in results)
+
+    alone = Words()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            if step == 2 and rank == 1:
+                loss = alone.out(torch.ones(3, dtype=torch.float64)).sum()
+            else:
+                loss = alone(torch.tensor([rank, step, step]))
+            (loss / 2).backward()
+        optimizer.step()
+    torch.testing.assert_close(results[0][2], alone.table.weight.detach(), rtol=0, atol=1e-12)
+
+
+def channels_last() -> tuple[bool, bool, bool]:
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
+    optimizer = wrapped(net)
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(hvd.rank()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+    grad = net.weight.grad
+    assert grad is not None
+    dense = grad.is_contiguous(memory_format=torch.channels_last)
+    return same_on_all_ranks(net), dense, grad._base is not None
+
+
+def test_gradients_keep_the_memory_layout_of_their_parameters() -> None:
+    assert run_ranks(2, channels_last) == [(True, True, True)] * 2
+
+
+def penalized() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = rows(step).requires_grad_()
+        (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+        (net(x).sum() + slope.square().sum()).backward(create_graph=step == 1)
+        optimizer.step()
+        assert not net.weight.grad.requires_grad  # type: ignore[union-attr]
+    return same_on_all_ranks(net)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradient_penalties_work() -> None:
+    assert run_ranks(2, penalized) == [True] * 2
+
+
+def compiled() -> tuple[bool, list[str]]:
+    warned: list[str] = []
+    net = torch.nn.Sequential(linear(), hvd.SyncBatchNorm(2).double())
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    plain = copy.deepcopy(net)
+    optimizers = [wrapped(net), wrapped(plain)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for model, optimizer in zip((torch.compile(net, backend="aot_eager"), plain), optimizers, strict=True):
+            train(model, optimizer, 3)
+    warned += [str(warning.message) for warning in caught]
+    close = all(
+        torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(net.parameters(), plain.parameters(), strict=True)
+    )
+    return close and same_on_all_ranks(net), [text for text in warned if "horovod" in text]
+
+
+@pytest.mark.slow
+def test_compiled_models_train_the_same() -> None:
+    assert run_ranks(2, compiled) == [(True, [])] * 2
+
+
+def averages_steps(passes: int) -> tuple[bool, torch.Tensor]:
+    net = linear()
+    optimizer = wrapped(net, op=hvd.Adasum, backward_passes_per_step=passes)
+    # The average of steps instead of their Adasum: for SGD that is the step of the average.
+    optimizer._settings = dataclasses.replace(optimizer._settings, op=hvd.Average)
+    for step in range(3):
+        optimizer.zero_grad()
+        for number in range(passes):
+            net(rows(step + 10 * number)).square().sum().backward()
+        optimizer.synchronize()
+        optimizer.step()
+    with pytest.raises(AssertionError, match="Adasum"):
+        optimizer.skip_synchronize()
+    return same_on_all_ranks(net), net.weight.detach()
+
+
+def averages_gradients(passes: int) -> torch.Tensor:
+    net = linear()
+    optimizer = wrapped(net, backward_passes_per_step=passes)
+    for step in range(3):
+        optimizer.zero_grad()
+        for number in range(passes):
+            net(rows(step + 10 * number)).square().sum().backward()
+        optimizer.step()
+    return net.weight.detach()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_with_adasum_steps_are_combined_instead_of_gradients(passes: int) -> None:
+    wanted = run_ranks(2, averages_gradients, passes)[0]
+    for same, weight in run_ranks(2, averages_steps, passes):
+        assert same
+        torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12)
+
+
+def layout(groups: Any) -> tuple[set[frozenset[str]], float]:
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8, bias=False))
+    parameters = list(net.parameters())
+    if isinstance(groups, list):
+        groups = [[parameters[index] for index in group] for group in groups]
+    optimizer = wrapped(net, groups=groups)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+    buckets = {slot.bucket for slot in optimizer._reducer.slots.values()}
+    held = sum(parameter.grad.untyped_storage().nbytes() for parameter in {b.slots[0].parameter for b in buckets})
+    wanted = sum(parameter.nbytes for parameter in parameters)
+    return {frozenset(slot.name for slot in bucket.slots) for bucket in buckets}, held / wanted
+
+
+@pytest.mark.parametrize(
+    ("groups", "buckets"),
+    [
+        (None, [{"0.weight", "0.bias", "1.weight", "1.bias", "2.weight"}]),
+        ([[4, 0], [1]], [{"0.weight", "2.weight"}, {"0.bias"}, {"1.weight", "1.bias"}]),
+        (2, [{"0.weight", "0.bias", "1.weight"}, {"1.bias", "2.weight"}]),
+    ],
+    ids=str,
+)
+def test_groups_are_the_buckets_and_memory_is_that_of_the_gradients(groups: Any, buckets: list[set[str]]) -> None:
+    for found, ratio in run_ranks(2, layout, groups):
+        assert found == {frozenset(bucket) for bucket in buckets}
+        assert ratio < 1.05
