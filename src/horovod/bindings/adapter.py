@@ -11,13 +11,11 @@ __all__ = ["Adapter", "Stage"]
 
 
 class Stage(Protocol):
-    """The passage of one operation's tensors through host memory.
+    """The passage of one operation's tensors through host memory."""
 
-    Attributes:
-        hosts: host buffers, filled once ``before`` has returned.
-    """
-
-    hosts: Sequence[Buffer]
+    @property
+    def hosts(self) -> Sequence[Buffer]:
+        """Host buffers, filled once ``before`` has returned."""
 
     def before(self) -> None:
         """Block until the tensors are in host memory."""

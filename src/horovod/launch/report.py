@@ -48,10 +48,10 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
     by_rank = {e.rank: e for e in outcome.exits}
     for rank in range(plan.size):
-        ended = by_rank.get(rank)
+        other = by_rank.get(rank)
         if rank != first.rank:
-            before = ended is not None and outcome.exits.index(ended) < outcome.exits.index(first)
-            lines.append(_other(rank, ended) + (f", before rank {first.rank} failed" if before else ""))
+            before = other is not None and outcome.exits.index(other) < outcome.exits.index(first)
+            lines.append(_other(rank, other) + (f", before rank {first.rank} failed" if before else ""))
     return lines
 
 

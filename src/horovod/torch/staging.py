@@ -28,7 +28,7 @@ class _Block:
             self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         else:
             self.memory = torch.frombuffer(arena.allocate(nbytes), dtype=torch.uint8)
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))  # type: ignore[no-untyped-call]
         self.idle: Any = None
 
 
@@ -64,13 +64,13 @@ class _Pool:
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return stream
 
     def _renew(self) -> None:
         torch.cuda.synchronize()
         for block in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(block.memory.data_ptr())
+            torch.cuda.cudart().cudaHostUnregister(block.memory.data_ptr())  # type: ignore[no-untyped-call]
         self._registered.clear()
         self._free.clear()
         self._generation = context.generation()
