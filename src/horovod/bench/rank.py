@@ -14,7 +14,7 @@ from horovod.bench.collective import Plan, run_cases
 from horovod.bench.control import Contender, Control, HorovodControl
 from horovod.bench.events import Reporter, progress, result
 from horovod.bench.gloo import Gloo, start_gloo, stop_gloo
-from horovod.bench.host import cores, host_facts
+from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.idle import run_idle
 from horovod.bench.mpi import Mpi
 from horovod.bench.ours import Ours
@@ -34,7 +34,7 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     Returns:
         0; whatever goes wrong is raised.
     """
-    host = host_facts()
+    host, start = host_facts(), Load.now()
     hvd.init()
     control = HorovodControl(hvd)
     torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
@@ -49,6 +49,8 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         stop_gloo(control)
     else:
         rows = run_idle(control, tell, seconds=args.seconds)
+    used = Load.now().since(start)
+    more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
     report(result(args.command, typed, control.size, host, rows, **more))
     hvd.shutdown()
     return 0

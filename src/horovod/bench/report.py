@@ -14,6 +14,8 @@ __all__ = ["notes", "picture", "table"]
 
 Result = dict[str, Any]
 
+_QUIET_CORES = 0.1
+
 
 def table(result: Result) -> Table:
     """The table of ``result``, whatever kind it is of."""
@@ -131,6 +133,12 @@ def notes(result: Result) -> list[str]:
         said.append(
             f"memory limit: all ranks read and write in place what the operation must at least read and write "
             f"({limit / 1e9:.1f} GB/s at {format_bytes(nbytes)}; small sizes stay in caches)"
+        )
+    others = result.get("others_cores", {})
+    if sum(others.values()) > _QUIET_CORES:
+        said.append(
+            f"not a quiet machine: other programs used {others['programs']:.2f} cores meanwhile, "
+            f"and {others['stolen']:.2f} were given to other virtual machines"
         )
     for row in result["rows"]:
         for name, reason in row.get("skipped", {}).items():
