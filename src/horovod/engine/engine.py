@@ -19,6 +19,7 @@ from horovod.engine.channel import Channel, CoordinatorChannel, WorkerChannel
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
 from horovod.engine.progress import Progress
+from horovod.engine.records import WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stalls import StallWatch
 from horovod.engine.watch import Peers
@@ -80,6 +81,7 @@ class Engine:
         self._stalls = StallWatch(config, rank, peers)
         self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, self.sets)
         self._submit_lock = threading.Lock()
+        self.ring = new_ring()
         self._progress = Progress(self, channel, control)
         self.is_idle = self._log.is_idle
 
@@ -165,6 +167,7 @@ class Engine:
             handle.passage = passage
             self._log.register(handle)
             signature.in_flight += 1
+            self.ring.append(handle.record)
             token = self.transport.offer(handle, signature.nbytes, signature.slots) if signature.may_ride else NO_TOKEN
             self._channel.submit(signature.id, token)
         # A rank other than 0 has rung for the coordinator already.
@@ -182,6 +185,7 @@ class Engine:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
         if not handle.done:
+            handle.record[WAITED] = now()
             self._progress.wait(handle)
         if handle.error is not None:
             raise handle.error
@@ -221,7 +225,9 @@ class Engine:
             raise errors.PeerLostError(self._lost_text(lost), rank=lost, pid=peers.pids[lost])
         control = self.control
         assert control is not None
-        if self._coordinator is None and control.state_of(0) is State.LEFT and not self._channel.has_news():
+        left = self._coordinator is None and control.state_of(0) is State.LEFT
+        # Who waits for nothing may go on alone.
+        if left and not self._log.is_idle() and not self._channel.has_news():
             lost = peers.culprit_of(0)
             raise errors.PeerLostError(self._lost_text(lost), rank=lost, pid=peers.pids[lost])
         self._stalls.tick(self._coordinator, self._log.in_flight(), waited_s)
