@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod.core.requests import Request
+from horovod.engine.records import ENDED, ERROR, Record, now
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer
 
@@ -67,10 +68,11 @@ class Handle(Work):
         result: the answer of an operation that answers with a number.
         received_splits: rows that came from each member of an alltoall.
         passage: for tensors of a device, else None.
+        record: when what happened to it.
         waiter: released when the handle is done, if somebody sleeps on it.
     """
 
-    __slots__ = ("allocator", "done", "error", "passage", "received_splits", "result", "signature", "waiter")
+    __slots__ = ("allocator", "done", "error", "passage", "received_splits", "record", "result", "signature", "waiter")
 
     def __init__(
         self, allocator: Allocator, signature: Signature, inputs: Sequence[Buffer], outputs: Sequence[Buffer] | None
@@ -78,6 +80,7 @@ class Handle(Work):
         super().__init__(allocator.kernels, inputs, outputs if outputs is not None else [])
         self.allocator = allocator
         self.signature = signature
+        self.record: Record = [signature.request, now(), 0, 0, 0, 0, 0, None]
         self.done = False
         self.error: BaseException | None = None
         self.result = 0
@@ -97,6 +100,8 @@ class Handle(Work):
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the handle as ended and wake who sleeps on it."""
         self.error = error
+        if error is not None:
+            self.record[ENDED], self.record[ERROR] = now(), str(error)
         self.signature.in_flight -= 1
         self.inputs = ()
         self.done = True

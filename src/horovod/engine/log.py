@@ -11,6 +11,7 @@ from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
 from horovod.engine.channel import Channel
 from horovod.engine.handles import Handle
+from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
 from horovod.transports.base import Entry, Transport
 
 __all__ = ["LogRunner"]
@@ -110,6 +111,10 @@ class LogRunner:
             return
         entry, handle = batch[0]
         response = entry.response
+        began, together, sequence = now(), len(batch), self._sequence
+        for _, one in batch:
+            record = one.record
+            record[STARTED], record[SEQUENCE], record[TOGETHER] = began, sequence, together
         if response.error:
             self._transport.skip(handle)
             handle.finish(self._error(response))
@@ -120,7 +125,7 @@ class LogRunner:
         try:
             if handle.passage is not None:
                 handle.passage.before()
-            self._transport.run(self._sequence, batch, run.tokens)
+            self._transport.run(sequence, batch, run.tokens)
             if handle.passage is not None:
                 handle.passage.after(handle.outputs)
         except BaseException:
@@ -129,7 +134,9 @@ class LogRunner:
             raise
         if response.kind is Kind.ALLTOALL:
             handle.received_splits = _received_splits(entry)
+        ended = now()
         for _, handle in batch:
+            handle.record[ENDED] = ended
             handle.finish()
 
     def _match(self, response: Response) -> Handle:
@@ -152,6 +159,7 @@ class LogRunner:
             self._sets.add(request.ranks)
         elif response.kind is Kind.REMOVE_PROCESS_SET and self._owns_sets:
             self._sets.remove(request.root)
+        handle.record[ENDED] = now()
         handle.finish()
 
     def _error(self, response: Response) -> Exception:
