@@ -52,6 +52,21 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|examples|scripts)/[\w/.-]+)`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    rows = [f"[{path.name[:4]}]({path.name}) | " for path in records]
+    assert records
+    assert not [row for row in rows if row not in index]
+    assert len(rows) == len({path.name[:4] for path in records}), "two records with one number"
+
+
 def test_the_diff_in_the_readme_is_the_minimal_example() -> None:
     match = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert match
