@@ -11,6 +11,7 @@ Source: unix(7), SO_PEERCRED and SCM_RIGHTS; pidfd_open(2).
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import hashlib
@@ -29,7 +30,7 @@ from horovod import _version
 from horovod.errors import InitError, PeerLostError
 from horovod.world import World
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "address_of", "meet"]
 
 _NONCE = 16
 _DIGEST = 32
@@ -76,6 +77,12 @@ class Meeting:
     hosts: list[str]
 
 
+def address_of(job: str, generation: int) -> str:
+    """Return the abstract socket name under which rank 0 of this user's job listens."""
+    name = hashlib.sha256(f"{os.getuid()}/{job}/{generation}".encode()).hexdigest()[:32]
+    return f"\0horovod-{name}"
+
+
 def meet(world: World, generation: int, arena_fd: int, arena_bytes: int, control_fd: int, timeout_s: float) -> Meeting:
     """Meet the other ranks of this host.
 
@@ -94,8 +101,7 @@ def meet(world: World, generation: int, arena_fd: int, arena_bytes: int, control
     Blocks until all ranks are here, or ``timeout_s``.
     """
     hello = _Hello(world.rank, world.size, world.hostname, os.getpid(), _version.__version__, arena_bytes)
-    name = hashlib.sha256(f"{os.getuid()}/{world.job}/{generation}".encode()).hexdigest()[:32]
-    address = f"\0horovod-{name}"
+    address = address_of(world.job, generation)
     deadline = time.monotonic() + timeout_s
     if world.rank == 0:
         return _Host(world, hello, arena_fd, control_fd, address).gather(deadline, timeout_s)
@@ -129,7 +135,6 @@ class _Host:
         self._arena_fd = arena_fd
         self._control_fd = control_fd
         self._guests: dict[int, _Guest] = {}
-        self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             self._listener.bind(address)
@@ -141,6 +146,7 @@ class _Host:
                 f"another process already acts as rank 0 of job {world.job!r} on {world.hostname}; "
                 "give each job its own HOROVOD_JOB_ID, and each process its own rank"
             ) from None
+        self._selector = selectors.DefaultSelector()
 
     def gather(self, deadline: float, timeout_s: float) -> Meeting:
         listener, selector = self._listener, self._selector
@@ -149,7 +155,7 @@ class _Host:
         selector.register(listener, selectors.EVENT_READ)
         error, lost = "", -1
         try:
-            while len(self._guests) < self._world.size - 1 and time.monotonic() < deadline:
+            while self._is_waiting() and time.monotonic() < deadline:
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.fileobj is listener:
                         self._accept()
@@ -159,18 +165,23 @@ class _Host:
                         # Those who come a moment later shall hear of it, too, and not wait for nothing.
                         error, lost = bad, rank
                         deadline = min(deadline, time.monotonic() + _LINGER_S)
-            if len(self._guests) < self._world.size - 1 and not error:
+            if self._is_waiting() and not error:
                 missing = [rank for rank in range(1, self._world.size) if rank not in self._guests]
                 error = (
                     f"ranks {missing} did not call init() within {timeout_s:g} s, the others did "
                     "(HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
                 )
-            return self._answer(error, lost)
+            return self._answer(error, lost, max(deadline, time.monotonic() + _LINGER_S))
         finally:
+            # Also of those who never spoke.
+            for key in [*selector.get_map().values()]:
+                key.fileobj.close()  # type: ignore[union-attr]
             selector.close()
-            listener.close()
             for guest in self._guests.values():
                 guest.connection.close()
+
+    def _is_waiting(self) -> bool:
+        return len({guest.hello.rank for guest in self._guests.values()}) < self._world.size - 1
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -188,7 +199,7 @@ class _Host:
                 self._selector.unregister(connection)
                 return f"rank {guest.hello.rank} (pid {guest.hello.pid}) died inside init()", guest.hello.rank
         try:
-            message, fds, flags, _ = socket.recv_fds(connection, _MAX_MESSAGE, 4)
+            message, fds, flags = _receive(connection, _MAX_MESSAGE, 4)
         except OSError:
             message, fds, flags = b"", [], 0
         digest, nonce, body = message[:_DIGEST], message[_DIGEST : _DIGEST + _NONCE], message[_DIGEST + _NONCE :]
@@ -201,10 +212,15 @@ class _Host:
             return "", -1
         hello = msgspec.msgpack.decode(body, type=_Hello)
         error = self._unfit(hello)
-        pid = _peer(connection)[0]
-        self._guests[hello.rank if not error else -len(self._guests) - 1] = _Guest(
-            connection, nonce, hello, fds[0], os.pidfd_open(pid)
-        )
+        try:
+            pid_fd = os.pidfd_open(_peer(connection)[0])
+        except ProcessLookupError:
+            os.close(fds[0])
+            self._selector.unregister(connection)
+            connection.close()
+            return f"rank {hello.rank} (pid {hello.pid}) died inside init()", hello.rank
+        number = hello.rank if not error else -len(self._guests) - 1
+        self._guests[number] = _Guest(connection, nonce, hello, fds[0], pid_fd)
         return error, -1
 
     def _unfit(self, hello: _Hello) -> str:
@@ -222,7 +238,7 @@ class _Host:
             return f"two processes came as rank {hello.rank}: pid {other} and pid {hello.pid}"
         return ""
 
-    def _answer(self, error: str, lost: int) -> Meeting:
+    def _answer(self, error: str, lost: int, deadline: float) -> Meeting:
         ranks = [self._guests[rank] for rank in range(1, self._world.size)] if not error else []
         hellos = [self._hello, *(guest.hello for guest in ranks)]
         arena_fds = [self._arena_fd, *(guest.arena_fd for guest in ranks)]
@@ -235,7 +251,7 @@ class _Host:
                 guest.connection.setblocking(True)
                 guest.connection.send(_sign(self._world.key, b"host", guest.nonce, body) + body)
                 for start in range(0, len(fds), _MAX_FDS):
-                    socket.send_fds(guest.connection, [b"fds"], fds[start : start + _MAX_FDS])
+                    _send_fds(guest.connection, fds[start : start + _MAX_FDS], deadline)
         if error:
             for guest in self._guests.values():
                 os.close(guest.arena_fd)
@@ -245,50 +261,87 @@ class _Host:
         return _meeting(hellos, self._control_fd, arena_fds, pid_fds)
 
 
+def _receive(connection: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes, list[int], int]:
+    """Return (message, descriptors, flags); ``socket.recv_fds`` would let children inherit the descriptors."""
+    fds = array.array("i")
+    room = socket.CMSG_LEN(max_fds * fds.itemsize)
+    message, ancillary, flags, _ = connection.recvmsg(nbytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return message, fds.tolist(), flags
+
+
+def _send_fds(connection: socket.socket, fds: list[int], deadline: float) -> None:
+    while True:
+        try:
+            socket.send_fds(connection, [b"fds"], fds)
+            return
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() >= deadline:
+                raise
+            # Only so many descriptors of an ordinary user may be under way at once: RLIMIT_NOFILE.
+            time.sleep(_POLL_S)
+
+
 def _attend(world: World, hello: _Hello, arena_fd: int, address: str, deadline: float, timeout_s: float) -> Meeting:
+    gone = f"rank 0 ended inside init(), or does not know this job's key (rank {world.rank} on {world.hostname})"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
-        while True:
-            try:
-                connection.connect(address)
-                break
-            except (ConnectionRefusedError, BlockingIOError):
-                # An abstract name cannot be waited for; rank 0 may still be importing.
-                if time.monotonic() >= deadline:
-                    raise InitError(
-                        f"rank {world.rank} waited {timeout_s:g} s for rank 0 of job {world.job!r} on {world.hostname} "
-                        "to call init() (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at its output"
-                    ) from None
-                time.sleep(_POLL_S)
+        # Rank 0 itself keeps the time; a little more, so that its explanation arrives.
+        connection.settimeout(max(0.1, deadline - time.monotonic()) + 2.0)
+        _connect(connection, world, address, deadline, timeout_s)
         if _peer(connection)[1] != os.getuid():
             raise InitError(f"a process of another user listens in place of rank 0 of job {world.job!r}")
         nonce, body = secrets.token_bytes(_NONCE), msgspec.msgpack.encode(hello)
-        gone = f"rank 0 ended inside init(), or does not know this job's key (rank {world.rank} on {world.hostname})"
         try:
             socket.send_fds(connection, [_sign(world.key, b"rank", nonce, body) + nonce + body], [arena_fd])
-            # Rank 0 itself keeps the time; a little more, so that its explanation arrives.
-            connection.settimeout(max(0.1, deadline - time.monotonic()) + 2.0)
             message = connection.recv(1 << 20)
+            if not message:
+                raise PeerLostError(gone, rank=0)
+            digest, answer_body = message[:_DIGEST], message[_DIGEST:]
+            if not hmac.compare_digest(digest, _sign(world.key, b"host", nonce, answer_body)):
+                raise InitError("the process that answered in place of rank 0 does not know the job's key")
+            answer = msgspec.msgpack.decode(answer_body, type=_Answer)
+            if answer.error:
+                _refuse(answer.error, answer.lost)
+            fds = _receive_fds(connection, 2 * world.size + 1, gone)
         except TimeoutError:
             raise InitError(f"rank 0 did not answer within {timeout_s:g} s; is it stopped?") from None
         except OSError:
             raise PeerLostError(gone, rank=0) from None
-        if not message:
-            raise PeerLostError(gone, rank=0)
-        digest, answer_body = message[:_DIGEST], message[_DIGEST:]
-        if not hmac.compare_digest(digest, _sign(world.key, b"host", nonce, answer_body)):
-            raise InitError("the process that answered in place of rank 0 does not know the job's key")
-        answer = msgspec.msgpack.decode(answer_body, type=_Answer)
-        if answer.error:
-            _refuse(answer.error, answer.lost)
-        fds: list[int] = []
-        while len(fds) < 2 * world.size + 1:
-            _, part, _, _ = socket.recv_fds(connection, 16, _MAX_FDS)
-            if not part:
-                for fd in fds:
-                    os.close(fd)
-                raise PeerLostError(gone, rank=0)
-            fds += part
     return _meeting(answer.hellos, fds[0], fds[1 : world.size + 1], fds[world.size + 1 :])
+
+
+def _connect(connection: socket.socket, world: World, address: str, deadline: float, timeout_s: float) -> None:
+    while True:
+        try:
+            connection.connect(address)
+            return
+        except (ConnectionRefusedError, BlockingIOError):
+            # An abstract name cannot be waited for; rank 0 may still be importing.
+            if time.monotonic() >= deadline:
+                raise InitError(
+                    f"rank {world.rank} waited {timeout_s:g} s for rank 0 of job {world.job!r} on {world.hostname} "
+                    "to call init() (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at its output"
+                ) from None
+            time.sleep(_POLL_S)
+
+
+def _receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
+    fds: list[int] = []
+    try:
+        while len(fds) < count:
+            _, part, flags = _receive(connection, 16, _MAX_FDS)
+            fds += part
+            if flags & socket.MSG_CTRUNC:
+                raise InitError(f"this process may not open the {count} files that its job needs; raise ulimit -n")
+            if not part:
+                raise PeerLostError(gone, rank=0)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds
 
 
 def _refuse(error: str, lost: int) -> None:
