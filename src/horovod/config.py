@@ -137,12 +137,12 @@ class Config:
     )  # fmt: skip
     log_level: str = _setting(
         "HOROVOD_LOG_LEVEL", "warning", "Least severe message that is logged.",
-        flag="--log-level", yaml_path="logging.level", choices=LOG_LEVELS, in_effect=False,
+        flag="--log-level", yaml_path="logging.level", choices=LOG_LEVELS,
     )  # fmt: skip
     log_hide_time: bool = _setting(
         "HOROVOD_LOG_HIDE_TIME", False, "Log without date and time.",
         flag="--log-with-timestamp", flag_off="--log-without-timestamp", yaml_path="logging.with_timestamp",
-        inverted=True, in_effect=False,
+        inverted=True,
     )  # fmt: skip
     thread_affinity: str = _setting(
         "HOROVOD_THREAD_AFFINITY", "", "Core of the engine thread: comma list, one per local rank.",

@@ -13,6 +13,7 @@ from typing import Any
 from horovod import config as configuration
 from horovod import world as worlds
 from horovod.config import Config
+from horovod.engine import logs
 from horovod.engine.engine import Engine
 from horovod.engine.watch import Peers
 from horovod.errors import InitError, NotInitializedError, PeerLostError
@@ -66,6 +67,7 @@ def init() -> None:
             return
         settings = configuration.load()
         world = worlds.detect()
+        logs.configure(settings, world.rank, configuration.unknown_variables())
         _context.engine = _build(world, settings)
         _context.world, _context.config = world, settings
         _context.owner = os.getpid()
