@@ -109,6 +109,13 @@ class Control:
         if mode:
             futex.wake(self._bell_address[rank], mode)
 
+    def rouse(self, rank: int) -> None:
+        """``ring`` every thread of ``rank`` that sleeps, also one that nobody needs just now."""
+        words, bell = self.words32, self.bell[rank]
+        words[bell] = (words[bell] + 1) & 0xFFFFFFFF
+        futex.fence()
+        futex.wake(self._bell_address[rank], HOLDER | PARKED)
+
     def ring_all(self, ranks: Sequence[int]) -> None:
         """``ring`` every one of ``ranks``, with one fence for all."""
         words, bells, modes = self.words32, self.bell, self.mode

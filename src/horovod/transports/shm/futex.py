@@ -1,4 +1,4 @@
-"""Sleep on, and wake, a word of shared memory; and a memory fence. All through ctypes, which drops the GIL.
+"""Sleep on, and wake, a word of shared memory; and a memory fence. Through ctypes; sleeping drops the GIL.
 
 Source: futex(2), membarrier(2).
 """
@@ -32,6 +32,9 @@ class _Timespec(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+# A wake-up takes a microsecond. To give the GIL away for it could cost the switch interval of 5 ms to get it back.
+_quick_syscall = ctypes.PyDLL(None).syscall
+_quick_syscall.restype = ctypes.c_long
 _clock_gettime = _libc.clock_gettime
 _FUTEX, _MEMBARRIER = _SYSCALLS.get(_machine, (0, 0))
 _ANYONE = ctypes.c_int(0x7FFFFFFF)
@@ -83,7 +86,7 @@ def wait(address: int, expected: int, timeout_s: float, channel: int) -> bool:
 
 def wake(address: int, channel: int) -> None:
     """Wake everybody who sleeps on ``address`` with a bit of ``channel``."""
-    _syscall(_NUMBER, ctypes.c_void_p(address), _WAKE, _ANYONE, _NULL, _NULL, ctypes.c_uint32(channel))
+    _quick_syscall(_NUMBER, ctypes.c_void_p(address), _WAKE, _ANYONE, _NULL, _NULL, ctypes.c_uint32(channel))
 
 
 def _fence_by_lock() -> Callable[[], None]:
