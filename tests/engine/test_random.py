@@ -1,0 +1,111 @@
+"""Ten thousand random collectives per size, in another order on every rank, against numpy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+from plans import Step, expected, make_plan, splits, values
+
+TOLERANCE = {"float16": 1e-3, "float32": 1e-6, "complex64": 1e-6}
+#: Steps that are under way at once.
+BLOCK = 40
+
+
+class Library:
+    """The collectives of numpy, or of torch for the same arrays."""
+
+    def __init__(self, name: str) -> None:
+        import torch
+
+        import horovod.numpy
+        from horovod.bindings.collectives import Collectives
+        from horovod.torch.adapter import TorchAdapter
+
+        self.hvd: Any = horovod.numpy if name == "numpy" else Collectives(TorchAdapter())
+        self.wrap: Any = np.asarray if name == "numpy" else torch.from_numpy
+
+    def arena(self, array: Any) -> Any:
+        home = self.hvd.zeros(array.shape, dtype=str(array.dtype))
+        home[...] = self.wrap(array)
+        return home
+
+
+def _begin(library: Library, step: Step, member: int, process_set: Any, ops: Any) -> tuple[Any, list[Any]]:
+    """Begin a step; return its handle, or its result when it is a synchronous one, and the inputs."""
+    inputs = [values(step, member, tensor) for tensor in range(len(step.shapes))]
+    in_arena = step.where == "arena" and step.kind.endswith("_")
+    tensors = [library.arena(array) if in_arena else library.wrap(array) for array in inputs]
+    how: dict[str, Any] = {"process_set": process_set}
+    if not step.unnamed:
+        how["name"] = f"step{step.number}"
+    if step.kind in ("allreduce", "allreduce_", "grouped", "reducescatter"):
+        how["op"] = getattr(ops, step.op)
+    elif step.kind in ("broadcast", "broadcast_"):
+        how["root_rank"] = step.group[step.root]
+    elif step.kind == "alltoall":
+        how["splits"] = splits(step, member)
+    name = "grouped_allreduce" if step.kind == "grouped" else step.kind.removesuffix("_")
+    name += ("" if step.unnamed else "_async") + ("_" if step.kind.endswith("_") else "")
+    given = tensors if step.kind == "grouped" else tensors[0]
+    return getattr(library.hvd, name)(given, **how), tensors
+
+
+def _check(step: Step, member: int, result: Any, tensors: list[Any]) -> None:
+    if step.kind == "alltoall":
+        result, received = result
+        assert received.tolist() == [splits(step, other)[member] for other in range(len(step.group))]
+    results = list(result) if step.kind == "grouped" else [result]
+    tolerance = TOLERANCE.get(step.dtype, 0.0) if step.op == "Average" else 0.0
+    for got, want in zip(map(np.asarray, results), expected(step, member), strict=True):
+        assert (got.dtype, got.shape) == (step.dtype, want.shape), step
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=str(step))
+    if step.kind.endswith("_"):
+        assert results[0] is tensors[0]
+    else:
+        for tensor, array in enumerate(tensors):
+            np.testing.assert_array_equal(array, values(step, member, tensor), err_msg=f"input of {step}")
+
+
+def _work(seed: int, length: int) -> int:
+    import horovod.numpy as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    rng = random.Random(seed * 1000 + rank)
+    libraries = [Library("numpy"), Library("torch")]
+    everybody = tuple(range(size))
+    parts = [(0,), (1,)] if size == 2 else [everybody[1:], everybody[::2], everybody[-1:]]
+    sets = {everybody: hvd.global_process_set, **{part: hvd.add_process_set(part) for part in parts}}
+    plan = make_plan(seed, length, size, [everybody, everybody, *parts])
+    done = 0
+    for start in range(0, length, BLOCK):
+        block = [step for step in plan[start : start + BLOCK] if rank in step.group]
+        named = [step for step in block if not step.unnamed]
+        rng.shuffle(named)
+        begun = []
+        for step in named:
+            member = step.group.index(rank)
+            library = rng.choice(libraries)
+            begun.append((step, library, *_begin(library, step, member, sets[step.group], hvd)))
+        for step in [step for step in block if step.unnamed]:
+            if step.kind == "barrier":
+                hvd.barrier(process_set=sets[step.group])
+            else:
+                member = step.group.index(rank)
+                _check(step, member, *_begin(rng.choice(libraries), step, member, sets[step.group], hvd))
+        rng.shuffle(begun)
+        for step, library, handle, tensors in begun:
+            _check(step, step.group.index(rank), library.hvd.synchronize(handle), tensors)
+        done += len(block)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_thousand_random_collectives(size: int, seed: int) -> None:
+    counts = run_ranks(size, _work, seed, 5_000, timeout_s=150)
+    assert min(counts) > 1_000
