@@ -7,7 +7,7 @@ chunk and the others collect it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,7 +127,7 @@ def _pieces(nbytes: Sequence[int], itemsizes: Sequence[int], start: int, stop: i
 
 
 class _Segments:
-    """The tensors of one or several works, laid end to end."""
+    """The tensors of one or several works, laid end to end; each work may be of another array library."""
 
     def __init__(self, batch: Sequence[tuple[Entry, Work]]) -> None:
         self.inputs: list[Buffer] = []
@@ -135,8 +135,10 @@ class _Segments:
         self.dtypes: list[str] = []
         self.reducers: list[Reducer] = []
         self.nbytes: list[int] = []
-        library = kernels_named(batch[0][1].kernels)
+        self.kernels: list[str] = []
+        self.copies: list[Callable[[Buffer, Buffer], None]] = []
         for entry, work in batch:
+            library = kernels_named(work.kernels)
             response: Response = entry.response
             request = response.requests[0]
             for index, spec in enumerate(request.tensors):
@@ -144,6 +146,8 @@ class _Segments:
                 self.outputs.append(work.allocate(index, spec.shape).reshape(-1))
                 self.dtypes.append(spec.dtype)
                 self.nbytes.append(spec.nbytes)
+                self.kernels.append(work.kernels)
+                self.copies.append(library.copy)
                 self.reducers.append(
                     library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
                 )
@@ -156,20 +160,18 @@ class _Segments:
 
 def allreduce_staged(transport: ShmTransport, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
     """Reduce ordinary tensors, several works at once when they were fused."""
-    entry, work = batch[0]
+    entry, _ = batch[0]
     segments = _Segments(batch)
     members = entry.response.members
     if len(members) == 2 or (len(members) <= 4 and segments.total <= _READ_ALL_BYTES):
-        _read_all(transport, sequence, members, segments, work.kernels)
+        _read_all(transport, sequence, members, segments)
     else:
-        _by_owner(transport, sequence, members, entry.me, segments, work.kernels)
+        _by_owner(transport, sequence, members, entry.me, segments)
 
 
-def _read_all(
-    transport: ShmTransport, sequence: int, members: Sequence[int], segments: _Segments, kernels: str
-) -> None:
+def _read_all(transport: ShmTransport, sequence: int, members: Sequence[int], segments: _Segments) -> None:
     arenas, arena = transport.arenas, transport.arena
-    copy = kernels_named(kernels).copy
+    kernels, copies = segments.kernels, segments.copies
     inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
     cut: dict[int, list[_Piece]] = {}
     # Small enough that a rank's chunk, its peer's and the result stay in cache until they are used.
@@ -178,23 +180,21 @@ def _read_all(
     def fill(round_: int, offset: int) -> None:
         cut[round_] = segments.chunk(round_, chunk_bytes)
         for segment, low, high, position in cut[round_]:
-            slot = arena.view(kernels, offset + position, dtypes[segment], (high - low,))
-            copy(slot, inputs[segment][low:high])
+            slot = arena.view(kernels[segment], offset + position, dtypes[segment], (high - low,))
+            copies[segment](slot, inputs[segment][low:high])
 
     def drain(round_: int, offset: int) -> None:
         for segment, low, high, position in cut.pop(round_):
             shape = (high - low,)
-            sources = [arenas[r].view(kernels, offset + position, dtypes[segment], shape) for r in members]
+            sources = [arenas[r].view(kernels[segment], offset + position, dtypes[segment], shape) for r in members]
             reducers[segment](outputs[segment][low:high], sources)
 
     transport.staging.rounds(sequence, members, -(-segments.total // chunk_bytes), fill, drain)
 
 
-def _by_owner(
-    transport: ShmTransport, sequence: int, members: Sequence[int], me: int, segments: _Segments, kernels: str
-) -> None:
+def _by_owner(transport: ShmTransport, sequence: int, members: Sequence[int], me: int, segments: _Segments) -> None:
     arenas, arena = transport.arenas, transport.arena
-    copy = kernels_named(kernels).copy
+    kernels, copies = segments.kernels, segments.copies
     inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
     lines = -(-segments.total // _ALIGN)
     rounds = -(-segments.total // CHUNK_BYTES)
@@ -210,25 +210,27 @@ def _by_owner(
             if owner != me:
                 pieces, base = part(round_, owner)
                 for segment, low, high, position in pieces:
-                    slot = arena.view(kernels, offset + base + position, dtypes[segment], (high - low,))
-                    copy(slot, inputs[segment][low:high])
+                    slot = arena.view(kernels[segment], offset + base + position, dtypes[segment], (high - low,))
+                    copies[segment](slot, inputs[segment][low:high])
 
     def reduce(round_: int, offset: int) -> None:
         pieces, base = part(round_, me)
         for segment, low, high, position in pieces:
             at, shape = offset + base + position, (high - low,)
             sources = [
-                inputs[segment][low:high] if i == me else arenas[rank].view(kernels, at, dtypes[segment], shape)
+                inputs[segment][low:high]
+                if i == me
+                else arenas[rank].view(kernels[segment], at, dtypes[segment], shape)
                 for i, rank in enumerate(members)
             ]
-            reducers[segment](arena.view(kernels, at, dtypes[segment], shape), sources)
+            reducers[segment](arena.view(kernels[segment], at, dtypes[segment], shape), sources)
 
     def collect(round_: int, offset: int) -> None:
         for owner, rank in enumerate(members):
             pieces, base = part(round_, owner)
             for segment, low, high, position in pieces:
-                view = arenas[rank].view(kernels, offset + base + position, dtypes[segment], (high - low,))
-                copy(outputs[segment][low:high], view)
+                view = arenas[rank].view(kernels[segment], offset + base + position, dtypes[segment], (high - low,))
+                copies[segment](outputs[segment][low:high], view)
 
     transport.staging.exchange(sequence, members, rounds, fill, reduce, collect)
 
