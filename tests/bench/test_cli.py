@@ -12,7 +12,8 @@ import pytest
 from commands import run
 
 from horovod.bench.cases import OPS
-from horovod.bench.cli import parse
+from horovod.bench.cli import main, parse
+from horovod.bench.events import result
 
 PYTHON = [sys.executable, "-m", "horovod.bench"]
 SMALL = ["--sizes", "64,4K", "--rounds", "1", "--round-ms", "1"]
@@ -24,20 +25,20 @@ def bench(tmp_path: Path, *words: str, start: list[str] | None = None) -> dict[s
     code, output = run([*(start or PYTHON), *words, "--json", str(out), "--plot", str(plot)], tmp_path)
     assert code == 0, output
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
-    result: dict[str, Any] = json.loads(out.read_text())
-    assert result["kind"] == words[0]
-    assert result["command"].startswith(f"python -m horovod.bench {words[0]}")
-    assert result["host"]["cores"] >= 1
-    return result
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert found["kind"] == words[0]
+    assert found["command"].startswith(f"python -m horovod.bench {words[0]}")
+    assert found["host"]["cores"] >= 1
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_collectives_of_all_contenders(op: str, tmp_path: Path) -> None:
     batch = ["--batch", "3"] if op == "async" else []
-    result = bench(tmp_path, op, *SMALL, *batch, "--arena", "--against", "gloo,mpich,openmpi", "--np", "2")
-    assert [row["nbytes"] for row in result["rows"]] == [64, 4096]
-    for row in result["rows"]:
+    found = bench(tmp_path, op, *SMALL, *batch, "--arena", "--against", "gloo,mpich,openmpi", "--np", "2")
+    assert [row["nbytes"] for row in found["rows"]] == [64, 4096]
+    for row in found["rows"]:
         assert {"horovod", "horovod arena", "gloo"} <= set(row["results"])
         everybody = {"memory sweep", "horovod", "horovod arena", "gloo", "mpich", "openmpi"}
         assert set(row["results"]) | set(row["skipped"]) == everybody
@@ -46,16 +47,16 @@ def test_collectives_of_all_contenders(op: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_collectives_of_half_precision_inside_a_launched_job(tmp_path: Path) -> None:
     start = ["horovodrun", "-np", "3", *PYTHON]
-    result = bench(tmp_path, "allreduce", *SMALL, "--dtype", "bfloat16,float16", start=start)
-    assert result["np"] == 3
-    assert [row["dtype"] for row in result["rows"]] == ["bfloat16"] * 2 + ["float16"] * 2
+    found = bench(tmp_path, "allreduce", *SMALL, "--dtype", "bfloat16,float16", start=start)
+    assert found["np"] == 3
+    assert [row["dtype"] for row in found["rows"]] == ["bfloat16"] * 2 + ["float16"] * 2
 
 
 @pytest.mark.slow
 def test_training_agrees_with_ddp(tmp_path: Path) -> None:
-    result = bench(tmp_path, "train", "--tiny", "--rounds", "1", "--steps", "1")
-    assert [row["model"] for row in result["rows"]] == ["mlp", "resnet", "gpt"]
-    assert all(set(row["results"]) == {"no communication", "horovod", "ddp"} for row in result["rows"])
+    found = bench(tmp_path, "train", "--tiny", "--rounds", "1", "--steps", "1")
+    assert [row["model"] for row in found["rows"]] == ["mlp", "resnet", "gpt"]
+    assert all(set(row["results"]) == {"no communication", "horovod", "ddp"} for row in found["rows"])
 
 
 @pytest.mark.slow
@@ -75,6 +76,19 @@ def test_memory(tmp_path: Path) -> None:
     [row] = bench(tmp_path, "memory", "--tiny", "--models", "mlp")["rows"]
     assert row["gradient_bytes"] > 0
     assert set(row["held_bytes"]) == {"no communication", "horovod", "ddp"}
+
+
+def test_a_saved_result_is_shown_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "hvd.init()", "median_s": 0.02, "p10_s": 0.01, "p90_s": 0.03, "calls": 5}]
+    saved = tmp_path / "startup.json"
+    saved.write_text(json.dumps(result("startup", ["startup"], 2, {"cores": 2, "cpu": "Test CPU"}, rows)["result"]))
+    assert main(["show", str(saved), "--markdown"]) == 0
+    assert [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].strip("|").split("|")] == [
+        "hvd.init()",
+        "20.0 ms",
+        "10.0 ms",
+        "30.0 ms",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 from horovod.bench.cases import DEFAULT_SIZES, DTYPES, MODELS, OPS, PEERS, parse_sizes
 from horovod.bench.events import LineReporter, Reporter, progress, result
 from horovod.bench.host import host_facts
-from horovod.bench.show import show
+from horovod.bench.show import show, show_files
 from horovod.world import detect
 
 __all__ = ["main", "parse"]
@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("startup", parents=[common], help="import, launch, init, shutdown, against torchrun")
     idle = commands.add_parser("idle", parents=[common], help="CPU of an initialised job that does nothing")
     idle.add_argument("--seconds", type=float, default=10.0, help="how long to watch (default 10)")
+    saved = commands.add_parser("show", help="print results that --json wrote")
+    saved.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    saved.add_argument("--markdown", action="store_true", help="as tables for a page")
     return parser
 
 
@@ -116,6 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     typed = list(sys.argv[1:] if argv is None else argv) or list(_DEFAULT)
     args = parse(typed)
+    if args.command == "show":
+        show_files(args.files, as_markdown=args.markdown)
+        return 0
     world = detect()
     launched = args.events or world.launcher != "none"
     if args.command in ("startup", "memory"):

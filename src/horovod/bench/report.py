@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from horovod.bench import plot
 from horovod.bench.cases import LIMIT, OPS, format_bytes, format_seconds
 
-__all__ = ["notes", "picture", "table"]
+__all__ = ["markdown", "notes", "picture", "table"]
 
 Result = dict[str, Any]
 
@@ -24,6 +26,16 @@ def table(result: Result) -> Table:
     if kind in OPS:
         return _collectives(result, title)
     return {"train": _train, "memory": _memory, "idle": _idle, "startup": _startup}[kind](result, title)
+
+
+def markdown(result: Result) -> str:
+    """The table of ``result`` as Markdown, without its title."""
+    made = table(result)
+    made.title, made.box = None, box.MARKDOWN
+    console = Console(width=300, color_system=None)
+    with console.capture() as capture:
+        console.print(made)
+    return "\n".join(line.strip() for line in capture.get().splitlines() if line.strip()) + "\n"
 
 
 def _new(title: str, first: str, columns: Iterable[str]) -> Table:

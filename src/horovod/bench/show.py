@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from horovod.bench.events import Reporter
-from horovod.bench.report import notes, picture, table
+from horovod.bench.report import markdown, notes, picture, table
 
-__all__ = ["show"]
+__all__ = ["show", "show_files"]
 
 
 def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
@@ -46,13 +48,27 @@ def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
     return 0
 
 
-def _deliver(args: argparse.Namespace, result: dict[str, Any]) -> None:
+def show_files(files: Sequence[Path], *, as_markdown: bool = False) -> None:
+    """Print results that were written to ``files``."""
+    for file in files:
+        result = json.loads(file.read_text())
+        if as_markdown:
+            sys.stdout.write(markdown(result))
+        else:
+            _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
     stdout = Console()
     if not stdout.is_terminal:
         stdout = Console(width=160)
     stdout.print(table(result))
     for line in notes(result):
         stdout.print(line, markup=False, highlight=False)
+
+
+def _deliver(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    _print(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
