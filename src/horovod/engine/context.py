@@ -14,6 +14,7 @@ from horovod import config as configuration
 from horovod import world as worlds
 from horovod.config import Config
 from horovod.engine import logs
+from horovod.engine.board import Board
 from horovod.engine.engine import Engine
 from horovod.engine.watch import Peers
 from horovod.errors import InitError, NotInitializedError, PeerLostError
@@ -147,7 +148,7 @@ def _not_initialized() -> NotInitializedError:
 
 def _build(world: World, settings: Config) -> Engine:
     if world.size == 1:
-        return Engine(0, 1, settings, LocalTransport())
+        return Engine(0, 1, settings, LocalTransport(), job=world.job)
     if not futex.IS_SUPPORTED:
         raise InitError("more than one rank needs Linux on x86-64 or aarch64; elsewhere only one rank works")
     if world.local_size != world.size:
@@ -157,13 +158,14 @@ def _build(world: World, settings: Config) -> Engine:
         )
     arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     arena_fd = create_memfd("horovod-arena", arena_bytes)
-    control_fd = create_memfd("horovod-control", Control.nbytes(world.size)) if world.rank == 0 else -1
+    control_fd = create_memfd("horovod-control", Board.nbytes(world.size)) if world.rank == 0 else -1
     _context.meetings[world.job] += 1
     fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
     try:
         meeting = meet(world, _context.meetings[world.job], arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         control = Control(meeting.control_fd, world.rank, world.size)
+        board = Board(meeting.control_fd, control)
         arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]
     finally:
         for fd in fds:
@@ -171,7 +173,9 @@ def _build(world: World, settings: Config) -> Engine:
     peers = Peers(control, meeting.pids, meeting.pid_fds, meeting.hosts)
     built: list[Engine] = []
     transport = ShmTransport(control, arenas, lambda rank, waited_s: built[0].watch(rank, waited_s))
-    built.append(Engine(world.rank, world.size, settings, transport, control, peers, arenas[world.rank]))
+    built.append(
+        Engine(world.rank, world.size, settings, transport, control, peers, arenas[world.rank], board, world.job)
+    )
     return built[0]
 
 

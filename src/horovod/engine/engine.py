@@ -15,13 +15,14 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.engine import callsite
+from horovod.engine.board import Board
 from horovod.engine.channel import Channel, CoordinatorChannel, WorkerChannel
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
+from horovod.engine.observer import Observer
 from horovod.engine.progress import Progress
 from horovod.engine.records import WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
-from horovod.engine.stalls import StallWatch
 from horovod.engine.watch import Peers
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
@@ -45,6 +46,8 @@ class Engine:
         control: the control page; None for one rank alone.
         peers: the other ranks; None for one rank alone.
         arena: this rank's arena; None where there is none.
+        board: what ranks ask and tell each other; None for one rank alone.
+        job: name of the job.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Engine:
         control: Control | None = None,
         peers: Peers | None = None,
         arena: Arena | None = None,
+        board: Board | None = None,
+        job: str = "",
     ) -> None:
         self.rank = rank
         self.size = size
@@ -78,18 +83,22 @@ class Engine:
             channel = WorkerChannel(control)
         self._channel = channel
         self._log = LogRunner(rank, channel, transport, self.sets, owns_sets=rank != 0)
-        self._stalls = StallWatch(config, rank, peers)
         self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, self.sets)
         self._submit_lock = threading.Lock()
         self.ring = new_ring()
+        self.observer = Observer(
+            config, job, rank, size, self.ring, self._log, self.sets, self._coordinator, peers, board,
+            lambda: self.failure,
+        )  # fmt: skip
+        self.attend = self.observer.attend
         self._progress = Progress(self, channel, control)
-        self.is_idle = self._log.is_idle
 
     def start(self) -> None:
         """Say that this rank is here, and start the background thread."""
         if self.control is not None:
             self.control.set_state(State.RUNNING)
         self._progress.start()
+        self.observer.start()
 
     @property
     def culprit(self) -> int:
@@ -210,10 +219,8 @@ class Engine:
         if lost is None and peers.is_dead(rank):
             lost = peers.culprit_of(rank)
         if lost is not None:
-            raise errors.PeerLostError(
-                f"{peers.fate(lost)}, in the middle of a collective", rank=lost, pid=peers.pids[lost]
-            )
-        self._stalls.check_execution(rank, waited_s)
+            raise self._lost(lost, ", in the middle of a collective")
+        self.observer.in_execution(rank, waited_s)
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; see ``Stepper``."""
@@ -222,27 +229,38 @@ class Engine:
             return
         lost = peers.gone()
         if lost is not None:
-            raise errors.PeerLostError(self._lost_text(lost), rank=lost, pid=peers.pids[lost])
+            raise self._lost(lost, self._meanwhile())
         control = self.control
         assert control is not None
         left = self._coordinator is None and control.state_of(0) is State.LEFT
         # Who waits for nothing may go on alone.
         if left and not self._log.is_idle() and not self._channel.has_news():
             lost = peers.culprit_of(0)
-            raise errors.PeerLostError(self._lost_text(lost), rank=lost, pid=peers.pids[lost])
-        self._stalls.tick(self._coordinator, self._log.in_flight(), waited_s)
+            raise self._lost(lost, self._meanwhile())
+        self.observer.tick()
         if isinstance(self._channel, CoordinatorChannel):
             self._channel.publish()
 
-    def _lost_text(self, rank: int) -> str:
-        assert self.peers is not None
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, and nobody is asked about a stall."""
+        return self._log.is_idle() and not self.observer.is_busy
+
+    def _meanwhile(self) -> str:
         waiting = [handle.signature.request for handle in self._log.in_flight()]
-        text = self.peers.fate(rank)
-        if waiting:
-            first = waiting[0]
-            text += f", while rank {self.rank} waited in {first.kind.name.lower()} {first.name or '(unnamed)'!r}"
-            text += f" at {first.site}"
-        return text
+        if not waiting:
+            return ""
+        first = waiting[0]
+        what = f"{first.kind.name.lower()} {first.name or '(unnamed)'!r} at {first.site}"
+        return f", while rank {self.rank} waited in {what}"
+
+    def _lost(self, rank: int, meanwhile: str) -> errors.HorovodInternalError:
+        """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
+        peers = self.peers
+        assert peers is not None
+        stalled, why = self.observer.verdict_of(rank)
+        if stalled:
+            return errors.StallError(why)
+        return errors.PeerLostError(f"{peers.fate(rank, why)}{meanwhile}", rank=rank, pid=peers.pids[rank])
 
     def abandon(self, error: BaseException) -> None:
         """End the engine: this rank cannot keep in step with the log any more."""
@@ -255,6 +273,7 @@ class Engine:
         if self.failure is not None:
             return
         self.failure = failure
+        self.observer.failed(failure)
         if self.control is not None:
             self.control.set_state(State.FAILED, self.culprit)
         self._log.fail_all(self._failed)
@@ -268,6 +287,7 @@ class Engine:
 
     def stop(self, reason: str) -> None:
         """Leave the job: what is in flight here is abandoned, who waits for this rank gets ``reason``."""
+        self.observer.stop()
         with self._submit_lock:
             if self.failure is None:
                 self._leave(reason)
@@ -281,6 +301,7 @@ class Engine:
             if self.failure is None:
                 self.failure = errors.NotInitializedError("hvd.shutdown() was called")
             self._log.fail_all(self._failed)
+            self.observer.close()
             self.transport.close()
         finally:
             self._progress.release()

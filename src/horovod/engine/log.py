@@ -45,6 +45,11 @@ class LogRunner:
         self._sequence = 0
         self.culprit = -1
 
+    @property
+    def sequence(self) -> int:
+        """How many entries this rank has executed or skipped, the present one included."""
+        return self._sequence
+
     def register(self, handle: Handle) -> None:
         """Take note of a submission.
 

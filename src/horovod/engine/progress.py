@@ -36,6 +36,9 @@ class Stepper(Protocol):
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting."""
 
+    def attend(self) -> None:
+        """Answer other ranks' questions; called without the lock."""
+
     def abandon(self, error: BaseException) -> None:
         """Fail for good, because of ``error``."""
 
@@ -202,4 +205,5 @@ class Progress:
                 finally:
                     words[mode] = PARKED
                     self.release()
+            stepper.attend()
             control.sleep(seen, slice_s, PARKED)

@@ -1,21 +1,29 @@
-"""Who is waited for, and for too long: warnings, and in the end an error."""
+"""Who is waited for, and for too long: a report of what the missing ranks are doing, and in the end an error.
+
+Three parties watch: the coordinator, what only some ranks have submitted; every rank in the middle of an operation,
+the rank that it waits for; and every other rank, whether the coordinator still runs. Nobody blocks here: a question
+is put on one call, and the report made on a later one, when the answers have come.
+"""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Sequence
 
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
+from horovod.core.requests import Kind, Request
+from horovod.core.stall import Waiting, list_ranks, names
+from horovod.engine.board import Wish
 from horovod.engine.handles import Handle
-from horovod.engine.watch import Peers
+from horovod.engine.logs import logger
+from horovod.engine.records import SUBMITTED, now
+from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import StallError
 
 __all__ = ["StallWatch"]
 
-_log = logging.getLogger("horovod")
 #: How much longer than the coordinator a rank waits before it concludes that the coordinator is stuck, too.
 _GRACE_S = 1.0
 
@@ -26,83 +34,179 @@ class StallWatch:
     Args:
         config: warn and shutdown times.
         rank: this rank.
-        peers: the other ranks; None for one rank alone.
+        size: number of ranks.
+        whereabouts: tells what other ranks are doing.
+        dump: called when something has stalled.
     """
 
-    def __init__(self, config: Config, rank: int, peers: Peers | None) -> None:
+    def __init__(
+        self, config: Config, rank: int, size: int, whereabouts: Whereabouts, dump: Callable[[str], None]
+    ) -> None:
         self._rank = rank
-        self._peers = peers
+        self._others = [other for other in range(size) if other != rank]
+        self._whereabouts = whereabouts
+        self._dump = dump
         off = config.stall_check_disable
         self._limit_s = 0.0 if off else config.stall_shutdown_s
         self._warn_s = 0.0 if off else config.stall_warn_s
+        self._first_s = min((s for s in (self._limit_s, self._warn_s) if s), default=0.0)
         self._since: dict[Hashable, float] = {}
         self._warned: set[Hashable] = set()
-        self._handle_since: dict[int, float] = {}
+        self._warned_about: set[tuple[int, ...]] = set()
+        self._asked = False
+        self._coordinator_fine_ns = 0
+        self._asked_in: tuple[int, bool] = (-1, False)
 
-    def tick(self, coordinator: Coordinator | None, pending: Sequence[Handle], waited_s: float) -> None:
-        """Warn about, or end, what has been waiting for too long.
+    @property
+    def is_busy(self) -> bool:
+        """Whether a question is open, so that somebody should soon look for the answer."""
+        return self._asked
+
+    # -- the coordinator -----------------------------------------------------------------------------------------
+
+    def inspect(self, coordinator: Coordinator) -> None:
+        """Warn about, or end, what only some ranks have submitted.
 
         Raises:
-            StallError: on a rank other than 0, when even the coordinator does not answer.
+            StallError: something waits for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
-        now = time.monotonic()
-        if coordinator is not None:
-            self._inspect(coordinator, now)
+        if not self._first_s:
             return
-        if not self._limit_s:
+        clock = now() / 1e9
+        waiting = [Waiting(*item) for item in coordinator.waiting()]
+        self._since = {item.key: self._since.get(item.key, clock) for item in waiting}
+        self._warned &= self._since.keys()
+        ages = {item.key: clock - self._since[item.key] for item in waiting}
+        late = [item for item in waiting if item.missing and ages[item.key] >= self._first_s]
+        fatal = [item for item in late if self._limit_s and ages[item.key] >= self._limit_s]
+        news = [item for item in late if item.key not in self._warned and ages[item.key] >= self._warn_s > 0]
+        self._warned_about &= {tuple(item.missing) for item in waiting}
+        # What has joined a company that was told about already is no news.
+        self._warned |= {item.key for item in news if tuple(item.missing) in self._warned_about}
+        news = [item for item in news if item.key not in self._warned]
+        if not fatal and not news:
+            self._asked = False
             return
-        alive = {id(handle) for handle in pending}
-        self._handle_since = {key: since for key, since in self._handle_since.items() if key in alive}
-        for handle in pending:
-            since = self._handle_since.setdefault(id(handle), now)
-            if now - since > self._limit_s + _GRACE_S:
-                request = handle.signature.request
-                raise StallError(
-                    f"{describe_waiting(request)} was submitted {now - since:.1f} s ago on rank {self._rank}, and the "
-                    f"coordinator does not answer: {self._whereabouts([0])} (limit: "
-                    f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})"
-                )
+        missing = sorted({rank for item in fatal or news for rank in item.missing})
+        if not self._asked:
+            self._asked = True
+            self._whereabouts.ask(self._others, Wish.DESCRIBE | Wish.DUMP_IF_SET)
+        if not self._whereabouts.is_complete(missing):
+            return
+        self._asked = False
+        companies = {tuple(item.missing) for item in fatal or news}
+        told = [item for item in waiting if tuple(item.missing) in companies]
+        text = self._text(told, max(ages[item.key] for item in fatal or news), waiting)
+        if fatal:
+            raise StallError(f"{text}\n{self._limit()}")
+        self._warned |= {item.key for item in told}
+        self._warned_about |= companies
+        logger.warning(text)
+        self._dump("a stall")
 
-    def check_execution(self, rank: int, waited_s: float) -> None:
-        """Raise when a rank does not go on with an operation that it is part of.
+    def _text(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting]) -> str:
+        lines = [
+            "One or more tensors were submitted by a subset of ranks, and have waited for the others for "
+            f"{age_s:.1f} s:"
+        ]
+        for missing, items in _by_missing(told):
+            present = sorted({rank for item in items for rank in item.present})
+            lines.append(
+                f"{names([item.request for item in items])}: submitted by {list_ranks(present)}, "
+                f"missing: {list_ranks(missing)}"
+            )
+        missing_ranks = sorted({rank for item in told for rank in item.missing})
+        present_ranks = sorted({rank for item in told for rank in item.present} - set(missing_ranks))
+        return "\n".join([*lines, *self._whereabouts.tell(missing_ranks, present_ranks, waiting)])
+
+    # -- everybody else ------------------------------------------------------------------------------------------
+
+    def check_coordinator(self, pending: Sequence[Handle]) -> None:
+        """Warn, or raise, when what is pending here is overdue and the coordinator, who should have said so, is stuck.
 
         Raises:
             StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
-        if self._limit_s and waited_s > self._limit_s:
-            raise StallError(
-                f"rank {self._rank} waited {waited_s:.1f} s in the middle of a collective for "
-                f"{self._whereabouts([rank])} (limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})"
-            )
-
-    def _inspect(self, coordinator: Coordinator, now: float) -> None:
-        waiting = coordinator.waiting()
-        keys = {key for key, *_ in waiting}
-        self._since = {key: since for key, since in self._since.items() if key in keys}
-        self._warned &= keys
-        for key, request, present, missing in waiting:
-            age = now - self._since.setdefault(key, now)
-            if self._limit_s and age >= self._limit_s:
-                text = self._text(request.site, describe_waiting(request), age, present, missing)
-                coordinator.fail_pending(
-                    key, f"{text} (limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})", "StallError"
-                )
-            elif self._warn_s and age >= self._warn_s and key not in self._warned:
-                self._warned.add(key)
-                _log.warning(self._text(request.site, describe_waiting(request), age, present, missing))
-
-    def _text(self, site: str, what: str, age: float, present: Sequence[int], missing: Sequence[int]) -> str:
-        return (
-            f"One or more tensors were submitted by a subset of ranks: {what} waits for {age:.1f} s. "
-            f"Submitted by ranks {list(present)}; missing: {self._whereabouts(missing)}"
+        requests = [(handle.record[SUBMITTED], handle.signature.request) for handle in pending]
+        requests = [(since, request) for since, request in requests if request.kind is not Kind.JOIN]
+        if not requests or not self._first_s:
+            self._asked = False
+            return
+        since_ns, request = min(requests, key=lambda pair: pair[0])
+        clock = now()
+        age_s = (clock - since_ns) / 1e9
+        known_fine_s = (clock - self._coordinator_fine_ns) / 1e9
+        if age_s < self._first_s + _GRACE_S or known_fine_s < self._first_s:
+            self._asked = False
+            return
+        fatal = bool(self._limit_s) and age_s >= self._limit_s + _GRACE_S
+        if not self._asked:
+            if not fatal and (0 in self._warned or self._whereabouts.asker_of(0) >= 0):
+                return  # somebody else asks and tells
+            self._asked = True
+            self._whereabouts.ask([0], Wish.DESCRIBE | Wish.DUMP_IF_SET)
+        if not self._whereabouts.is_complete([0]):
+            return
+        self._asked = False
+        if self._whereabouts.has_answered(0):
+            self._coordinator_fine_ns = clock
+            self._warned.discard(0)
+            return
+        text = "\n".join(
+            [
+                f"{describe_waiting(request)} was submitted {age_s:.1f} s ago on rank {self._rank}, and the "
+                "coordinator, which is rank 0, cannot say for whom it waits:",
+                *self._whereabouts.tell([0], [], []),
+            ]
         )
+        if fatal:
+            raise StallError(f"{text}\n{self._limit()}")
+        self._warned.add(0)
+        logger.warning(text)
+        self._dump("the coordinator does not answer")
 
-    def _whereabouts(self, ranks: Sequence[int]) -> str:
-        if self._peers is None:
-            return f"ranks {list(ranks)}"
-        return ", ".join(
-            f"{self._peers.describe(rank)}, which is {self._peers.condition(rank)}"
-            if rank != self._rank
-            else f"rank {rank} (this one)"
-            for rank in ranks
+    def check_execution(self, rank: int, waited_s: float, request: Request | None, sequence: int) -> None:
+        """Warn, or raise, when a rank does not go on with an operation that it is part of.
+
+        Args:
+            rank: the one that is waited for.
+            waited_s: for how long.
+            request: the operation, if it is known.
+            sequence: its place in the log.
+
+        Raises:
+            StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        """
+        fatal = bool(self._limit_s) and waited_s >= self._limit_s
+        told = self._asked_in == (sequence, True)
+        if not fatal and (told or not self._warn_s or waited_s < self._warn_s):
+            return
+        if self._asked_in[0] != sequence or (fatal and told):
+            if not fatal and self._whereabouts.asker_of(rank) >= 0:
+                self._asked_in = (sequence, True)
+                return
+            self._asked_in = (sequence, False)
+            self._whereabouts.ask(self._others, Wish.DESCRIBE | Wish.DUMP_IF_SET)
+        if not self._whereabouts.is_complete([rank]):
+            return
+        self._asked_in = (sequence, True)
+        what = describe_waiting(request) if request is not None else "a collective"
+        text = "\n".join(
+            [
+                f"rank {self._rank} has waited for {waited_s:.1f} s in the middle of {what} for rank {rank}.",
+                *self._whereabouts.tell([rank], [], []),
+            ]
         )
+        if fatal:
+            raise StallError(f"{text}\n{self._limit()}")
+        logger.warning(text)
+        self._dump("a stall in the middle of an operation")
+
+    def _limit(self) -> str:
+        return f"(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})"
+
+
+def _by_missing(items: Sequence[Waiting]) -> list[tuple[tuple[int, ...], list[Waiting]]]:
+    """Put together what waits for the same ranks."""
+    ordered = sorted(items, key=lambda item: tuple(item.missing))
+    return [(key, list(group)) for key, group in itertools.groupby(ordered, key=lambda item: tuple(item.missing))]

@@ -67,12 +67,17 @@ class Peers:
         """Whether the process of ``rank`` has ended."""
         return any(fd == self._fds[rank] for fd, _ in self._poll.poll(0))
 
-    def fate(self, rank: int) -> str:
-        """Return in words how ``rank`` ended, as far as it can be known."""
+    def fate(self, rank: int, why: str = "") -> str:
+        """Return in words how ``rank`` ended, as far as it can be known.
+
+        Args:
+            rank: the one that is gone.
+            why: what it said itself, if it failed.
+        """
         who = self.describe(rank)
         state = self._control.state_of(rank)
         if state is State.FAILED:
-            return f"{who} failed; its own error stands in its output"
+            return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"
         if state is State.LEFT or not self.is_dead(rank):
             return f"{who} has left the job: it called hvd.shutdown() or ended its script"
         code = self._exit_code(rank)

@@ -1,0 +1,82 @@
+"""Who waits for whom: what can be said about operations that some ranks have not submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.core.mismatch import describe_waiting
+from horovod.core.requests import Request
+
+__all__ = ["Waiting", "circle", "list_ranks", "names", "who_waits_for_whom"]
+
+_NAMED = 3
+
+
+class Waiting(NamedTuple):
+    """An operation that some ranks have submitted and others have not; see ``Coordinator.waiting``."""
+
+    key: Hashable
+    request: Request
+    present: Sequence[int]
+    missing: Sequence[int]
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 1, 2, 3``."""
+    listed = [str(rank) for rank in ranks]
+    return f"rank{'s' * (len(listed) != 1)} {', '.join(listed)}"
+
+
+def names(requests: Sequence[Request]) -> str:
+    """Return the first few operations in words, and how many there are besides."""
+    text = ", ".join(_label(request) for request in requests[:_NAMED])
+    more = len(requests) - _NAMED
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _label(request: Request) -> str:
+    of_set = f" of process set {request.process_set}" if request.process_set else ""
+    return f"{describe_waiting(request)}{of_set}"
+
+
+def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request]) -> dict[int, Waiting]:
+    """Return, for each rank that is blocked in an operation, what it waits for and which ranks are missing there.
+
+    Args:
+        waiting: all operations that are not complete.
+        blocked: by rank, the request in which its main thread waits.
+    """
+    found = {}
+    for rank, request in blocked.items():
+        for item in waiting:
+            same = (item.request.process_set, item.request.name) == (request.process_set, request.name)
+            if same and rank in item.present and item.missing:
+                found[rank] = item
+                break
+    return found
+
+
+def circle(waits: Mapping[int, Waiting]) -> list[int]:
+    """Return ranks of which each is missing in what the one before waits for, and the first one where the last waits.
+
+    Args:
+        waits: by rank, the operation in which it waits.
+
+    Returns:
+        The shortest such circle, its smallest rank first; empty when there is none.
+    """
+    best: list[int] = []
+    for start in sorted(waits):
+        paths, seen = [[start]], {start}
+        while paths and not (best and len(paths[0]) >= len(best)):
+            path = paths.pop(0)
+            for following in waits[path[-1]].missing:
+                if following == start:
+                    best = path
+                    paths = []
+                    break
+                if following in waits and following not in seen:
+                    seen.add(following)
+                    paths.append([*path, following])
+    return best

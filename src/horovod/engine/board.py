@@ -1,0 +1,144 @@
+"""The board: what ranks ask and tell each other beside the log, so also when the coordinator is stuck.
+
+It lies behind the control page in the same memfd. Per rank:
+
+    ASK       who wants something of this rank, and what; written by whoever asks
+    ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
+    VERDICT   1 when VERDICT_TEXT says why this rank failed
+    TRACE_*   head and tail of this rank's trace ring, and which recording it takes part in
+
+and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer. Two ranks that ask at the same
+moment may overwrite each other's question; the answer to either serves both.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from horovod.transports.shm import futex
+from horovod.transports.shm.control import Control
+
+__all__ = ["Board", "Wish"]
+
+_LINE = 64
+_WORDS_PER_RANK = 6
+_ASK, _ANSWER, _VERDICT, _TRACE_HEAD, _TRACE_TAIL, _TRACE_SESSION = range(_WORDS_PER_RANK)
+_ANSWER_BYTES = 32 << 10
+_VERDICT_BYTES = 16 << 10
+_LENGTH_BYTES = 4
+TRACE_BYTES = 1 << 20
+
+
+class Wish:
+    """What can be asked of a rank; bits."""
+
+    DESCRIBE = 1
+    DUMP = 2
+    DUMP_IF_SET = 4
+    TRACE = 8
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+class Board:
+    """One rank's view of the board.
+
+    Args:
+        fd: the memfd of the control page; stays the caller's.
+        control: the control page, whose bells make ranks look here.
+    """
+
+    def __init__(self, fd: int, control: Control) -> None:
+        self.rank, self.size, self._control = control.rank, control.size, control
+        header = _LINE + _LINE * _WORDS_PER_RANK * self.size
+        per_rank = _ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES
+        self._map = mmap.mmap(fd, _pages(header) + per_rank * self.size, offset=_pages(Control.nbytes(self.size)))
+        self._whole = memoryview(self._map)
+        self._words = self._whole[:header].cast("Q")
+        self._texts = _pages(header)
+        self._seen = 0
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Return the bytes of a control page with a board behind it."""
+        header = _LINE + _LINE * _WORDS_PER_RANK * size
+        per_rank = _ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES
+        return _pages(Control.nbytes(size)) + _pages(header) + per_rank * size
+
+    # -- questions and answers -----------------------------------------------------------------------------------
+
+    def ask(self, rank: int, wishes: int) -> int:
+        """Ask ``rank`` for something.
+
+        Returns:
+            The number of the question, for ``answer``.
+        """
+        index = self._index(rank, _ASK)
+        word = self._words[index]
+        number, asked_before = word >> 24, word & 0xFF if self._words[self._index(rank, _ANSWER)] < word >> 24 else 0
+        self._words[index] = (number + 1) << 24 | self.rank << 8 | asked_before | wishes
+        self._control.rouse(rank)
+        return int(number + 1)
+
+    def asked_by(self, rank: int) -> int:
+        """Return who waits for an answer of ``rank``, or -1."""
+        word = self._words[self._index(rank, _ASK)]
+        return int(word >> 8 & 0xFFFF) if self._words[self._index(rank, _ANSWER)] < word >> 24 else -1
+
+    def question(self) -> tuple[int, int, int] | None:
+        """Return (number, wishes, who asks) if there is a new question to this rank; each is returned once."""
+        word = self._words[self._index(self.rank, _ASK)]
+        if word == self._seen:
+            return None
+        self._seen = word
+        return word >> 24, word & 0xFF, word >> 8 & 0xFFFF
+
+    def give_answer(self, number: int, text: bytes) -> None:
+        """Answer question ``number`` and all before it."""
+        self._publish(self._index(self.rank, _ANSWER), self._text(self.rank), _ANSWER_BYTES, number, text)
+
+    def answer(self, rank: int, number: int) -> bytes | None:
+        """Return the answer of ``rank`` to question ``number``, or None while there is none."""
+        return self._read(self._index(rank, _ANSWER), self._text(rank), number)
+
+    def give_verdict(self, text: bytes) -> None:
+        """Say why this rank fails; to be called before its state says that it did."""
+        area = self._text(self.rank) + _ANSWER_BYTES
+        self._publish(self._index(self.rank, _VERDICT), area, _VERDICT_BYTES, 1, text)
+
+    def verdict(self, rank: int) -> bytes | None:
+        """Return why ``rank`` failed, or None if it did not say."""
+        return self._read(self._index(rank, _VERDICT), self._text(rank) + _ANSWER_BYTES, 1)
+
+    def close(self) -> None:
+        """Unmap the board."""
+        self._words.release()
+        self._whole.release()
+        self._map.close()
+
+    def _index(self, rank: int, word: int) -> int:
+        return (_LINE + (rank * _WORDS_PER_RANK + word) * _LINE) // 8
+
+    def _text(self, rank: int) -> int:
+        return self._texts + rank * (_ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES)
+
+    def _publish(self, index: int, area: int, room: int, number: int, text: bytes) -> None:
+        text = text[: room - _LENGTH_BYTES]
+        self._words[index] = 0
+        futex.fence()
+        self._whole[area : area + _LENGTH_BYTES] = len(text).to_bytes(_LENGTH_BYTES, "little")
+        self._whole[area + _LENGTH_BYTES : area + _LENGTH_BYTES + len(text)] = text
+        futex.fence()
+        self._words[index] = number
+
+    def _read(self, index: int, area: int, number: int) -> bytes | None:
+        before = self._words[index]
+        if before < number:
+            return None
+        futex.fence()
+        length = int.from_bytes(self._whole[area : area + _LENGTH_BYTES], "little")
+        text = bytes(self._whole[area + _LENGTH_BYTES : area + _LENGTH_BYTES + length])
+        futex.fence()
+        return text if self._words[index] == before else None

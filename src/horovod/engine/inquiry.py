@@ -1,0 +1,147 @@
+"""Ask another rank what it is doing, and answer when asked.
+
+The answer is given by whatever thread of the rank's engine runs at the time, the background thread as a rule: the
+rank's main thread need not do anything. A rank that is alive and gives none has an engine that cannot run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from horovod.core.requests import Request
+from horovod.engine import stacks
+from horovod.engine.board import Board, Wish
+from horovod.engine.records import now
+
+__all__ = ["PATIENCE_S", "Blocked", "Inquiry", "Situation"]
+
+#: How long to wait for an answer.
+PATIENCE_S = 2.0
+_STACK_BYTES = 16 << 10
+
+
+class Blocked(msgspec.Struct, array_like=True):
+    """What a rank's main thread waits for.
+
+    Attributes:
+        request: the operation.
+        members: the ranks of its process set.
+        since_ns: when it was submitted, on the clock of the host.
+        executing: whether all members have come, and the operation is under way.
+    """
+
+    request: Request
+    members: tuple[int, ...]
+    since_ns: int
+    executing: bool
+
+
+class Situation(msgspec.Struct, array_like=True):
+    """What a rank is doing.
+
+    Attributes:
+        stack: of its main thread, as Python prints it, outermost frame first.
+        blocked: what it waits for, or None.
+        failure: why it takes part no more, or empty.
+    """
+
+    stack: list[str]
+    blocked: Blocked | None = None
+    failure: str = ""
+
+
+class _Asked(NamedTuple):
+    number: int
+    since_ns: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Situation).decode
+
+
+class Inquiry:
+    """Both sides of it.
+
+    Args:
+        board: where questions and answers stand.
+        describe: returns what this rank is doing.
+        fulfil: called with the wishes besides a description, and with the rank that has them.
+    """
+
+    def __init__(self, board: Board, describe: Callable[[], Situation], fulfil: Callable[[int, int], None]) -> None:
+        self._board = board
+        self._describe = describe
+        self._fulfil = fulfil
+        self._asked: dict[int, _Asked] = {}
+        self._lock = threading.Lock()
+
+    def attend(self) -> None:
+        """Answer, if somebody asked; called by the engine's threads whenever they look around."""
+        if not self._lock.acquire(False):
+            return
+        try:
+            question = self._board.question()
+            if question is None:
+                return
+            number, wishes, asker = question
+            self._board.give_answer(number, _encode(self._describe()) if wishes & Wish.DESCRIBE else b"")
+            if wishes & ~Wish.DESCRIBE:
+                self._fulfil(wishes, asker)
+        finally:
+            self._lock.release()
+
+    def describe(self) -> Situation:
+        """Return what this rank is doing."""
+        return self._describe()
+
+    def ask(self, ranks: Iterable[int], wishes: int = Wish.DESCRIBE) -> None:
+        """Put a question to other ranks."""
+        for rank in ranks:
+            if rank != self._board.rank:
+                self._asked[rank] = _Asked(self._board.ask(rank, wishes), now())
+
+    def asked_by(self, rank: int) -> int:
+        """Return who waits for an answer of ``rank``, or -1."""
+        return self._board.asked_by(rank)
+
+    def answers(self, ranks: Sequence[int]) -> dict[int, Situation]:
+        """Return what those of ``ranks`` have answered that did."""
+        found = {}
+        for rank in ranks:
+            if rank == self._board.rank:
+                found[rank] = self._describe()
+            elif rank in self._asked:
+                text = self._board.answer(rank, self._asked[rank].number)
+                if text is not None:
+                    try:
+                        found[rank] = _decode(text)
+                    except msgspec.DecodeError:
+                        found[rank] = Situation(["(its answer was too long)"])
+        return found
+
+    def waited_s(self, rank: int) -> float:
+        """Return for how long ``rank`` has owed an answer."""
+        return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
+
+
+def situation(members_of: Callable[[int], tuple[int, ...]], failure: str) -> Situation:
+    """Return what this process is doing.
+
+    Args:
+        members_of: the ranks of a process set.
+        failure: why this rank takes part no more, or empty.
+    """
+    frame = stacks.main_thread()
+    handle = stacks.handle_waited_for(frame)
+    stack = stacks.render(frame)
+    while len(stack) > 1 and sum(len(line.encode()) for line in stack) > _STACK_BYTES:
+        del stack[0]
+    if handle is None:
+        return Situation(stack, failure=failure)
+    _, submitted, _, _, started, *_ = handle.record
+    request = handle.signature.request
+    return Situation(stack, Blocked(request, members_of(request.process_set), submitted, started > 0), failure)

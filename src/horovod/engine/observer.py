@@ -1,0 +1,178 @@
+"""What makes a job explain itself: stall reports, the flight recorder, answers to other ranks' questions.
+
+The engine tells the observer what happens, and asks it now and then whether all is well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from horovod.config import Config
+from horovod.core.coordinator import Coordinator
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.requests import Request
+from horovod.core.stall import Waiting
+from horovod.engine.board import Board, Wish
+from horovod.engine.inquiry import Inquiry, Situation, situation
+from horovod.engine.log import LogRunner
+from horovod.engine.recorder import Recorder, Trigger
+from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring
+from horovod.engine.stalls import StallWatch
+from horovod.engine.watch import Peers
+from horovod.engine.whereabouts import Whereabouts
+from horovod.errors import HorovodInternalError, StallError
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """See the module.
+
+    Args:
+        config: the settings.
+        job: name of the job.
+        rank: this rank.
+        size: number of ranks.
+        ring: the records of this rank's operations.
+        log: how far this rank is in the log, and what it has in flight.
+        sets: the process sets.
+        coordinator: on rank 0, else None.
+        peers: the other ranks; None for one rank alone.
+        board: None for one rank alone.
+        failure: returns why this rank takes part no more, or None.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        job: str,
+        rank: int,
+        size: int,
+        ring: Ring,
+        log: LogRunner,
+        sets: ProcessSetTable,
+        coordinator: Coordinator | None,
+        peers: Peers | None,
+        board: Board | None,
+        failure: Callable[[], HorovodInternalError | None],
+    ) -> None:
+        self._ring, self._log, self._sets = ring, log, sets
+        self._coordinator = coordinator
+        self._failure = failure
+        self._board = board
+        self._others = [other for other in range(size) if other != rank]
+        self._recorder = Recorder(
+            ring,
+            config.flight_recorder_dir,
+            job,
+            rank,
+            size,
+            sets,
+            self._describe,
+            lambda: log.sequence,
+            self._pending,
+        )
+        self._trigger = Trigger(self._dump_everywhere)
+        self._inquiry: Inquiry | None = None
+        self._stalls: StallWatch | None = None
+        if board is not None and peers is not None:
+            self._inquiry = Inquiry(board, self._describe, self._fulfil)
+            whereabouts = Whereabouts(self._inquiry, peers.pids, peers.describe)
+            self._stalls = StallWatch(config, rank, size, whereabouts, self._recorder.after_failure)
+
+    def start(self) -> None:
+        """Listen to SIGUSR1."""
+        self._trigger.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``tick`` should come again soon."""
+        return self._stalls is not None and self._stalls.is_busy
+
+    def attend(self) -> None:
+        """Answer other ranks' questions, if there are any."""
+        if self._inquiry is not None:
+            self._inquiry.attend()
+
+    def tick(self) -> None:
+        """Look for stalls.
+
+        Raises:
+            StallError: something has waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        """
+        self.attend()
+        if self._stalls is None:
+            return
+        if self._coordinator is not None:
+            self._stalls.inspect(self._coordinator)
+        else:
+            self._stalls.check_coordinator(self._log.in_flight())
+
+    def in_execution(self, rank: int, waited_s: float) -> None:
+        """Look for a stall in the middle of an operation; see ``StallWatch.check_execution``.
+
+        Raises:
+            StallError: ``rank`` did not go on for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        """
+        self.attend()
+        if self._stalls is not None:
+            request, sequence = self._executing()
+            self._stalls.check_execution(rank, waited_s, request, sequence)
+
+    def failed(self, failure: HorovodInternalError) -> None:
+        """Note why this rank fails: for the other ranks, and in a dump."""
+        if self._board is not None:
+            self._board.give_verdict(f"{type(failure).__name__}\n{failure}".encode())
+        self._recorder.after_failure(f"{type(failure).__name__}: {failure}".splitlines()[0])
+
+    def verdict_of(self, rank: int) -> tuple[bool, str]:
+        """Return whether ``rank`` failed because of a stall, and why it failed; empty if it did not say."""
+        text = self._board.verdict(rank) if self._board is not None else None
+        if text is None:
+            return False, ""
+        kind, _, why = text.decode(errors="replace").partition("\n")
+        return kind == StallError.__name__, why
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._trigger.unset()
+
+    def close(self) -> None:
+        """Release the board."""
+        board, self._board, self._inquiry, self._stalls = self._board, None, None, None
+        if board is not None:
+            board.close()
+
+    def _describe(self) -> Situation:
+        failure = self._failure()
+        return situation(self._members, str(failure) if failure is not None else "")
+
+    def _members(self, process_set: int) -> tuple[int, ...]:
+        return self._sets.members(process_set) if process_set in self._sets else ()
+
+    def _pending(self) -> Iterable[Waiting]:
+        return [Waiting(*item) for item in self._coordinator.waiting()] if self._coordinator is not None else []
+
+    def _executing(self) -> tuple[Request | None, int]:
+        for record in reversed(list(self._ring)):
+            if record[STARTED] and not record[ENDED]:
+                return record[REQUEST], record[SEQUENCE]
+        return None, 0
+
+    def _fulfil(self, wishes: int, asker: int) -> None:
+        if wishes & Wish.DUMP:
+            self._recorder.as_asked(f"rank {asker} asked for it")
+        elif wishes & Wish.DUMP_IF_SET:
+            self._recorder.after_failure(f"rank {asker} reported a stall")
+
+    def _dump_everywhere(self) -> None:
+        """Runs in a signal handler: takes no lock, and prints past every buffer."""
+        path = self._recorder.as_asked("SIGUSR1")
+        if path is not None:
+            os.write(
+                2,
+                f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n".encode(),
+            )
+        if self._inquiry is not None:
+            self._inquiry.ask(self._others, Wish.DUMP)

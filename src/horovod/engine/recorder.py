@@ -1,0 +1,183 @@
+"""The flight recorder: writes down what this rank did last, when something went wrong or somebody asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.stall import Waiting
+from horovod.engine import stacks
+from horovod.engine.inquiry import Situation
+from horovod.engine.logs import logger
+from horovod.engine.records import Record, Ring, now
+from horovod.timeline import dumps
+
+__all__ = ["DEFAULT_FOLDER", "Recorder", "Trigger"]
+
+#: Where a dump that was asked for goes when HOROVOD_FLIGHT_RECORDER_DIR is not set.
+DEFAULT_FOLDER = "horovod-flight-recorder"
+
+
+class Recorder:
+    """See the module.
+
+    Args:
+        ring: the records.
+        folder: HOROVOD_FLIGHT_RECORDER_DIR; empty to write only what is asked for.
+        job: name of the job.
+        rank: this rank.
+        size: number of ranks.
+        sets: the process sets.
+        describe: returns what this rank is doing.
+        position: returns how far it is in the log.
+        waiting: returns what the coordinator waits for; nothing on other ranks.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        folder: str,
+        job: str,
+        rank: int,
+        size: int,
+        sets: ProcessSetTable,
+        describe: Callable[[], Situation],
+        position: Callable[[], int],
+        waiting: Callable[[], Iterable[Waiting]],
+    ) -> None:
+        self._ring = ring
+        self._folder = folder
+        self._job, self._rank, self._size = job, rank, size
+        self._sets = sets
+        self._describe = describe
+        self._position = position
+        self._waiting = waiting
+
+    def after_failure(self, reason: str) -> None:
+        """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises."""
+        if self._folder:
+            self._write(reason, Path(self._folder))
+
+    def as_asked(self, reason: str) -> Path | None:
+        """Write a dump, by default into ``horovod-flight-recorder`` here; never raises."""
+        return self._write(reason, Path(self._folder or DEFAULT_FOLDER))
+
+    def _write(self, reason: str, folder: Path) -> Path | None:
+        try:
+            return dumps.write(self._dump(reason), folder)
+        except Exception as error:  # a report must not become the failure
+            logger.warning(f"the flight recorder could not write to {folder}: {error}")
+            return None
+
+    def _dump(self, reason: str) -> dumps.Dump:
+        situation = self._describe()
+        return dumps.Dump(
+            version=dumps.VERSION,
+            job=self._job,
+            rank=self._rank,
+            size=self._size,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            reason=reason,
+            time_s=time.time(),
+            clock_ns=now(),
+            position=self._position(),
+            failure=situation.failure,
+            process_sets=self._sets.as_dict(),
+            wait=_wait(situation),
+            stack=situation.stack,
+            threads=stacks.all_threads(),
+            pending=[_pending(item) for item in self._waiting()],
+            operations=[self._operation(record) for record in list(self._ring)],
+        )
+
+    def _operation(self, record: Record) -> dumps.Operation:
+        request, submitted, waited, sequence, started, ended, together, error = record
+        key = request.process_set
+        return dumps.Operation(
+            kind=request.kind.name.lower(),
+            name=request.name,
+            process_set=key,
+            members=list(self._sets.members(key)) if key in self._sets else [],
+            bytes=sum(tensor.nbytes for tensor in request.tensors),
+            dtype=request.tensors[0].dtype if request.tensors else "",
+            shapes=[list(tensor.shape) for tensor in request.tensors],
+            site=request.site,
+            sequence=sequence,
+            submitted_ns=submitted,
+            waited_ns=waited,
+            started_ns=started,
+            ended_ns=ended,
+            together=together,
+            error=error or "",
+        )
+
+
+def _wait(situation: Situation) -> dumps.Wait | None:
+    blocked = situation.blocked
+    if blocked is None:
+        return None
+    request = blocked.request
+    return dumps.Wait(request.kind.name.lower(), request.name, request.process_set, request.site, blocked.executing)
+
+
+def _pending(item: Waiting) -> dumps.Pending:
+    request = item.request
+    return dumps.Pending(
+        request.kind.name.lower(),
+        request.name,
+        request.process_set,
+        request.site,
+        list(item.present),
+        list(item.missing),
+    )
+
+
+class Trigger:
+    """Lets SIGUSR1 call a function, unless somebody else has a use for the signal.
+
+    Args:
+        call: called in the main thread, at any point of the script.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._is_set = False
+
+    def set(self) -> None:
+        """Install the handler; does nothing outside the main thread, or when SIGUSR1 is handled already."""
+        if threading.current_thread() is not threading.main_thread() or self._is_set:
+            return
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not _is_caught(signal.SIGUSR1):
+            signal.signal(signal.SIGUSR1, self._handle)
+            self._is_set = True
+
+    def unset(self) -> None:
+        """Give the signal back its default, if the handler is still ours."""
+        if (
+            self._is_set
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGUSR1) == self._handle
+        ):
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            self._is_set = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> Any:
+        self._call()
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """Whether the process has a handler, one of C code such as faulthandler's included."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)

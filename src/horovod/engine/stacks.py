@@ -1,0 +1,68 @@
+"""What the threads of this process are doing right now: their Python stacks, and the operation they wait for."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from types import FrameType
+
+from horovod.engine.handles import Handle
+
+__all__ = ["all_threads", "handle_waited_for", "main_thread", "render"]
+
+#: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
+_WAITS = ("horovod.engine.engine", "wait")
+_OWN = "horovod."
+_MOST = 40
+_LINE_LENGTH = 160
+
+
+def main_thread() -> FrameType | None:
+    """Return the innermost frame of the main thread, as it is now."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def all_threads() -> dict[str, list[str]]:
+    """Return the stack of every thread of Python, by the thread's name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, 'thread')} ({ident})": render(frame, whole=True)
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def handle_waited_for(frame: FrameType | None) -> Handle | None:
+    """Return the handle that the thread of ``frame`` waits for, or None if it does not wait in the engine."""
+    while frame is not None:
+        if frame.f_code.co_name == _WAITS[1] and frame.f_globals.get("__name__") == _WAITS[0]:
+            handle = frame.f_locals.get("handle")
+            return handle if isinstance(handle, Handle) else None
+        frame = frame.f_back
+    return None
+
+
+def render(frame: FrameType | None, whole: bool = False) -> list[str]:
+    """Return a stack as Python prints it, outermost frame first.
+
+    Args:
+        frame: the innermost frame.
+        whole: also the frames of this package at the inner end, which say nothing about the user's code.
+    """
+    frames = []
+    while frame is not None:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    if not whole:
+        while len(frames) > 1 and frames[0][0].f_globals.get("__name__", "").startswith(_OWN):
+            del frames[0]
+    lines = []
+    for inner, number in reversed(frames[:_MOST]):
+        code = inner.f_code
+        lines.append(f'File "{code.co_filename}", line {number}, in {code.co_name}'[:_LINE_LENGTH])
+        source = linecache.getline(code.co_filename, number, inner.f_globals).strip()
+        if source:
+            lines.append(f"  {source}"[:_LINE_LENGTH])
+    if len(frames) > _MOST:
+        lines.insert(0, f"... {len(frames) - _MOST} outer frames ...")
+    return lines

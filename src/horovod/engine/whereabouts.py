@@ -1,0 +1,153 @@
+"""What another rank is doing, in words: from what the kernel says about its process and what it says itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from horovod.core.mismatch import describe_waiting
+from horovod.core.requests import Request
+from horovod.core.stall import Waiting, circle, list_ranks, who_waits_for_whom
+from horovod.engine.board import Wish
+from horovod.engine.inquiry import PATIENCE_S, Inquiry, Situation
+from horovod.engine.records import now
+
+__all__ = ["Vitals", "Whereabouts", "vitals"]
+
+_INDENT = "    "
+_CANNOT_ANSWER = "TtZX"
+
+
+class Vitals(NamedTuple):
+    """What the kernel says about a process.
+
+    Attributes:
+        state: its letter in /proc: R, S, D, T, t, Z; X when it is gone.
+        cpu_s: seconds of processor time that it has used.
+    """
+
+    state: str
+    cpu_s: float
+
+
+def vitals(pid: int) -> Vitals:
+    """Look at a process."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return Vitals("X", 0.0)
+    return Vitals(words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"))
+
+
+class Whereabouts:
+    """Asks ranks what they are doing, and tells.
+
+    Args:
+        inquiry: asks them.
+        pids: process ids, by rank.
+        name: returns what to call a rank.
+    """
+
+    def __init__(self, inquiry: Inquiry, pids: Sequence[int], name: Callable[[int], str]) -> None:
+        self._inquiry = inquiry
+        self._pids = pids
+        self._name = name
+        self._at_first: dict[int, Vitals] = {}
+
+    def ask(self, ranks: Iterable[int], wishes: int = Wish.DESCRIBE) -> None:
+        """Ask what these ranks are doing."""
+        asked = list(ranks)
+        self._at_first = {rank: vitals(self._pids[rank]) for rank in asked}
+        self._inquiry.ask(asked, wishes)
+
+    def is_complete(self, ranks: Sequence[int]) -> bool:
+        """Whether it is known what these ranks do, as far as it ever will be."""
+        answered = self._inquiry.answers(ranks)
+        return all(
+            rank in answered
+            or self._inquiry.waited_s(rank) > PATIENCE_S
+            or vitals(self._pids[rank]).state in _CANNOT_ANSWER
+            for rank in ranks
+        )
+
+    def asker_of(self, rank: int) -> int:
+        """Return who waits for an answer of ``rank``, or -1."""
+        return self._inquiry.asked_by(rank)
+
+    def has_answered(self, rank: int) -> bool:
+        """Whether ``rank`` has answered what it was asked last."""
+        return rank in self._inquiry.answers([rank])
+
+    def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
+        """Return what the missing ranks are doing, and whether they wait for others that wait for them.
+
+        Args:
+            missing: the ranks to tell about.
+            others: those who wait for them.
+            waiting: all operations that are not complete, as far as they are known here.
+        """
+        situations = self._inquiry.answers([*missing, *others])
+        blocked = {
+            rank: situation.blocked.request
+            for rank, situation in situations.items()
+            if situation.blocked and not situation.blocked.executing
+        }
+        waits = who_waits_for_whom(waiting, blocked)
+        lines = []
+        for rank in missing:
+            lines += self._tell(rank, situations.get(rank), waits.get(rank))
+        return lines + _circle(waits, blocked)
+
+    def _tell(self, rank: int, situation: Situation | None, waits: Waiting | None) -> list[str]:
+        who, pid = self._name(rank), self._pids[rank]
+        state, cpu_s = vitals(pid)
+        if state in "ZX":
+            return [f"{who} is dead"]
+        if state in "Tt" and situation is None:
+            by = "a debugger" if state == "t" else f"a signal (SIGSTOP, or Ctrl-Z); `kill -CONT {pid}` wakes it"
+            return [f"{who} is stopped by {by}"]
+        if situation is None:
+            waited_s = self._inquiry.waited_s(rank)
+            used_s = cpu_s - self._at_first[rank].cpu_s if rank in self._at_first else 0.0
+            return [
+                f"{who} does not answer: it is alive, but its engine thread cannot run. It used {used_s:.1f} s of "
+                f"processor time in the last {waited_s:.1f} s.",
+                f"{_INDENT}Code that keeps Python's global lock (GIL) for itself does that, such as a long call into "
+                f"an extension; `py-spy dump --native --pid {pid}` shows where it is.",
+            ]
+        stack = [_INDENT + line for line in situation.stack]
+        if situation.failure:
+            return [f"{who} has failed: {situation.failure.splitlines()[0]}; its main thread:", *stack]
+        if situation.blocked is None:
+            doing = {"R": "is busy with other code", "D": "waits for a disk or a network file system"}
+            return [f"{who} {doing.get(state, 'is alive, asleep in other code')}; its main thread:", *stack]
+        return [f"{who} {_blocked(situation, waits)}; its main thread:", *stack]
+
+
+def _blocked(situation: Situation, waits: Waiting | None) -> str:
+    blocked = situation.blocked
+    assert blocked is not None
+    request, for_s = blocked.request, (now() - blocked.since_ns) / 1e9
+    what = describe_waiting(request)
+    if request.process_set:
+        what += f" of process set {request.process_set} (ranks {list(blocked.members)})"
+    if blocked.executing:
+        return f"is in the middle of {what}"
+    text = f"waits itself, for {for_s:.1f} s, in {what}"
+    return f"{text}, which {list_ranks(waits.missing)} did not submit" if waits else text
+
+
+def _circle(waits: Mapping[int, Waiting], blocked: Mapping[int, Request]) -> list[str]:
+    ranks = circle(waits)
+    if not ranks:
+        return []
+    links = [
+        f"rank {rank} in {describe_waiting(blocked[rank])} for rank {other}"
+        for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)
+    ]
+    return [
+        f"They wait for each other, and will for ever: {'; '.join(links)}.",
+        f"{_INDENT}Call these in one order on all ranks, or begin them with the _async form before waiting for any.",
+    ]

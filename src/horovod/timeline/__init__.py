@@ -1,0 +1,1 @@
+"""What was recorded, on disk: traces, dumps of the flight recorder, and what can be read from them."""

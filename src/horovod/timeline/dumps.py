@@ -1,0 +1,168 @@
+"""The flight recorder's files: one JSON file per rank, written at once and read together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["VERSION", "Dump", "Operation", "Pending", "Wait", "read_folder", "write"]
+
+VERSION = 1
+_PATTERN = "rank-*.json"
+
+
+class Operation(msgspec.Struct, omit_defaults=True):
+    """One operation of one rank; times are nanoseconds of the host's monotonic clock, 0 for what did not happen.
+
+    Attributes:
+        kind: which collective, in lower case.
+        name: the key of the match, or empty.
+        process_set: its id.
+        members: the ranks of the process set, if it still existed.
+        bytes: of this rank's tensors.
+        dtype: of the first tensor.
+        shapes: of all tensors.
+        site: the user's line.
+        sequence: its place in the log; 0 while it was not executed.
+        submitted_ns: when the rank submitted it.
+        waited_ns: since when a thread waited for it.
+        started_ns: when its execution began here.
+        ended_ns: when it was done here.
+        together: how many operations were executed at once.
+        error: why it failed, or empty.
+    """
+
+    kind: str
+    name: str
+    process_set: int
+    members: list[int]
+    bytes: int
+    dtype: str
+    shapes: list[list[int]]
+    site: str
+    sequence: int
+    submitted_ns: int
+    waited_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    together: int = 0
+    error: str = ""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it was not done when the dump was written."""
+        return not self.ended_ns
+
+
+class Wait(msgspec.Struct):
+    """The operation in which the main thread waited; see ``Operation``."""
+
+    kind: str
+    name: str
+    process_set: int
+    site: str
+    executing: bool
+
+
+class Pending(msgspec.Struct):
+    """What the coordinator waited for: an operation, who has submitted it, and who has not."""
+
+    kind: str
+    name: str
+    process_set: int
+    site: str
+    submitted: list[int]
+    missing: list[int]
+
+
+class Dump(msgspec.Struct):
+    """What one rank wrote.
+
+    Attributes:
+        version: of the format.
+        job: which job it was, the same on all ranks.
+        rank: which rank.
+        size: number of ranks.
+        host: its machine.
+        pid: its process.
+        reason: why it was written.
+        time_s: when, in seconds since 1970.
+        clock_ns: when, on the clock of the operations.
+        position: how many entries of the log the rank had executed or skipped.
+        failure: why the rank took part no more, or empty.
+        process_sets: the ranks of each process set.
+        wait: what the main thread waited for, or None.
+        stack: of the main thread.
+        threads: the stack of every thread.
+        pending: what the coordinator waited for; on rank 0 only.
+        operations: the last few thousand, in the order of their submission.
+    """
+
+    version: int
+    job: str
+    rank: int
+    size: int
+    host: str
+    pid: int
+    reason: str
+    time_s: float
+    clock_ns: int
+    position: int
+    failure: str
+    process_sets: dict[int, list[int]]
+    wait: Wait | None
+    stack: list[str]
+    threads: dict[str, list[str]]
+    pending: list[Pending]
+    operations: list[Operation]
+
+
+def write(dump: Dump, folder: Path) -> Path:
+    """Write a dump, in the place of an older one of the same rank.
+
+    Args:
+        dump: what to write.
+        folder: where; made if it does not exist.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank-{dump.rank}.json"
+    part = folder / f".rank-{dump.rank}.{os.getpid()}"
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(dump), indent=1))
+    part.replace(path)
+    return path
+
+
+def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
+    """Read the dumps of the last job that wrote into a folder.
+
+    Args:
+        folder: where they lie.
+
+    Returns:
+        The dumps by rank, and a sentence for each file that was left out.
+    """
+    dumps: list[Dump] = []
+    notes = []
+    for path in sorted(folder.glob(_PATTERN)):
+        try:
+            dump = msgspec.json.decode(path.read_bytes(), type=Dump)
+        except (OSError, msgspec.MsgspecError) as error:
+            notes.append(f"{path.name} cannot be read: {error}")
+            continue
+        if dump.version != VERSION:
+            notes.append(f"{path.name} is of version {dump.version}, this reads {VERSION}")
+            continue
+        dumps.append(dump)
+    if dumps:
+        last = max(dumps, key=lambda dump: dump.time_s)
+        notes += [f"rank-{dump.rank}.json is of another, older job" for dump in dumps if dump.job != last.job]
+        dumps = [dump for dump in dumps if dump.job == last.job]
+    return sorted(dumps, key=lambda dump: dump.rank), notes
