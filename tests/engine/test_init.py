@@ -1,0 +1,252 @@
+"""init() and shutdown(), any number of times; calls before, after, and from children of a rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from children import report
+from harness import Ranks, run_ranks
+
+from horovod.errors import NotInitializedError
+
+
+def _open() -> list[str]:
+    """Return what a world could leave behind: descriptors, mappings, threads."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(path.readlink()))
+        except OSError:
+            continue
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sorted(
+        [name for name in found if name.startswith(("/memfd:horovod", "socket:", "anon_inode:[pidfd]"))]
+        + [line.split()[-1] for line in maps if "memfd:horovod" in line]
+        + [thread.name for thread in threading.enumerate() if "horovod" in thread.name]
+    )
+
+
+def _many_times(times: int) -> None:
+    import horovod.numpy as hvd
+
+    before = _open()
+    for i in range(times):
+        hvd.init()
+        hvd.init()
+        assert hvd.is_initialized()
+        assert hvd.allreduce(np.full(3, i), op=hvd.Sum, name="x").tolist() == [i * hvd.size()] * 3
+        if i % 10 == 0:
+            assert hvd.size() == 1 or hvd.add_process_set([0]).process_set_id == 1
+            hvd.allreduce_(hvd.zeros(100_000))
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        assert _open() == before
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_hundred_times(size: int) -> None:
+    run_ranks(size, _many_times, 100, init=False)
+
+
+def _with_work_in_flight() -> None:
+    import horovod.numpy as hvd
+
+    for _ in range(3):
+        hvd.init()
+        # Never submitted by the others, never synchronized.
+        left = hvd.allreduce_async(np.ones(10), name=f"only{hvd.rank()}")
+        hvd.barrier()
+        hvd.shutdown()
+        with pytest.raises(NotInitializedError):
+            hvd.synchronize(left)
+
+
+def test_shutdown_with_work_in_flight() -> None:
+    run_ranks(2, _with_work_in_flight, init=False)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "size": lambda hvd: hvd.size(),
+    "rank": lambda hvd: hvd.rank(),
+    "local_size": lambda hvd: hvd.local_size(),
+    "local_rank": lambda hvd: hvd.local_rank(),
+    "cross_size": lambda hvd: hvd.cross_size(),
+    "cross_rank": lambda hvd: hvd.cross_rank(),
+    "is_homogeneous": lambda hvd: hvd.is_homogeneous(),
+    "allreduce": lambda hvd: hvd.allreduce(np.ones(1)),
+    "allreduce_": lambda hvd: hvd.allreduce_(np.ones(1)),
+    "allreduce_async": lambda hvd: hvd.allreduce_async(np.ones(1)),
+    "grouped_allreduce": lambda hvd: hvd.grouped_allreduce([np.ones(1)]),
+    "allgather": lambda hvd: hvd.allgather(np.ones(1)),
+    "broadcast": lambda hvd: hvd.broadcast(np.ones(1), root_rank=0),
+    "alltoall": lambda hvd: hvd.alltoall(np.ones(1)),
+    "reducescatter": lambda hvd: hvd.reducescatter(np.ones(1)),
+    "barrier": lambda hvd: hvd.barrier(),
+    "join": lambda hvd: hvd.join(),
+    "zeros": lambda hvd: hvd.zeros(1),
+    "add_process_set": lambda hvd: hvd.add_process_set([0]),
+}
+
+
+def _outside() -> None:
+    import horovod.numpy as hvd
+
+    for moment in ("before", "after"):
+        assert not hvd.is_initialized()
+        for name, call in CALLS.items():
+            with pytest.raises(NotInitializedError) as caught:
+                call(hvd)
+            assert str(caught.value) == "Horovod has not been initialized; use hvd.init().", (moment, name)
+            assert isinstance(caught.value, ValueError), "Horovod's scripts catch ValueError"
+        hvd.init()
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_before_init_and_after_shutdown(size: int) -> None:
+    run_ranks(size, _outside, init=False)
+
+
+def _tensor_survives() -> float:
+    import horovod.numpy as hvd
+
+    hvd.init()
+    home = hvd.zeros(5000)
+    home[...] = 3.0
+    hvd.allreduce_(home, op=hvd.Sum)
+    hvd.shutdown()
+    total = float(home.sum())
+    hvd.init()
+    # It lives in the arena of the former world, so it is ordinary memory now.
+    hvd.allreduce_(home, op=hvd.Sum)
+    hvd.shutdown()
+    return total + float(home.sum())
+
+
+def test_a_tensor_of_the_arena_outlives_the_world() -> None:
+    assert run_ranks(2, _tensor_survives, init=False) == [90_000.0] * 2
+
+
+# -- children of a rank ----------------------------------------------------------------------------------------------
+
+
+def _children(method: str) -> list[list[str]]:
+    import horovod.numpy as hvd
+
+    # Work under way on either side of the fork must not suffer.
+    open_ = [hvd.allreduce_async(np.full(50_000, float(i)), name=str(i), op=hvd.Sum) for i in range(5)]
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork with threads
+        children = [context.Process(target=report, args=(results,)) for _ in range(2)]
+        for child in children:
+            child.start()
+    for i, handle in enumerate(open_):
+        assert (hvd.synchronize(handle) == i * hvd.size()).all()
+    told = [results.get() for _ in children]
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    for _ in range(20):
+        assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+    return told
+
+
+def test_forked_children_know_their_rank_and_can_do_nothing_else() -> None:
+    for outcome in Ranks(2, _children, ("fork",)).outcomes():
+        assert outcome.error is None, outcome.text
+        for who, initialized, *errors, init in outcome.value:
+            assert who == f"rank {outcome.rank} of 2"
+            assert initialized == "False"
+            assert len(errors) == 3
+            for error in errors:
+                assert "forked from a rank and is no rank itself" in error
+            assert "forked from one and is no rank itself" in init
+
+
+def test_spawned_children_are_strangers() -> None:
+    for outcome in Ranks(2, _children, ("spawn",)).outcomes():
+        assert outcome.error is None, outcome.text
+        for who, initialized, *errors in outcome.value:
+            assert initialized == "False"
+            assert {who, *errors} == {"Horovod has not been initialized; use hvd.init()."}
+
+
+def _plain_fork() -> int:
+    """A child that ends like a script, with exit handlers and all."""
+    import horovod.numpy as hvd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            hvd.shutdown()
+            sys.exit(7)
+        finally:
+            # What atexit would do, without the harness's own handlers.
+            from horovod.engine import context
+
+            context._at_exit()
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    hvd.barrier()
+    return int(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+
+def test_a_forked_child_that_ends_does_not_end_the_rank() -> None:
+    for outcome in Ranks(2, _plain_fork).outcomes():
+        assert (outcome.error, outcome.value) == (None, 2)
+
+
+def _program() -> str:
+    import horovod.numpy as hvd
+
+    hvd.barrier()
+    # As os.system() does: only what is marked as private stays here.
+    command = ["ls", "-l", "/proc/self/fd"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, close_fds=False).stdout
+
+
+def test_programs_that_a_rank_starts_inherit_nothing_of_the_job() -> None:
+    for outcome in Ranks(2, _program).outcomes():
+        assert outcome.error is None, outcome.text
+        assert " 0 -> " in outcome.value
+        for word in ("memfd", "pidfd", "socket"):
+            assert word not in outcome.value
+
+
+def _loader() -> list[int]:
+    """A real DataLoader with forked workers beside training."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import horovod.numpy as hvd
+
+    loader = DataLoader(TensorDataset(torch.arange(16.0)), batch_size=4, num_workers=2)
+    totals = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for _ in range(2):
+            for (batch,) in loader:
+                totals.append(int(hvd.allreduce(batch.numpy(), op=hvd.Sum).sum()))
+    return totals
+
+
+@pytest.mark.slow
+def test_a_data_loader_beside_collectives() -> None:
+    for outcome in Ranks(2, _loader).outcomes():
+        assert outcome.error is None, outcome.text
+        assert outcome.value == [12, 44, 76, 108] * 2

@@ -1,0 +1,203 @@
+"""Ranks may submit in whatever order and from whatever thread they like; everything still meets its partner."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+
+def _orders(count: int, elements: int) -> None:
+    import horovod.numpy as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    rng = random.Random(rank)
+    for _ in range(5):
+        numbers = list(range(count))
+        rng.shuffle(numbers)
+        handles = {n: hvd.allreduce_async(np.full(elements, n + rank), name=str(n), op=hvd.Sum) for n in numbers}
+        rng.shuffle(numbers)
+        for n in numbers:
+            assert (hvd.synchronize(handles[n]) == n * size + size * (size - 1) // 2).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("elements", [1, 40_000], ids=["riding", "staged"])
+def test_named_operations_in_another_order_on_every_rank(size: int, elements: int) -> None:
+    run_ranks(size, _orders, 12, elements)
+
+
+def _opposite() -> None:
+    import horovod.numpy as hvd
+
+    names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
+    handles = {name: hvd.allreduce_async(np.ones(3), name=name, op=hvd.Sum) for name in names}
+    # Each waits first for what the other has submitted last.
+    for name in names:
+        assert hvd.synchronize(handles[name]).tolist() == [2, 2, 2]
+
+
+def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
+    run_ranks(2, _opposite)
+
+
+def _kinds_in_any_order() -> None:
+    import horovod.numpy as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    work = {
+        "reduce": lambda: hvd.allreduce_async(np.full(4, float(rank)), name="x", op=hvd.Sum),
+        "gather": lambda: hvd.allgather_async(np.full(rank, rank), name="x"),
+        "cast": lambda: hvd.broadcast_async(np.full(2, rank), root_rank=1, name="x"),
+        "all": lambda: hvd.alltoall_async(np.arange(size) + rank, name="x"),
+        "scatter": lambda: hvd.reducescatter_async(np.full(size, rank), op=hvd.Sum, name="x"),
+        "group": lambda: hvd.grouped_allreduce_async([np.full(1, rank), np.full(2, rank)], op=hvd.Sum, name="g"),
+    }
+    order = list(work)
+    random.Random(rank).shuffle(order)
+    handles = {name: work[name]() for name in order}
+    total = size * (size - 1) // 2
+    assert hvd.synchronize(handles["reduce"]).tolist() == [total] * 4
+    assert hvd.synchronize(handles["gather"]).tolist() == [r for r in range(size) for _ in range(r)]
+    assert hvd.synchronize(handles["cast"]).tolist() == [1, 1]
+    assert hvd.synchronize(handles["all"])[0].tolist() == [rank + r for r in range(size)]
+    assert hvd.synchronize(handles["scatter"]).tolist() == [total]
+    assert [array.tolist() for array in hvd.synchronize(handles["group"])] == [[total], [total] * 2]
+
+
+def test_one_name_may_serve_one_operation_of_each_kind() -> None:
+    run_ranks(3, _kinds_in_any_order)
+
+
+def _far_ahead(count: int) -> None:
+    import horovod.numpy as hvd
+
+    if hvd.rank() == 0:
+        hvd.allreduce(np.zeros(1), name="start")
+    handles = [hvd.allreduce_async(np.full(1, i), name=f"a long name of tensor {i}", op=hvd.Sum) for i in range(count)]
+    if hvd.rank() != 0:
+        hvd.allreduce(np.zeros(1), name="start")
+    for i, handle in enumerate(handles):
+        assert hvd.synchronize(handle).tolist() == [i * hvd.size()]
+
+
+def test_a_rank_that_runs_thousands_of_operations_ahead() -> None:
+    """More than the rings in the control page can hold; also more signatures than are remembered."""
+    run_ranks(2, _far_ahead, 3_000)
+
+
+def _two_libraries() -> None:
+    import torch
+
+    import horovod.numpy as hvd
+    from horovod.bindings.collectives import Collectives
+    from horovod.torch.adapter import TorchAdapter
+
+    other = Collectives(TorchAdapter())
+    rank, size = hvd.rank(), hvd.size()
+    for turn in range(10):
+        handles: list[tuple[Any, int]] = []
+        for i in range(4):
+            if (i + rank + turn) % 2:
+                handles.append((hvd, hvd.allreduce_async(np.full(40_000, float(rank + i)), name=str(i), op=hvd.Sum)))
+            else:
+                tensor = torch.full((40_000,), float(rank + i), dtype=torch.float64)
+                handles.append((other, other.allreduce_async(tensor, name=str(i), op=hvd.Sum)))
+        for i, (library, handle) in enumerate(handles):
+            result = library.synchronize(handle)
+            assert result.min() == result.max() == sum(r + i for r in range(size))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_two_libraries_meet_and_are_fused_with_each_other(size: int) -> None:
+    run_ranks(size, _two_libraries)
+
+
+def _threads(count: int, rounds: int) -> None:
+    import horovod.numpy as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        rng = random.Random(rank * 100 + number)
+        try:
+            for i in range(rounds):
+                array = np.full(8 if i % 10 else 30_000, float(rank + i + number))
+                if rng.random() < 0.5:
+                    result = hvd.allreduce(array, name=f"{number}.{i}", op=hvd.Sum)
+                else:
+                    handle = hvd.allreduce_async(array, name=f"{number}.{i}", op=hvd.Sum)
+                    while rng.random() < 0.5 and not hvd.poll(handle):
+                        pass
+                    result = hvd.synchronize(handle)
+                assert (result == sum(r + i + number for r in range(size))).all()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_two_threads_submit_and_wait_at_once_on_every_rank(size: int) -> None:
+    run_ranks(size, _threads, 2, 200)
+
+
+def _fire_and_forget() -> None:
+    import horovod.numpy as hvd
+
+    arrays = [np.full(1000, float(hvd.rank())) for _ in range(50)]
+    for i, array in enumerate(arrays):
+        hvd.allreduce_async_(array, name=str(i), op=hvd.Sum)
+    hvd.barrier()
+    hvd.allreduce(np.zeros(1), name="last")
+    assert all((array == 1).all() for array in arrays)
+
+
+def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
+    run_ranks(2, _fire_and_forget)
+
+
+def _in_the_background() -> bool:
+    import time
+
+    import horovod.numpy as hvd
+
+    handle = hvd.allreduce_async(np.ones(50_000), name="x", op=hvd.Sum)
+    deadline = time.monotonic() + 30
+    while not hvd.poll(handle) and time.monotonic() < deadline:
+        time.sleep(0.001)  # the caller computes
+    return bool(hvd.poll(handle))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_operations_advance_while_the_caller_computes(size: int) -> None:
+    assert run_ranks(size, _in_the_background) == [True] * size
+
+
+def _same_bits() -> bytes:
+    import horovod.numpy as hvd
+
+    rng = np.random.default_rng(hvd.rank())
+    parts = [
+        hvd.allreduce(rng.standard_normal(count).astype(dtype), op=hvd.Average)
+        for count in (10, 5_000, 300_001)
+        for dtype in ("float16", "float32")
+    ]
+    return b"".join(part.tobytes() for part in parts)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_all_ranks_see_the_same_bits(size: int) -> None:
+    results = run_ranks(size, _same_bits)
+    assert results == [results[0]] * size

@@ -1,0 +1,263 @@
+"""Process sets end to end: static and added later, overlapping, removed, misused."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+from horovod.errors import MismatchError, NotInitializedError
+
+
+def _static() -> None:
+    import horovod.numpy as hvd
+
+    even, odd = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
+    assert (even.process_set_id, even.ranks, even.size(), even.rank()) == (None, [0, 2], None, None)
+    hvd.init(process_sets=[even, odd])
+    mine = even if hvd.rank() % 2 == 0 else odd
+    assert [even.process_set_id, odd.process_set_id] == [1, 2]
+    assert [even.included(), odd.included()] == [mine is even, mine is odd]
+    assert (mine.size(), mine.rank()) == (len(mine.ranks or []), (mine.ranks or []).index(hvd.rank()))
+    total = hvd.allreduce(np.array([float(hvd.rank())]), op=hvd.Sum, process_set=mine)
+    assert total.tolist() == [2.0 if mine is even else 1.0]
+    average = hvd.allreduce(np.array([float(hvd.rank())]), process_set=mine)
+    assert average.tolist() == [1.0]
+    assert str(even) == "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)"
+    # A second init() while running finds the sets of the first one again.
+    again = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == 1
+    hvd.shutdown()
+    assert [even.process_set_id, odd.process_set_id, again.process_set_id] == [None] * 3
+    assert hvd.global_process_set.process_set_id == 0
+    assert hvd.global_process_set.ranks is None
+    assert hvd.global_process_set.included() is None
+
+
+def test_sets_given_to_init() -> None:
+    run_ranks(3, _static, init=False)
+
+
+def _static_misuse() -> None:
+    import horovod.numpy as hvd
+
+    with pytest.raises(ValueError, match=r"\[0, 1\] is given twice"):
+        hvd.init(process_sets=[hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 0])])
+    # As in Horovod, the job itself came up.
+    assert hvd.is_initialized()
+    with pytest.raises(ValueError, match="use global_process_set"):
+        hvd.init(process_sets=[hvd.ProcessSet([0, 1, 2])])
+    with pytest.raises(ValueError, match="dynamic"):
+        hvd.init(process_sets="static")
+    with pytest.raises(ValueError, match=r"ranks \[7\] do not exist in a job of 3"):
+        hvd.init(process_sets=[hvd.ProcessSet([0, 7])])
+    fine = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets=[fine])
+    assert fine.process_set_id == 1
+    hvd.init(process_sets="dynamic")
+    hvd.init(comm=[0, 1, 2])
+    with pytest.raises(NotImplementedError, match="process_sets="):
+        hvd.init(comm=[0, 1])
+
+
+def test_misuse_of_init() -> None:
+    run_ranks(3, _static_misuse, init=False)
+
+
+def _different_lists() -> str:
+    import horovod.numpy as hvd
+
+    ranks = [0, 1] if os.environ["HOROVOD_RANK"] == "0" else [0, 2]
+    with pytest.raises(MismatchError) as caught:
+        hvd.init(process_sets=[hvd.ProcessSet(ranks)])
+    return str(caught.value)
+
+
+def test_ranks_that_name_different_sets_are_told() -> None:
+    texts = run_ranks(3, _different_lists, init=False)
+    assert texts == [texts[0]] * 3
+    assert "Mismatched ranks of the new process set: One rank had [0, 1], another had [0, 2]" in texts[0]
+    assert texts[0].count(f" at {__file__}:") == 3, texts[0]
+
+
+def _dynamic() -> None:
+    import horovod.numpy as hvd
+    from horovod.bindings.process_sets import process_set_ids_and_ranks
+
+    first, second = hvd.add_process_set([0, 1]), hvd.add_process_set(hvd.ProcessSet([2, 1]))
+    assert process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0, 1], 2: [1, 2]}
+    with pytest.raises(ValueError, match="already form process set 1"):
+        hvd.add_process_set([1, 0])
+    with pytest.raises(ValueError, match="already form process set 0"):
+        hvd.add_process_set([2, 1, 0])
+    for wrong, text in [([0, 0], "duplicate"), ([3], "do not exist"), ([-1], "do not exist"), ([], "at least one")]:
+        with pytest.raises(ValueError, match=text):
+            hvd.add_process_set(wrong)
+    with pytest.raises(ValueError, match="integer ranks"):
+        hvd.ProcessSet(["zero"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="sequence of ranks"):
+        hvd.ProcessSet(3)  # type: ignore[arg-type]
+    # Ids come back in the order in which they were freed.
+    assert hvd.remove_process_set(second)
+    assert hvd.remove_process_set(first)
+    assert [first.process_set_id, second.process_set_id] == [None, None]
+    assert not hvd.remove_process_set(first)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    assert not hvd.remove_process_set(hvd.ProcessSet([0]))
+    assert hvd.add_process_set([0]).process_set_id == 2
+    assert hvd.add_process_set([1]).process_set_id == 1
+    assert hvd.add_process_set([2]).process_set_id == 3
+
+
+def test_sets_come_and_go() -> None:
+    run_ranks(3, _dynamic)
+
+
+def _membership() -> None:
+    import horovod.numpy as hvd
+
+    pair = hvd.add_process_set([0, 2])
+    calls = [
+        lambda: hvd.allreduce(np.ones(1), process_set=pair),
+        lambda: hvd.allgather(np.ones(1), process_set=pair),
+        lambda: hvd.broadcast(np.ones(1), root_rank=0, process_set=pair),
+        lambda: hvd.alltoall(np.ones(2), process_set=pair),
+        lambda: hvd.reducescatter(np.ones(2), process_set=pair),
+        lambda: hvd.barrier(process_set=pair),
+    ]
+    if hvd.rank() == 1:
+        for call in calls:
+            with pytest.raises(ValueError, match=r"of which rank 1 is no member: it holds \[0, 2\]"):
+                call()
+        with pytest.raises(ValueError, match="Process is not part of provided process set"):
+            pair.rank()
+    else:
+        for call in calls:
+            call()
+        with pytest.raises(ValueError, match=r"invalid root rank 1; members are \[0, 2\]"):
+            hvd.broadcast(np.ones(1), root_rank=1, process_set=pair)
+    hvd.remove_process_set(pair)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce(np.ones(1), process_set=pair)
+    stale = hvd.ProcessSet([0, 2])
+    stale.process_set_id = 1
+    with pytest.raises(ValueError, match="which does not exist; was it removed"):
+        hvd.allreduce(np.ones(1), process_set=stale)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.barrier(process_set=hvd.ProcessSet([0]))
+    hvd.barrier()
+
+
+def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
+    run_ranks(3, _membership)
+
+
+def _uninitialized() -> None:
+    import horovod.numpy as hvd
+
+    for call in (lambda: hvd.add_process_set([0]), lambda: hvd.barrier()):
+        with pytest.raises(NotInitializedError):
+            call()
+    assert hvd.global_process_set.ranks is None
+    assert str(hvd.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+
+
+def test_before_init() -> None:
+    run_ranks(1, _uninitialized, init=False)
+
+
+def _roots_are_global() -> list[float]:
+    import horovod.numpy as hvd
+
+    pair = hvd.add_process_set([1, 2])
+    result: list[float] = []
+    if hvd.rank() != 0:
+        result = hvd.broadcast(np.array([float(hvd.rank())]), root_rank=2, process_set=pair).tolist()
+    hvd.barrier()
+    return result
+
+
+def test_the_root_is_a_global_rank() -> None:
+    assert run_ranks(3, _roots_are_global) == [[], [2.0], [2.0]]
+
+
+def _overlapping(rounds: int) -> None:
+    """Every rank works in its sets in an order of its own."""
+    import horovod.numpy as hvd
+
+    rank, rng = hvd.rank(), random.Random(hvd.rank())
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2], [3, 4], [1, 2, 3], [4])]
+    mine = [process_set for process_set in [*sets, hvd.global_process_set] if process_set.included()]
+    for i in range(rounds):
+        rng.shuffle(mine)
+        elements = 40_000 if i % 10 == 0 else 5
+        handles: list[tuple[Any, int]] = []
+        for process_set in mine:
+            array = np.full(elements, float(rank + i))
+            handles.append((process_set, hvd.allreduce_async(array, name="x", op=hvd.Sum, process_set=process_set)))
+        rng.shuffle(handles)
+        for process_set, handle in handles:
+            assert (hvd.synchronize(handle) == sum(r + i for r in process_set.ranks or [])).all()
+
+
+def test_overlapping_sets_at_work_at_once() -> None:
+    run_ranks(5, _overlapping, 60)
+
+
+def _apart() -> int:
+    """Two sets that never meet: one does much, the other little; neither waits for the other."""
+    import horovod.numpy as hvd
+
+    left, right = hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])
+    mine, count = (left, 300) if hvd.rank() < 2 else (right, 3)
+    for i in range(count):
+        assert hvd.allreduce(np.array([i]), op=hvd.Sum, process_set=mine).tolist() == [2 * i]
+    return count
+
+
+def test_disjoint_sets_do_not_wait_for_each_other() -> None:
+    assert run_ranks(4, _apart) == [300, 300, 3, 3]
+
+
+def _reused() -> None:
+    import horovod.numpy as hvd
+
+    rank = hvd.rank()
+    for turn, ranks in enumerate([[0, 1], [1, 2], [0, 2], [0, 1]]):
+        process_set = hvd.add_process_set(ranks)
+        assert process_set.process_set_id == 1
+        for i in range(turn + 1 if rank in ranks else 0):
+            # The same names, and unnamed ones of another number each turn.
+            for name in ("x", None):
+                array = np.full(3, float(rank + i))
+                result = hvd.allreduce(array, name=name, op=hvd.Sum, process_set=process_set)
+                assert result.tolist() == [sum(r + i for r in ranks)] * 3
+        hvd.remove_process_set(process_set)
+
+
+def test_a_reused_id_has_no_past() -> None:
+    run_ranks(3, _reused)
+
+
+def _removed_too_early() -> str:
+    import horovod.numpy as hvd
+
+    pair = hvd.add_process_set([0, 1])
+    handle = hvd.allreduce_async(np.ones(2), name="early", process_set=pair) if hvd.rank() == 0 else None
+    hvd.remove_process_set(pair)
+    if handle is None:
+        return ""
+    with pytest.raises(MismatchError) as caught:
+        hvd.synchronize(handle)
+    return str(caught.value)
+
+
+def test_what_waits_in_a_removed_set_is_answered() -> None:
+    text = run_ranks(3, _removed_too_early)[0]
+    assert "'early'" in text
+    assert "still waited for ranks [1] when process set 1 was removed" in text
