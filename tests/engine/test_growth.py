@@ -1,0 +1,85 @@
+"""Whatever is done often leaves nothing behind: descriptors, threads, mappings, memory."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+#: What the C library may keep for itself.
+SLACK_KB = 4096
+
+
+class Footprint(NamedTuple):
+    """What a process holds."""
+
+    files: int
+    threads: int
+    maps: int
+    anonymous_kb: int
+
+    @classmethod
+    def now(cls) -> Footprint:
+        gc.collect()
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return cls(
+            len(list(Path("/proc/self/fd").iterdir())),
+            len(list(Path("/proc/self/task").iterdir())),
+            len(Path("/proc/self/maps").read_text().splitlines()),
+            int(status["RssAnon"].split()[0]),
+        )
+
+
+def _compare(before: Footprint, after: Footprint) -> None:
+    assert after.files == before.files
+    assert after.threads == before.threads
+    assert after.maps <= before.maps + 4, "mappings grow"
+    assert after.anonymous_kb <= before.anonymous_kb + SLACK_KB, "memory grows"
+
+
+def _cycles(count: int) -> None:
+    import horovod.numpy as hvd
+
+    def cycle() -> None:
+        hvd.init()
+        hvd.allreduce(np.ones(100_000), name="large")
+        hvd.allreduce_(hvd.zeros(1000), name="arena")
+        hvd.allgather(np.ones(hvd.rank() + 1))
+        hvd.shutdown()
+
+    for _ in range(20):
+        cycle()
+    before = Footprint.now()
+    for _ in range(count):
+        cycle()
+    _compare(before, Footprint.now())
+
+
+@pytest.mark.slow
+def test_init_and_shutdown(count: int = 300) -> None:
+    run_ranks(2, _cycles, count, init=False, timeout_s=150)
+
+
+def _collectives(count: int) -> None:
+    import horovod.numpy as hvd
+
+    def some(number: int) -> None:
+        for i in range(number):
+            # More names than signatures are remembered, and shapes that change.
+            hvd.allreduce(np.ones(10), name=f"name.{i % 2500}")
+            hvd.allgather(np.ones(i % 7))
+            hvd.synchronize(hvd.allreduce_async(np.ones(40_000)))
+
+    some(5000)
+    before = Footprint.now()
+    some(count)
+    _compare(before, Footprint.now())
+
+
+@pytest.mark.slow
+def test_collectives(count: int = 5_000) -> None:
+    run_ranks(2, _collectives, count, timeout_s=150)
