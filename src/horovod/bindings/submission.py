@@ -57,7 +57,7 @@ class Submission:
         ticket = self._tickets.get(handle)
         if ticket is None:
             raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
-        return ticket.handle.done
+        return ticket.handle.done or _engine().poll(ticket.handle)
 
     def synchronize(self, handle: int) -> Any:
         """Wait for an operation and return its result.

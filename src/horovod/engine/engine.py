@@ -201,8 +201,15 @@ class Engine:
         return handle.outputs
 
     def poll(self, handle: Handle) -> bool:
-        """Return whether a handle is done; never blocks."""
-        return handle.done
+        """Return whether a handle is done; never blocks.
+
+        One rank alone then does what is left, so that the next look finds it done: names that are in
+        flight, and ``poll`` itself, behave as in a job of several ranks.
+        """
+        done = handle.done
+        if not done:
+            self._progress.look()
+        return done
 
     def step(self) -> None:
         """Execute what the log holds; see ``Stepper``."""

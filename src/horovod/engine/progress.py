@@ -85,12 +85,20 @@ class Progress:
         return not self._thread.is_alive()
 
     def kick(self) -> None:
-        """See to it that what was submitted is worked on though nobody waits for it."""
+        """See to it that what was submitted is worked on though nobody waits for it.
+
+        One rank alone has nobody to do it meanwhile: it is done when somebody looks.
+        """
         if self._control is not None:
             self._control.ring(self._control.rank)
-        else:
-            with self._lock:
+
+    def look(self) -> None:
+        """Make the progress that one rank alone can make; with others the background thread does."""
+        if self._control is None and self._lock.acquire(False):
+            try:
                 self._stepper.step()
+            finally:
+                self.release()
 
     def exclusively(self, timeout_s: float) -> bool:
         """Take the lock; False if it is not to be had in time. ``release`` gives it back."""
