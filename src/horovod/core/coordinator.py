@@ -153,6 +153,11 @@ class Coordinator:
         log, self._log = self._log, []
         return log
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is pending."""
+        return bool(self._pending)
+
     def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
         """Return what is pending: (key, a request, ranks that submitted, ranks that are missing)."""
         result = []

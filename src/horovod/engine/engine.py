@@ -249,8 +249,10 @@ class Engine:
             self._channel.publish()
 
     def is_idle(self) -> bool:
-        """Whether nothing is in flight, and nobody is asked about a stall."""
-        return self._log.is_idle() and not self.observer.is_busy
+        """Whether nothing is in flight, here or, on rank 0, anywhere; and nobody is asked about a stall."""
+        if not self._log.is_idle() or self.observer.is_busy:
+            return False
+        return self._coordinator is None or not self._coordinator.is_waiting
 
     def _meanwhile(self) -> str:
         waiting = [handle.signature.request for handle in self._log.in_flight()]

@@ -191,12 +191,14 @@ class Progress:
         last_look = time.monotonic()
         while not self._stopping:
             seen = words[bell]
-            slice_s = _IDLE_SLICE_S if stepper.is_idle() else _SLICE_S
+            slice_s = _SLICE_S
             if self._lock.acquire(False):
                 try:
                     words[mode] = 0
                     if not self._waiters:
                         stepper.step()
+                    if stepper.is_idle():
+                        slice_s = _IDLE_SLICE_S
                     now = time.monotonic()
                     if now - last_look >= slice_s:
                         last_look = now

@@ -87,20 +87,24 @@ class StallWatch:
         if not fatal and not news:
             self._asked = False
             return
-        missing = sorted({rank for item in fatal or news for rank in item.missing})
+        # What is nearly due goes along: it often has to do with it, and one report is better than two.
+        nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
+        companies = {tuple(item.missing) for item in [*news, *nearly]} - self._warned_about
+        companies |= {tuple(item.missing) for item in fatal}
+        told = [item for item in waiting if tuple(item.missing) in companies]
         if not self._asked:
             self._asked = True
             self._whereabouts.ask(self._others, Wish.DESCRIBE | Wish.DUMP_IF_SET)
-        if not self._whereabouts.is_complete(missing):
-            return
-        self._asked = False
-        companies = {tuple(item.missing) for item in fatal or news}
-        told = [item for item in waiting if tuple(item.missing) in companies]
-        text = self._text(told, max(ages[item.key] for item in fatal or news), waiting)
-        if fatal:
+        if self._whereabouts.is_complete(sorted({rank for item in told for rank in item.missing})):
+            self._asked = False
+            self._report(told, max(ages[item.key] for item in told), waiting, bool(fatal))
+
+    def _report(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting], is_fatal: bool) -> None:
+        text = self._text(told, age_s, waiting)
+        if is_fatal:
             raise StallError(f"{text}\n{self._limit()}")
         self._warned |= {item.key for item in told}
-        self._warned_about |= companies
+        self._warned_about |= {tuple(item.missing) for item in told}
         logger.warning(text)
         self._dump("a stall")
 

@@ -1,0 +1,330 @@
+"""Stalls of every kind: the report names the culprit and what it is doing, and every rank raises the same text."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run
+from harness import Ranks
+
+from horovod.errors import StallError
+
+SIZE, VICTIM = 3, 1
+TIMES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
+
+
+def _collect() -> list[str]:
+    """The warnings of this rank from now on."""
+    found: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logging.getLogger("horovod").addHandler(Collector())
+    return found
+
+
+def _rank(victim: int, misbehave: Callable[[], None], follow: Callable[[], None]) -> tuple[list[str], list[str]]:
+    """Return this rank's warnings, and what its calls raised: the one in flight, and the next."""
+    import horovod.numpy as hvd
+
+    warnings, raised = _collect(), []
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == victim:
+        misbehave()
+    for _ in range(2):
+        try:
+            follow()
+        except StallError as error:
+            raised.append(str(error))
+    return warnings, raised
+
+
+def _gradient() -> None:
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(3), name="gradient")
+
+
+def _endless_python_loop() -> None:
+    from horovod.engine import context
+
+    number = 0
+    while context.engine().failure is None:
+        number += 1
+
+
+def _long_sleep() -> None:
+    time.sleep(600)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _keep_the_interpreter() -> None:
+    ctypes.PyDLL(None).sleep(600)
+
+
+def _stalled(
+    misbehave: Callable[[], None],
+    follow: Callable[[], None] = _gradient,
+    victim: int = VICTIM,
+    comes_back: bool = False,
+    **env: str,
+) -> tuple[int, list[Any]]:
+    """Run ranks of which one misbehaves.
+
+    Returns:
+        Its process id, and what the others (it too if it comes back) returned, by rank; None for it if it does not.
+    """
+    ranks = Ranks(SIZE, _rank, (victim, misbehave, follow), env={**TIMES, **env})
+    pid = ranks.pid(victim)
+    if not comes_back:
+        for rank, process in enumerate(ranks.processes):
+            if rank != victim:
+                process.join(40)
+        os.kill(pid, signal.SIGKILL)
+    outcomes = ranks.outcomes()
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.text
+    return pid, [outcome.value for outcome in outcomes]
+
+
+def _line(function: Callable[[], None], text: str) -> str:
+    """``File "...", line N, in function`` for the line of this file that holds ``text``."""
+    number = next(
+        i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if line.strip() == text and i >= function.__code__.co_firstlineno
+    )  # fmt: skip
+    return f'File "{__file__}", line {number}, in {function.__name__}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [VICTIM, 0])
+def test_an_endless_loop_in_python(victim: int) -> None:
+    pid, results = _stalled(_endless_python_loop, victim=victim, comes_back=True)
+    [warning] = results[0][0]
+    assert [result[0] for result in results[1:]] == [[], []], "the coordinator warns, and nobody else"
+    others = ", ".join(str(rank) for rank in range(SIZE) if rank != victim)
+    assert f"allreduce 'gradient' ({__file__}" in warning
+    assert f"submitted by ranks {others}, missing: rank {victim}" in warning
+    assert f"rank {victim} (pid {pid}" in warning
+    assert "is busy with other code" in warning or "is alive, asleep in other code" in warning
+    assert re.search(rf'File "{re.escape(__file__)}", line \d+, in _endless_python_loop', warning)
+    texts = {text for _, raised in results for text in raised}
+    assert len(texts) == 1, "every rank raises the same, also the one that comes late, and again at the next call"
+    [text] = texts
+    assert f"rank {victim} (pid {pid}" in text
+    assert "_endless_python_loop" in text
+    assert "(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=1)" in text
+    assert all(len(raised) == 2 for _, raised in results)
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps() -> None:
+    pid, results = _stalled(_long_sleep)
+    [warning] = results[0][0]
+    assert f"rank {VICTIM} (pid {pid}" in warning
+    assert "is alive, asleep in other code; its main thread:" in warning
+    assert _line(_long_sleep, "time.sleep(600)") in warning
+    assert "    time.sleep(600)" in warning
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_told_apart_from_a_busy_one() -> None:
+    pid, results = _stalled(_stop)
+    [warning] = results[0][0]
+    assert f"is stopped by a signal (SIGSTOP, or Ctrl-Z); `kill -CONT {pid}` wakes it" in warning
+    assert "main thread" not in warning
+
+
+@pytest.mark.slow
+def test_a_rank_whose_engine_cannot_run() -> None:
+    pid, results = _stalled(_keep_the_interpreter)
+    [text] = {text for result in results if result for text in result[1]}
+    assert f"rank {VICTIM} (pid {pid}" in text
+    assert "does not answer: it is alive, but its engine thread cannot run" in text
+    assert "GIL" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("misbehave", "words"), [(_stop, "is stopped by a signal"), (_keep_the_interpreter, "its engine thread cannot run")]
+)
+def test_the_coordinator_itself_is_stuck(misbehave: Callable[[], None], words: str) -> None:
+    pid, results = _stalled(misbehave, victim=0)
+    texts = [text for result in results[1:] for text in [*result[0], *result[1]]]
+    assert len(texts) >= 4
+    for text in texts:
+        assert f"rank 0 (pid {pid}" in text
+        assert words in text
+        assert "allreduce 'gradient'" in text
+
+
+def _other_order() -> None:
+    import horovod.numpy as hvd
+
+    first, second = ("x", "y") if hvd.rank() == VICTIM else ("y", "x")
+    hvd.allreduce(np.ones(3), name=first)
+    hvd.allreduce(np.ones(3), name=second)
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other_in_two_orders() -> None:
+    _, results = _stalled(_nothing, _other_order, comes_back=True)
+    [warning] = results[0][0]
+    line = _line(_other_order, "hvd.allreduce(np.ones(3), name=first)").split(", ")[1].replace("line ", "")
+    assert (
+        f"They wait for each other, and will for ever: rank 0 in allreduce 'y' ({__file__}:{line}) for rank 1; "
+        f"rank 1 in allreduce 'x' ({__file__}:{line}) for rank 0."
+    ) in warning
+    assert "in one order on all ranks" in warning
+
+
+def _nothing() -> None:
+    pass
+
+
+def _in_another_process_set() -> None:
+    import horovod.numpy as hvd
+
+    pair = hvd.add_process_set([1, 2])
+    if hvd.rank() == VICTIM:
+        hvd.allreduce(np.ones(3), name="inner", process_set=pair)
+    hvd.allreduce(np.ones(3), name="outer")
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_in_another_process_set() -> None:
+    pid, results = _stalled(_nothing, _in_another_process_set, comes_back=True)
+    [warning] = results[0][0]
+    assert f"rank 1 (pid {pid} on" in warning
+    assert re.search(
+        r"waits itself, for \d\.\d s, in allreduce 'inner' \(.*\) of process set 1 \(ranks \[1, 2\]\), "
+        "which rank 2 did not submit; its main thread:",
+        warning,
+    )
+    assert "They wait for each other" in warning
+
+
+def _stop_in_the_middle() -> None:
+    from horovod.transports.shm.staging import Staging
+
+    original = Staging.exchange
+
+    def stopping(self: Any, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        original(self, *args)
+
+    Staging.exchange = stopping  # type: ignore[method-assign]
+
+
+def _large() -> None:
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(500_000), name="large")
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_in_the_middle_of_an_operation() -> None:
+    pid, results = _stalled(_stop_in_the_middle, _large)
+    warnings = [warning for result in results if result for warning in result[0]]
+    texts = [text for result in results if result for text in result[1]]
+    assert warnings and len(texts) == 4
+    for text in [*warnings, *texts]:
+        assert "in the middle of allreduce 'large'" in text
+        assert f"rank {VICTIM} (pid {pid}" in text
+        assert "is stopped by a signal" in text
+
+
+def _two_then_one() -> None:
+    import horovod.numpy as hvd
+
+    handles = [hvd.allreduce_async(np.ones(3), name=f"many.{i}") for i in range(6)]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+@pytest.mark.slow
+def test_many_tensors_make_one_warning() -> None:
+    _, results = _stalled(_long_sleep, _two_then_one)
+    [warning] = results[0][0]
+    assert "many.0" in warning and "and 3 more" in warning
+
+
+@pytest.mark.slow
+def test_without_the_check_nobody_warns_and_a_late_rank_is_waited_for() -> None:
+    def late() -> None:
+        time.sleep(1.5)
+
+    _, results = _stalled(late, comes_back=True, HOROVOD_STALL_CHECK_DISABLE="1")
+    assert results == [([], [])] * SIZE
+
+
+@pytest.mark.slow
+def test_a_warning_alone_ends_nothing() -> None:
+    def late() -> None:
+        time.sleep(1.5)
+
+    _, results = _stalled(late, comes_back=True, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="0")
+    assert [len(warnings) for warnings, _ in results] == [1, 0, 0]
+    assert all(raised == [] for _, raised in results)
+
+
+def _join() -> None:
+    import horovod.numpy as hvd
+
+    if hvd.rank() == VICTIM:
+        time.sleep(2.5)
+    hvd.join()
+
+
+@pytest.mark.slow
+def test_ranks_that_have_joined_may_wait_for_long() -> None:
+    _, results = _stalled(_nothing, _join, comes_back=True)
+    assert results == [([], [])] * SIZE
+
+
+IN_BACKWARD = """
+import torch
+import horovod.torch as hvd
+
+class Faulty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if hvd.rank() == 1:
+            raise ValueError("not a number")
+        return gradient
+
+hvd.init()
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+Faulty.apply(model(torch.ones(2, 4))).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_inside_backward_is_named_on_the_other_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IN_BACKWARD)
+    code, output = run(["horovodrun", "-np", "2", "python", str(script)], tmp_path, OMP_NUM_THREADS="1")
+    assert code == 1
+    [error] = [line for line in output.splitlines() if "PeerLostError: rank 1" in line and line.startswith("[0]")]
+    assert f"ended with ValueError: not a number at {script}:13" in error
