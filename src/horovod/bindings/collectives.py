@@ -51,7 +51,12 @@ class Collectives(Submission, Worldly):
 
     Args:
         adapter: the framework.
+
+    Attributes:
+        joins: how many times this process has joined; the same on all ranks whenever nobody is in ``join``.
     """
+
+    joins = 0
 
     # -- allreduce -----------------------------------------------------------------------------------------------
 
@@ -368,6 +373,7 @@ class Collectives(Submission, Worldly):
         engine = _engine()
         handle = engine.submit(self.adapter, Kind.JOIN, "join", (), (), kick=False)
         engine.wait(handle)
+        Collectives.joins += 1  # of all frameworks
         return handle.result
 
 

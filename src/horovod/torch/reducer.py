@@ -26,6 +26,7 @@ from horovod.engine import context
 from horovod.errors import HorovodInternalError
 from horovod.torch.alone import start_alone
 from horovod.torch.buckets import Bucket, Settings, Slot
+from horovod.torch.runtime import comm
 from horovod.torch.survey import survey
 
 __all__ = ["Reducer"]
@@ -82,7 +83,7 @@ class Reducer:
         self.slots: dict[int, Slot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
-        self._generation = -1
+        self._generation = self._joins = -1
         self.active = False
         self._name = ""
         self._arrivals = 0
@@ -111,11 +112,16 @@ class Reducer:
                 self._hook(slot)
 
     def follow_job(self) -> None:
-        """After ``shutdown()`` and ``init()``: forget the old job's buckets, and see whether there is work."""
+        """After ``shutdown()`` and ``init()``, and after ``join()``: forget the buckets of before."""
         generation = context.generation()
         if generation == self._generation:
+            if self._joins != comm.joins:
+                # Who had joined knows nothing of what the others have agreed on since: all of them ask anew.
+                self._joins = comm.joins
+                self.drain()
+                self._start_over()
             return
-        self._generation = generation
+        self._generation, self._joins = generation, comm.joins
         process_set = self.settings.process_set
         size = process_set.size()
         if size is None:
@@ -126,7 +132,11 @@ class Reducer:
         first = next(iter(self.slots.values())).name if self.slots else "gradients"
         if self.active:
             self._name = _names.take(f"DistributedOptimizer.{first}", process_set.process_set_id, generation)
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._buckets, self._alone, self._undecided = [], [], []
+        self._arrivals = 0
         for slot in self.slots.values():
             slot.reset(self.passes)
             if self.active:
@@ -152,7 +162,7 @@ class Reducer:
 
     def on_gradient(self, slot: Slot) -> None:
         """Take a gradient that was just accumulated; runs inside backward."""
-        if self._generation != context.generation():
+        if self._generation != context.generation() or self._joins != comm.joins:
             self.follow_job()
         if not self.active:
             return
