@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod.errors import HorovodVersionMismatchError
@@ -22,6 +23,7 @@ __all__ = [
     "extension_available",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",
+    "get_extension_full_path",
     "gloo_built",
     "gpu_available",
     "is_iterable",
@@ -39,6 +41,20 @@ _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "nump
 def get_ext_suffix() -> str:
     """Suffix of compiled modules of this Python; this package has none."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """Where Horovod would have its library; nothing is there.
+
+    Args:
+        pkg_path: a file of the package.
+        *args: parts of the path; the last one lacks the suffix.
+
+    Returns:
+        A path.
+    """
+    *folders, name = args
+    return str(Path(pkg_path).resolve().parent.joinpath(*folders, name + get_ext_suffix()))
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

@@ -4,6 +4,7 @@
     functions           parameters, optimizer state and Python objects of all ranks made the same
     optimizer           DistributedOptimizer; reducer, buckets, survey, alone and adasum are its parts
     sync_batch_norm     BatchNorm over all ranks' batches
+    uneven              ranks with different numbers of batches
     compression         what goes over the wire
     adapter             what the framework-free bindings need to know about torch
     runtime             the one object that all of the above go through
@@ -13,6 +14,9 @@ This module gathers the names of a training script.
 
 from __future__ import annotations
 
+from typing import Any
+
+from horovod.bindings.later import explain
 from horovod.torch.compression import Compression
 from horovod.torch.functions import (
     allgather_object,
@@ -80,6 +84,7 @@ from horovod.torch.mpi_ops import (
     size,
     sparse_allreduce_async,
     synchronize,
+    uneven_inputs,
     zeros,
 )
 from horovod.torch.mpi_ops import (
@@ -155,5 +160,10 @@ __all__ = [
     "size",
     "sparse_allreduce_async",
     "synchronize",
+    "uneven_inputs",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(explain(f"torch.{name}") or f"module {__name__!r} has no attribute {name!r}")

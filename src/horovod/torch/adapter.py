@@ -12,8 +12,6 @@ from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
 
-_INTEGERS = (torch.int32, torch.int64)
-
 
 class TorchAdapter:
     """See ``Adapter``."""
@@ -72,9 +70,13 @@ class TorchAdapter:
 
     def splits(self, splits: Any) -> tuple[int, ...]:
         """Return splits as numbers."""
+        allowed = (torch.int32,) if isinstance(splits, torch.Tensor) else (torch.int32, torch.int64)
         tensor = torch.as_tensor(splits)
-        if (tensor.numel() and tensor.dtype not in _INTEGERS) or tensor.dim() != 1:
-            raise ValueError(f"splits must be a one-dimensional sequence of int32 numbers, received {splits!r}")
+        if (tensor.numel() and tensor.dtype not in allowed) or tensor.dim() != 1:
+            raise ValueError(
+                "splits must be a one-dimensional int32 tensor or a sequence of integers. "
+                f"Received: {tensor.dtype}, {tensor.dim()} dimensions; use splits.int()"
+            )
         return tuple(tensor.tolist())
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:

@@ -6,11 +6,18 @@ are, without a layer in between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
+from horovod.bindings.basics import HorovodBasics
+from horovod.bindings.collectives import resolve_op
+from horovod.bindings.later import explain
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import HorovodInternalError
+from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
     allgather,
@@ -24,6 +31,7 @@ from horovod.torch.ops import (
 )
 from horovod.torch.runtime import comm
 from horovod.torch.sparse import sparse_allreduce_async
+from horovod.torch.uneven import uneven_inputs
 
 __all__ = [
     "Adasum",
@@ -66,6 +74,7 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -86,6 +95,7 @@ __all__ = [
     "size",
     "sparse_allreduce_async",
     "synchronize",
+    "uneven_inputs",
     "zeros",
 ]
 
@@ -96,7 +106,11 @@ Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
-init = comm.init
+# Private in Horovod as well, and used outside of it all the same.
+_NULL = ""
+_basics = HorovodBasics()
+_handle_map = comm._tickets
+
 shutdown = comm.shutdown
 is_initialized = comm.is_initialized
 rank = comm.rank
@@ -137,6 +151,42 @@ poll = comm.poll
 synchronize = comm.synchronize
 empty = comm.empty
 zeros = comm.zeros
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the job that a launcher started, or make a world of one; does nothing when already done.
+
+    Args:
+        comm: None, or the list of all ranks.
+        process_sets: sets to register at once, the same list on every rank; "dynamic" is accepted and
+            changes nothing, since sets can always be added later.
+
+    Raises:
+        InitError: the environment is contradictory, or the ranks did not find each other.
+        ValueError: a process set is given twice, or cannot exist.
+        NotImplementedError: ``comm`` is not all ranks.
+
+    Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
+    """
+    keep_out_of_graphs()
+    _basics.init(comm, process_sets)
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
+    """Return the reduction that ``op`` and Horovod's older ``average`` ask for.
+
+    Args:
+        op: Average, Sum, Adasum, Min, Max or Product.
+        average: deprecated.
+
+    Raises:
+        ValueError: both are given.
+    """
+    return resolve_op(op, average)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(explain(f"torch.{name}") or f"module {__name__!r} has no attribute {name!r}")
 
 
 def _check_has_gpu() -> bool:

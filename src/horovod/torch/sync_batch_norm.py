@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.runtime import comm
 
 __all__ = ["SyncBatchNorm"]
@@ -50,6 +51,7 @@ class SyncBatchNorm(_BatchNorm):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        keep_out_of_graphs()
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.process_set = process_set
 

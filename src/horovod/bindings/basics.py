@@ -1,0 +1,49 @@
+"""Horovod's class ``HorovodBasics``: what needs no framework, and the private names that others call."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from horovod.bindings.process_sets import process_set_ids_and_ranks
+from horovod.bindings.worldly import Worldly
+from horovod.core.requests import ReduceOp
+
+__all__ = ["HorovodBasics"]
+
+
+class HorovodBasics(Worldly):
+    """Horovod's class of this name.
+
+    Args:
+        pkg_path: accepted; there is no library to load.
+        *args: accepted.
+    """
+
+    Average: ClassVar[int] = ReduceOp.AVERAGE
+    Sum: ClassVar[int] = ReduceOp.SUM
+    Adasum: ClassVar[int] = ReduceOp.ADASUM
+    Min: ClassVar[int] = ReduceOp.MIN
+    Max: ClassVar[int] = ReduceOp.MAX
+    Product: ClassVar[int] = ReduceOp.PRODUCT
+
+    def __init__(self, pkg_path: str = "", *args: str) -> None:
+        del pkg_path, args
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        return process_set_ids_and_ranks()
+
+    def _process_set_size(self, process_set_id: int) -> int:
+        return len(_members(process_set_id))
+
+    def _process_set_rank(self, process_set_id: int) -> int:
+        members, rank = _members(process_set_id), self.rank()
+        if rank not in members:
+            raise ValueError("Process is not part of provided process set.")
+        return members.index(rank)
+
+
+def _members(process_set_id: int) -> list[int]:
+    members = process_set_ids_and_ranks().get(process_set_id)
+    if members is None:
+        raise ValueError(f"there is no process set {process_set_id}")
+    return members

@@ -1,0 +1,7 @@
+"""Old import path of what needs no framework."""
+
+from __future__ import annotations
+
+from horovod.bindings.basics import HorovodBasics
+
+__all__ = ["HorovodBasics"]

@@ -1,0 +1,1 @@
+"""Old import paths of Horovod's launcher."""
