@@ -1,0 +1,279 @@
+"""Each operation as a Horovod script calls it, over the old tensor types and one to three dimensions, on 1 to 3 ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+FLOATS = ("HalfTensor", "FloatTensor", "DoubleTensor")
+REDUCIBLE = ("IntTensor", "LongTensor", *FLOATS)
+MOVABLE = ("ByteTensor", "CharTensor", "ShortTensor", *REDUCIBLE)
+DIMS = (1, 2, 3)
+
+
+def kinds(names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    return itertools.product(names, DIMS)
+
+
+def random(kind: str, dim: int, low: int = -100, high: int = 100) -> torch.Tensor:
+    """The same on every rank."""
+    torch.manual_seed(1234)
+    return torch.FloatTensor(*([17] * dim)).random_(low, high).type(f"torch.{kind}")
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    assert (got.dtype, got.shape, got.device) == (wanted.dtype, wanted.shape, wanted.device)
+    return bool(torch.allclose(got, wanted, rtol=1e-3 if got.dtype is torch.float16 else 1e-6, atol=0))
+
+
+def sums() -> None:
+    for kind, dim in kinds(REDUCIBLE):
+        tensor = random(kind, dim)
+        wanted = tensor * hvd.size()
+        assert close(hvd.allreduce(tensor, op=hvd.Sum), wanted)
+        assert close(hvd.allreduce(tensor, average=False), wanted)
+        assert close(hvd.synchronize(hvd.allreduce_async(tensor, op=hvd.Sum)), wanted)
+        assert torch.equal(tensor, random(kind, dim))
+        mine = tensor.clone()
+        assert hvd.allreduce_(mine, op=hvd.Sum) is mine
+        assert close(mine, wanted)
+        mine = tensor.clone()
+        assert hvd.synchronize(hvd.allreduce_async_(mine, op=hvd.Sum)) is mine
+        assert close(mine, wanted)
+
+
+def averages() -> None:
+    for kind, dim in kinds(REDUCIBLE):
+        tensor = random(kind, dim)
+        for got in (hvd.allreduce(tensor), hvd.allreduce(tensor, average=True), hvd.allreduce(tensor, op=hvd.Average)):
+            assert close(got, tensor)
+
+
+def extremes() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for kind, dim in kinds(MOVABLE):
+        base = random(kind, dim, 0, 3)
+        everywhere = [base + r for r in range(size)]
+        for op, function in ((hvd.Min, torch.minimum), (hvd.Max, torch.maximum), (hvd.Product, torch.mul)):
+            wanted = everywhere[0]
+            for other in everywhere[1:]:
+                wanted = function(wanted, other)
+            assert close(hvd.allreduce(base + rank, op=op), wanted)
+
+
+def scaling() -> None:
+    for kind, dim, factor in itertools.product(REDUCIBLE, DIMS, (0.3, 1.7)):
+        tensor, size = random(kind, dim), hvd.size()
+        whole = kind in ("IntTensor", "LongTensor")
+        # Integers are multiplied as float64 and cut off towards zero; halves as float32.
+        wide = torch.float64 if whole or kind == "DoubleTensor" else torch.float32
+        before = (tensor.to(wide) * factor).to(tensor.dtype) * size
+        after = ((tensor * size).to(wide) * factor).to(tensor.dtype)
+        assert close(hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=factor), before)
+        assert close(hvd.allreduce(tensor, op=hvd.Sum, postscale_factor=factor), after)
+        pair = hvd.grouped_allreduce([tensor, tensor], op=hvd.Sum, prescale_factor=factor)
+        assert all(close(got, before) for got in pair)
+
+
+def groups() -> None:
+    for kind in REDUCIBLE:
+        tensors = [random(kind, dim) for dim in DIMS]
+        wanted = [tensor * hvd.size() for tensor in tensors]
+        results = [
+            hvd.grouped_allreduce(tensors, op=hvd.Sum),
+            hvd.synchronize(hvd.grouped_allreduce_async(tensors, op=hvd.Sum, name="group")),
+            hvd.grouped_allreduce_([tensor.clone() for tensor in tensors], op=hvd.Sum),
+            hvd.synchronize(hvd.grouped_allreduce_async_([tensor.clone() for tensor in tensors], op=hvd.Sum)),
+        ]
+        for got in results:
+            assert all(close(a, b) for a, b in zip(got, wanted, strict=True))
+        assert all(close(a, b) for a, b in zip(hvd.grouped_allreduce(tensors, average=True), tensors, strict=True))
+
+
+def fused() -> None:
+    """Many at once, under the same names each time, waited for in another order on each rank."""
+    for _ in range(3):
+        pending = []
+        for kind, dim in kinds(REDUCIBLE):
+            tensor = random(kind, dim)
+            handle = hvd.allreduce_async(tensor, op=hvd.Sum, name=f"{kind}.{dim}")
+            pending.append((handle, tensor * hvd.size()))
+        if hvd.rank() % 2:
+            pending.reverse()
+        for handle, wanted in pending:
+            assert close(hvd.synchronize(handle), wanted)
+
+
+def in_flight() -> None:
+    """``poll`` is False at least once, and True in the end."""
+    pending = [hvd.allreduce_async(random(kind, dim)) for kind, dim in kinds(REDUCIBLE)]
+    assert not all([hvd.poll(handle) for handle in pending])
+    while not all(hvd.poll(handle) for handle in pending):
+        pass
+    for handle in pending:
+        hvd.synchronize(handle)
+
+
+def gathers() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for kind, dim in kinds((*MOVABLE, "BoolTensor")):
+        tail = [17] * (dim - 1)
+        even = torch.full([17, *tail], rank).type(f"torch.{kind}")
+        assert close(hvd.allgather(even), torch.cat([torch.full_like(even, r) for r in range(size)]))
+        rows = [5, 0, 3][:size]
+        uneven = torch.full([rows[rank], *tail], rank).type(f"torch.{kind}")
+        wanted = torch.cat([torch.full([n, *tail], r).type(f"torch.{kind}") for r, n in enumerate(rows)])
+        assert close(hvd.allgather(uneven, name="rows"), wanted)
+        assert close(hvd.synchronize(hvd.allgather_async(uneven)), wanted)
+        assert [close(got, wanted) for got in hvd.grouped_allgather([uneven, uneven])] == [True, True]
+        assert isinstance(hvd.synchronize(hvd.grouped_allgather_async([uneven, uneven])), tuple)
+
+
+def broadcasts() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for (kind, dim), root in itertools.product(kinds((*MOVABLE, "BoolTensor")), range(size)):
+        tensor = torch.full([17] * dim, rank).type(f"torch.{kind}")
+        wanted, before = torch.full_like(tensor, root), tensor.clone()
+        assert close(hvd.broadcast(tensor, root), wanted)
+        assert close(hvd.synchronize(hvd.broadcast_async(tensor, root_rank=root, name="b")), wanted)
+        assert torch.equal(tensor, before)
+        assert hvd.broadcast_(tensor, root) is tensor
+        assert close(tensor, wanted)
+        tensor = before.clone()
+        assert hvd.synchronize(hvd.broadcast_async_(tensor, root)) is tensor
+        assert close(tensor, wanted)
+
+
+def alltoalls() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for kind, dim in kinds(MOVABLE):
+        tail = [1] * (dim - 1)
+        # Rank r sends r + 1 rows that hold i to rank i.
+        rows = torch.tensor([i for i in range(size) for _ in range(rank + 1)])
+        tensor = rows.view(-1, *tail).type(f"torch.{kind}")
+        splits = torch.tensor([rank + 1] * size, dtype=torch.int32)
+        wanted = torch.full([size * (size + 1) // 2, *tail], rank).type(f"torch.{kind}")
+        got, received = hvd.alltoall(tensor, splits)
+        assert close(got, wanted)
+        assert received.dtype is torch.int32
+        assert received.tolist() == list(range(1, size + 1))
+        assert close(hvd.alltoall(tensor, splits.tolist())[0], wanted)
+        even = torch.arange(2 * size).view(-1, *tail).type(f"torch.{kind}")
+        got = hvd.alltoall(even)
+        assert close(got, torch.cat([even[2 * rank : 2 * rank + 2]] * size))
+        output, received = hvd.synchronize(hvd.alltoall_async(even, name="e"))
+        assert close(output, got)
+        assert received.tolist() == [2] * size
+        # Nothing for anybody but rank 0.
+        got, received = hvd.alltoall(even, splits=torch.tensor([2 * size] + [0] * (size - 1), dtype=torch.int32))
+        assert got.shape[0] == (2 * size * size if rank == 0 else 0)
+        assert received.tolist() == ([2 * size] * size if rank == 0 else [0] * size)
+    nothing, received = hvd.alltoall(torch.empty(0, 4), torch.zeros(size, dtype=torch.int32))
+    assert (nothing.shape, received.tolist()) == ((0, 4), [0] * size)
+
+
+def reducescatters() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for kind, dim, rows in itertools.product(REDUCIBLE, DIMS, (0, 1, 6, 7)):
+        tensor = torch.arange(rows * 2 ** (dim - 1)).view(rows, *[2] * (dim - 1)).type(f"torch.{kind}")
+        base, more = divmod(rows, size)
+        start = rank * base + min(rank, more)
+        own = tensor[start : start + base + (rank < more)]
+        assert close(hvd.reducescatter(tensor, op=hvd.Sum), own * size)
+        assert close(hvd.reducescatter(tensor), own)
+        assert close(hvd.reducescatter(tensor + rank, op=hvd.Max), own + size - 1)
+        assert close(hvd.synchronize(hvd.reducescatter_async(tensor, op=hvd.Sum, name="rs")), own * size)
+        got = hvd.grouped_reducescatter([tensor, tensor], op=hvd.Sum, postscale_factor=2.0)
+        assert all(close(one, own * size * 2) for one in got)
+        handle = hvd.grouped_reducescatter_async([tensor, tensor], prescale_factor=2.0)
+        assert all(close(one, own * 2) for one in hvd.synchronize(handle))
+
+
+def compressed() -> None:
+    for kind, dim in kinds(FLOATS):
+        tensor = random(kind, dim)
+        assert close(hvd.allreduce(tensor, op=hvd.Sum, compression=hvd.Compression.fp16), tensor * hvd.size())
+        assert close(hvd.reducescatter(tensor, compression=hvd.Compression.fp16), hvd.reducescatter(tensor))
+        (got,) = hvd.grouped_allreduce([tensor], compression=hvd.Compression.fp16)
+        assert close(got, tensor)
+
+
+def layouts() -> None:
+    """What Horovod refuses: tensors that are not contiguous, other dtypes, autograd's leaves in place."""
+    size = hvd.size()
+    base = torch.arange(12.0).view(3, 4)
+    for tensor in (base.t(), base[:, 1:3], base[::2], base[:1].expand(3, 4)):
+        assert torch.equal(hvd.allreduce(tensor, op=hvd.Sum), tensor * size)
+        assert torch.equal(hvd.broadcast(tensor, 0), tensor)
+        assert torch.equal(hvd.allgather(tensor), torch.cat([tensor] * size))
+    column = base.clone()[:, 1]
+    hvd.allreduce_(column, op=hvd.Sum)
+    assert torch.equal(column, base[:, 1] * size)
+    for dtype in (torch.bfloat16, torch.complex64, torch.uint16, torch.uint8):
+        tensor = torch.tensor([1, 2, 3]).to(dtype)
+        assert torch.equal(hvd.allreduce(tensor, op=hvd.Sum).to(torch.complex64), tensor.to(torch.complex64) * size)
+    assert hvd.allreduce(torch.tensor([True, False]), op=hvd.Sum).tolist() == [True, False]
+    leaf = torch.nn.Parameter(torch.ones(3))
+    assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf
+    assert leaf.tolist() == [size] * 3
+    assert hvd.allreduce(torch.tensor(3.0), op=hvd.Sum).item() == 3.0 * size
+
+
+def sparse() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    tensor = torch.sparse_coo_tensor([[rank, size]], [1.0 + rank, 1.0], (size + 1,), check_invariants=True)
+    for op, divisor in ((hvd.Sum, 1), (hvd.Average, size)):
+        wait = hvd.sparse_allreduce_async(tensor, name="sparse", op=op)
+        got = wait()
+        assert (got.layout, got.shape) == (torch.sparse_coo, tensor.shape)
+        wanted = torch.tensor([*range(1, size + 1), size]) / divisor
+        assert torch.equal(got.to_dense(), wanted)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        sums, averages, extremes, scaling, groups, fused, in_flight, gathers, broadcasts, alltoalls, reducescatters,
+        compressed, layouts, sparse,
+    )
+}  # fmt: skip
+
+
+def quietly(check: str) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Parameter `average`", DeprecationWarning)
+        CHECKS[check]()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_operation(check: str, ranks: int) -> None:
+    run_ranks(ranks, quietly, check)
+
+
+def old_average(value: bool) -> tuple[list[Any], list[str]]:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calls: list[Callable[..., Any]] = [hvd.allreduce, hvd.allreduce_]
+        results = [function(torch.ones(2), average=value) for function in calls]
+        results += hvd.grouped_allreduce([torch.ones(2)], average=value)
+    return [result.tolist() for result in results], [f"{w.category.__name__} {w.filename}" for w in caught]
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_average_works_and_is_deprecated(value: bool) -> None:
+    for results, warned in run_ranks(2, old_average, value):
+        assert results == [[1.0 if value else 2.0] * 2] * 3
+        assert len(warned) == 3
+        assert all(text.startswith("DeprecationWarning") for text in warned)
