@@ -149,8 +149,7 @@ class Config:
         flag="--thread-affinity", yaml_path="library_options.thread_affinity", in_effect=False,
     )  # fmt: skip
     flight_recorder_dir: str = _setting(
-        "HOROVOD_FLIGHT_RECORDER_DIR", "", "Folder for the last operations of each rank after a failure.",
-        in_effect=False,
+        "HOROVOD_FLIGHT_RECORDER_DIR", "", "Folder for the last operations of each rank after a stall or a failure.",
     )  # fmt: skip
     elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size.", in_effect=False)
     dynamic_process_sets: bool = _setting(

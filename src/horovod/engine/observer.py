@@ -124,7 +124,7 @@ class Observer:
         """Note why this rank fails: for the other ranks, and in a dump."""
         if self._board is not None:
             self._board.give_verdict(f"{type(failure).__name__}\n{failure}".encode())
-        self._recorder.after_failure(f"{type(failure).__name__}: {failure}".splitlines()[0])
+        self._recorder.after_failure(type(failure).__name__)
 
     def verdict_of(self, rank: int) -> tuple[bool, str]:
         """Return whether ``rank`` failed because of a stall, and why it failed; empty if it did not say."""
@@ -163,7 +163,7 @@ class Observer:
     def _fulfil(self, wishes: int, asker: int) -> None:
         if wishes & Wish.DUMP:
             self._recorder.as_asked(f"rank {asker} asked for it")
-        elif wishes & Wish.DUMP_IF_SET:
+        elif wishes & Wish.DUMP_IF_SET and self._failure() is None:
             self._recorder.after_failure(f"rank {asker} reported a stall")
 
     def _dump_everywhere(self) -> None:

@@ -34,10 +34,15 @@ def all_threads() -> dict[str, list[str]]:
 
 def handle_waited_for(frame: FrameType | None) -> Handle | None:
     """Return the handle that the thread of ``frame`` waits for, or None if it does not wait in the engine."""
+    waiting = _waiting_frame(frame)
+    handle = waiting.f_locals.get("handle") if waiting is not None else None
+    return handle if isinstance(handle, Handle) else None
+
+
+def _waiting_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         if frame.f_code.co_name == _WAITS[1] and frame.f_globals.get("__name__") == _WAITS[0]:
-            handle = frame.f_locals.get("handle")
-            return handle if isinstance(handle, Handle) else None
+            return frame
         frame = frame.f_back
     return None
 
@@ -50,6 +55,8 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
         whole: also the frames of this package at the inner end, which say nothing about the user's code.
     """
     frames = []
+    if not whole:
+        frame = _waiting_frame(frame) or frame
     while frame is not None:
         frames.append((frame, frame.f_lineno))
         frame = frame.f_back

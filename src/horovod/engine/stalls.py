@@ -148,7 +148,7 @@ class StallWatch:
             if not fatal and (0 in self._warned or self._whereabouts.asker_of(0) >= 0):
                 return  # somebody else asks and tells
             self._asked = True
-            self._whereabouts.ask([0], Wish.DESCRIBE | Wish.DUMP_IF_SET)
+            self._whereabouts.ask([0])
         if not self._whereabouts.is_complete([0]):
             return
         self._asked = False
@@ -166,6 +166,7 @@ class StallWatch:
         if fatal:
             raise StallError(f"{text}\n{self._limit()}")
         self._warned.add(0)
+        self._whereabouts.ask(self._others, Wish.DUMP_IF_SET)
         logger.warning(text)
         self._dump("the coordinator does not answer")
 

@@ -9,7 +9,6 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from horovod.transports.shm.control import Control, State
 
@@ -86,16 +85,6 @@ class Peers:
         if os.WIFSIGNALED(code):
             return f"{who} was killed by {signal.Signals(os.WTERMSIG(code)).name}"
         return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
-
-    def condition(self, rank: int) -> str:
-        """Return in a word what the kernel says about a living process: running, stopped, ..."""
-        try:
-            state = Path(f"/proc/{self.pids[rank]}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return "gone"
-        return {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "R": "running"}.get(
-            state, "alive"
-        )
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""

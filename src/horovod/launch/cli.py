@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(check_build())
             return 0
+        if options.doctor:
+            return _doctor(Path(options.doctor))
         plan = _plan(options)
     except SystemExit as done:  # --help, --version
         return int(done.code or 0)
@@ -79,6 +81,14 @@ def _plan(options: Options) -> LaunchPlan:
     )
     config.load(plan.environ)  # a wrong value is one error here rather than one on every rank
     return plan
+
+
+def _doctor(folder: Path) -> int:
+    from horovod.timeline.doctor import examine
+
+    lines, found = examine(folder)
+    print("\n".join(lines))
+    return 0 if found else 2
 
 
 def check_hosts(hosts: str, hostfile: str, num_proc: int) -> None:

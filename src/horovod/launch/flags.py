@@ -42,6 +42,7 @@ class Options:
         output_dir: value of ``--output-filename``, or empty.
         verbose: whether to say more.
         check_build: whether only to print what is built in.
+        doctor: folder of flight recorder dumps to read instead of running anything, or empty.
         settings: variables that flags set.
         file_settings: variables that the YAML file sets.
     """
@@ -53,6 +54,7 @@ class Options:
     output_dir: str = ""
     verbose: bool = False
     check_build: bool = False
+    doctor: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     file_settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,6 +94,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         output_dir=found["output_filename"],
         verbose=found["verbose"],
         check_build=found["check_build"],
+        doctor=found["doctor"],
         settings=settings,
         file_settings=_read_yaml(found["config_file"]) if found["config_file"] else {},
     )
@@ -113,6 +116,13 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
 
     add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
     add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
+    add(
+        parser,
+        "--doctor",
+        default="",
+        metavar="DIR",
+        help="read the flight recorders of a job that went wrong, and exit",
+    )
     add(parser, "-np", "--num-proc", type=int, metavar="N", help="number of processes")
     add(parser, "--output-filename", default="", metavar="DIR", help="also write DIR/rank.<n>/stdout and stderr")
     add(parser, "--verbose", action="store_true", help="say what is started")

@@ -1,0 +1,165 @@
+"""Read the flight recorders of all ranks and say in plain words where they diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from horovod.core.stall import list_ranks
+from horovod.timeline.divergence import Open, open_operations, under_way, wait_circle
+from horovod.timeline.dumps import Dump, Operation, read_folder
+
+__all__ = ["diagnose", "examine"]
+
+_INDENT = "    "
+_MOST = 8
+
+
+def examine(folder: Path) -> tuple[list[str], bool]:
+    """Read a folder and say what happened.
+
+    Args:
+        folder: where the ranks wrote; see HOROVOD_FLIGHT_RECORDER_DIR.
+
+    Returns:
+        The report in lines, and whether there was anything to read.
+    """
+    dumps, notes = read_folder(folder)
+    if not dumps:
+        return [f"{folder}: no dump of a flight recorder (rank-*.json) is there", *notes], False
+    return [*diagnose(dumps), *(f"({note})" for note in notes)], True
+
+
+def diagnose(dumps: Sequence[Dump]) -> list[str]:
+    """Say what the dumps of one job show.
+
+    Args:
+        dumps: of its ranks, at most one of each.
+
+    Returns:
+        The report in lines.
+    """
+    by_rank = {dump.rank: dump for dump in dumps}
+    findings = [*_failures(dumps), *_absent(dumps), *_under_way(by_rank), *_open(by_rank), *_circle(by_rank)]
+    if not findings:
+        findings = ["Nothing is wrong here: no rank had failed, and nothing waited for a rank."]
+    return [*_head(dumps), "", *_table(dumps), "", *findings]
+
+
+def _head(dumps: Sequence[Dump]) -> list[str]:
+    first = dumps[0]
+    hosts = ", ".join(sorted({dump.host for dump in dumps}))
+    spread_s = max(dump.time_s for dump in dumps) - min(dump.time_s for dump in dumps)
+    who, size = list_ranks(dump.rank for dump in dumps), first.size
+    return [
+        f"Job of {size} rank{'s' * (size != 1)} on {hosts}; dumps of {who}, written within {spread_s:.1f} s.",
+        *(f"Rank {dump.rank}: {dump.reason}" for dump in dumps),
+    ]
+
+
+def _table(dumps: Sequence[Dump]) -> list[str]:
+    rows = [("rank", "pid", "log entry", "in flight", "last finished", "main thread")]
+    for dump in dumps:
+        finished = [op for op in dump.operations if not op.is_in_flight and op.sequence and not op.error]
+        last = _what(max(finished, key=lambda op: op.sequence)) if finished else "-"
+        flying = sum(op.is_in_flight for op in dump.operations)
+        rows.append((str(dump.rank), str(dump.pid), str(dump.position), str(flying), last, _doing(dump)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _failures(dumps: Sequence[Dump]) -> list[str]:
+    failed = sorted((dump for dump in dumps if dump.failure), key=lambda dump: dump.time_s)
+    if not failed:
+        return []
+    first, *rest = failed
+    verb = "gave up" if first.reason == "StallError" else "failed"
+    lines = [f"* Rank {first.rank} {verb} first:", *(_INDENT + line for line in first.failure.splitlines())]
+    if rest:
+        lines.append(f"{_INDENT}({list_ranks(dump.rank for dump in rest)} {verb} afterwards.)")
+    return lines
+
+
+def _absent(dumps: Sequence[Dump]) -> list[str]:
+    absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
+    if not absent:
+        return []
+    return [
+        f"* There is no dump of {list_ranks(absent)}: killed, stopped, or unable to run Python (an extension that "
+        "keeps the GIL). Look there first."
+    ]
+
+
+def _under_way(by_rank: dict[int, Dump]) -> list[str]:
+    lines = []
+    for item in under_way(by_rank):
+        sequence = item.operation.sequence
+        lines.append(f"* {_what(item.operation)} was under way (log entry {sequence}) on {list_ranks(item.inside)}.")
+        for rank in item.behind:
+            late = sequence - by_rank[rank].position
+            lines.append(f"{_INDENT}Rank {rank} had not come to it, it was {late} log entries behind; its main thread:")
+            lines += _stack(by_rank[rank])
+    return lines
+
+
+def _open(by_rank: dict[int, Dump]) -> list[str]:
+    items = open_operations(by_rank)
+    lines: list[str] = []
+    told: set[int] = set()
+    for item in items[:_MOST]:
+        lines += _one(item)
+        for rank in item.missing:
+            if rank in by_rank and rank not in told:
+                told.add(rank)
+                doing = _doing(by_rank[rank]).partition(": ")[0]
+                lines += [f"{_INDENT}Rank {rank} was {doing}; its main thread:", *_stack(by_rank[rank])]
+    if len(items) > _MOST:
+        lines.append(f"* ... and {len(items) - _MOST} more.")
+    return lines
+
+
+def _one(item: Open) -> list[str]:
+    op = item.operation
+    of_set = f" of process set {op.process_set} (ranks {op.members})" if op.process_set else ""
+    lines = [f"* {_what(op)}{of_set} waited for {item.age_s:.1f} s: submitted by {list_ranks(item.submitted)}"]
+    if item.missing:
+        lines[0] += f", not by {list_ranks(item.missing)}"
+    if item.unknown:
+        lines[0] += f"; not known of {list_ranks(item.unknown)}"
+    lines[0] += "."
+    if item.confused:
+        lines.append(f"{_INDENT}Operations without a name match in the order of the calls, and the orders differ:")
+        lines += [f"{_INDENT}  rank {rank}: {_what(op)} of {op.shapes}" for rank, op in sorted(item.confused.items())]
+        lines.append(f"{_INDENT}Give them names, or call them in one order on all ranks.")
+    return lines
+
+
+def _circle(by_rank: dict[int, Dump]) -> list[str]:
+    links = [f"rank {rank} in {_what(op)} for rank {other}" for rank, op, other in wait_circle(by_rank)]
+    if not links:
+        return []
+    return [
+        f"* They waited for each other, and would have for ever: {'; '.join(links)}.",
+        f"{_INDENT}Call these in one order on all ranks, or begin them with the _async form before waiting for any.",
+    ]
+
+
+def _what(op: Operation) -> str:
+    return f"{op.kind} {_label(op.name)} ({op.site})"
+
+
+def _label(name: str) -> str:
+    return repr(name.split(".", 1)[-1]) if name else "(unnamed)"
+
+
+def _doing(dump: Dump) -> str:
+    wait = dump.wait
+    if wait is None:
+        place = next((line for line in reversed(dump.stack) if line.startswith("File ")), "not known")
+        return f"in other code: {place}"
+    verb = "in the middle of" if wait.executing else "waiting in"
+    return f"{verb} {wait.kind} {_label(wait.name)} ({wait.site})"
+
+
+def _stack(dump: Dump) -> list[str]:
+    return [f"{_INDENT}  {line}" for line in dump.stack]

@@ -1,0 +1,179 @@
+"""The flight recorder: what it keeps, when it writes, and what the doctor makes of it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Ranks, run_ranks
+
+from horovod.engine import records
+from horovod.engine.recorder import DEFAULT_FOLDER, Trigger
+from horovod.timeline.doctor import examine
+from horovod.timeline.dumps import read_folder
+
+
+def _work_then_signal(folder: str, times: int) -> None:
+    import horovod.numpy as hvd
+
+    os.chdir(folder)
+    for i in range(times):
+        hvd.allreduce(np.ones(3, np.float32), name="w")
+        hvd.synchronize(hvd.allgather_async(np.ones((2, 2)), name=f"g{i % 7}"))
+    hvd.barrier()
+    if hvd.rank() == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    deadline = time.monotonic() + 20
+    while len(list(Path(DEFAULT_FOLDER).glob("rank-*.json"))) < hvd.size() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    hvd.barrier()
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_makes_all_write(tmp_path: Path) -> None:
+    outcomes = Ranks(2, _work_then_signal, (str(tmp_path), 20)).outcomes()
+    assert all(outcome.error is None for outcome in outcomes), [outcome.text for outcome in outcomes]
+    dumps, notes = read_folder(tmp_path / DEFAULT_FOLDER)
+    assert notes == []
+    assert [dump.rank for dump in dumps] == [0, 1]
+    assert [dump.reason for dump in dumps] == ["SIGUSR1", "rank 0 asked for it"]
+    for dump in dumps:
+        assert len(dump.operations) == 41
+        first, second = dump.operations[:2]
+        assert (first.kind, first.name, first.bytes, first.shapes) == ("allreduce", "allreduce.w", 12, [[3]])
+        assert (second.kind, second.dtype, second.members) == ("allgather", "float64", [0, 1])
+        assert first.submitted_ns <= first.waited_ns or first.waited_ns == 0
+        assert 0 < first.submitted_ns <= first.started_ns <= first.ended_ns <= second.submitted_ns
+        assert first.site.startswith(__file__)
+        assert dump.process_sets == {0: [0, 1]}
+        assert any("horovod-engine" in name for name in dump.threads)
+    pairs = zip(dumps[0].operations, dumps[1].operations, strict=False)
+    assert all(a.sequence == b.sequence and a.name == b.name for a, b in pairs if a.sequence and b.sequence)
+
+
+def _too_many() -> int:
+    import horovod.numpy as hvd
+    from horovod.engine import context
+
+    for _ in range(records.CAPACITY + 100):
+        hvd.allreduce(np.ones(1), name="w")
+    return len(context.engine().ring)
+
+
+def test_the_ring_forgets_the_oldest() -> None:
+    assert run_ranks(1, _too_many) == [records.CAPACITY]
+
+
+def _one_leaves() -> None:
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == 1:
+        os._exit(3)
+    hvd.allreduce(np.ones(3), name="after")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_failure_is_written_down_if_a_folder_is_set(tmp_path: Path, is_set: bool) -> None:
+    env = {"HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path / "a" / "b")} if is_set else {}
+    Ranks(3, _one_leaves, env=env).outcomes()
+    if not is_set:
+        assert not Path(DEFAULT_FOLDER).exists()
+        return
+    lines, found = examine(tmp_path / "a" / "b")
+    text = "\n".join(lines)
+    assert found
+    assert "There is no dump of rank 1" in text
+    assert "exited with code 3 without hvd.shutdown()" in text
+    assert "allreduce 'after'" in text
+
+
+def _stall_and_read(folder: str) -> Any:
+    import horovod.numpy as hvd
+    from horovod.engine import context
+
+    if hvd.rank() == 1:
+        while context.engine().failure is None:
+            pass
+    try:
+        hvd.allreduce(np.ones(3), name="gradient")
+    except hvd.HorovodInternalError:
+        return "\n".join(examine(Path(folder))[0])
+    return ""
+
+
+@pytest.mark.slow
+def test_a_stall_is_written_down_by_all_ranks(tmp_path: Path) -> None:
+    env = {
+        "HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1",
+    }
+    outcomes = Ranks(3, _stall_and_read, (str(tmp_path),), env=env).outcomes()
+    assert all(outcome.error is None for outcome in outcomes), [outcome.text for outcome in outcomes]
+    text = "\n".join(examine(tmp_path)[0])
+    assert "dumps of ranks 0, 1, 2" in text
+    assert "allreduce 'gradient'" in text and "submitted by ranks 0, 2, not by rank 1." in text
+    assert "in _stall_and_read" in text
+
+
+def _write_nowhere() -> list[str]:
+    import logging
+
+    import horovod.numpy as hvd
+    from horovod.engine import context
+
+    messages: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    collector = Collector()
+    logging.getLogger("horovod").addHandler(collector)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    logging.getLogger("horovod").removeHandler(collector)
+    hvd.allreduce(np.ones(1))
+    assert context.engine().failure is None
+    return messages
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    [[message]] = run_ranks(1, _write_nowhere, env={"HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path / "file")})
+    assert "could not write" in message
+
+
+def test_the_signal_is_taken_only_where_nobody_else_wants_it() -> None:
+    calls: list[int] = []
+    mine = Trigger(lambda: calls.append(1))
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls.append(2))
+    try:
+        mine.set()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert calls == [2]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        mine.set()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+    elsewhere = threading.Thread(target=mine.set)
+    elsewhere.start()
+    elsewhere.join()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    mine.set()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert calls == [2, 1]
+    mine.unset()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
