@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.bench.stats import calls_for, slowest, summarize
+from horovod.bench.stats import calls_for, mean_of_ranks, slowest, summarize
 
 
 def test_summary_is_the_median_and_the_tenths() -> None:
@@ -21,7 +21,11 @@ def test_nothing_timed_has_no_median() -> None:
         summarize([])
 
 
-def test_a_call_took_as_long_as_on_its_slowest_rank() -> None:
+def test_the_time_of_a_call_is_the_mean_over_ranks() -> None:
+    assert mean_of_ranks([[1.0, 5.0], [2.0, 3.0]]) == [1.5, 4.0]
+
+
+def test_a_step_took_as_long_as_on_its_slowest_rank() -> None:
     assert slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
 
 

@@ -54,7 +54,7 @@ class Contender(Protocol):
         """
 
     def measure(self, calls: int) -> list[float]:
-        """Call ``calls`` times; seconds of each call on the rank that it took longest on (rank 0's answer counts)."""
+        """Call ``calls`` times; seconds of each call, as the mean over the ranks (rank 0's answer counts)."""
 
     def release(self) -> None:
         """Give the memory of the case back."""

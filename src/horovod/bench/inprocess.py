@@ -11,7 +11,7 @@ import torch
 
 from horovod.bench.cases import Case, input_blocks, output_blocks
 from horovod.bench.control import Control, WrongResultError
-from horovod.bench.stats import slowest
+from horovod.bench.stats import mean_of_ranks
 
 __all__ = ["InProcess"]
 
@@ -56,7 +56,7 @@ class InProcess(abc.ABC):
             tensor.zero_()
 
     def measure(self, calls: int) -> list[float]:
-        """Time ``calls`` calls, each on the rank that it took longest on."""
+        """Time ``calls`` calls, each as the mean over the ranks."""
         call = self._call
         if call is None:
             raise RuntimeError("prepare() was not called")
@@ -67,7 +67,7 @@ class InProcess(abc.ABC):
             start = clock()
             call()
             times.append(clock() - start)
-        return slowest(self._control.gather(times))
+        return mean_of_ranks(self._control.gather(times))
 
     def release(self) -> None:
         """Drop the tensors of the case."""

@@ -91,9 +91,9 @@ class Worker:
             start = clock()
             call()
             times[i] = clock() - start
-        slowest = np.empty_like(times)
-        self._comm.Allreduce(times, slowest, MPI.MAX)
-        return {"times": slowest.tolist()} if self._comm.rank == 0 else {}
+        total = np.empty_like(times)
+        self._comm.Allreduce(times, total, MPI.SUM)
+        return {"times": (total / self._comm.size).tolist()} if self._comm.rank == 0 else {}
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Sample", "calls_for", "slowest", "summarize"]
+__all__ = ["Sample", "calls_for", "mean_of_ranks", "slowest", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,15 @@ def summarize(times: Iterable[float]) -> Sample:
     if not ordered:
         raise ValueError("nothing was timed")
     return Sample(_quantile(ordered, 0.5), _quantile(ordered, 0.1), _quantile(ordered, 0.9), len(ordered))
+
+
+def mean_of_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """For each call, the mean of its times on the ranks, as the OSU benchmarks have it.
+
+    In a row of calls the ranks take turns at being late, and the other one waits: of a pair of times
+    one is too long and the other too short, and only their mean is the time that a call really takes.
+    """
+    return [sum(call) / len(call) for call in zip(*by_rank, strict=True)]
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
