@@ -193,3 +193,20 @@ def test_views_share_memory(library: str, dtype: str) -> None:
     assert first.nbytes == 2 * ITEMSIZE[dtype]
     assert kernels_of(first) is kernels
     assert kernels.scratch(dtype, 5).shape == (5,)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_overflow_is_a_result_even_where_numpy_raises(library: str, dtype: str) -> None:
+    big = float(np.finfo(dtype).max)
+    with np.errstate(all="raise"):
+        assert _reduce(library, dtype, ReduceOp.SUM, [[big], [big]]).tolist() == [math.inf]
+        assert np.isnan(_reduce(library, dtype, ReduceOp.SUM, [[math.inf], [-math.inf]])).all()
+        assert _reduce(library, dtype, ReduceOp.PRODUCT, [[big], [big], [2.0]]).tolist() == [math.inf]
+        assert _reduce(library, dtype, ReduceOp.MAX, [[big], [1.0]], postscale=4.0).tolist() == [math.inf]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_scaled_integer_out_of_range_raises_nothing(library: str) -> None:
+    with np.errstate(all="raise"):
+        _reduce(library, "int32", ReduceOp.SUM, [[7], [7]], prescale=1e30)

@@ -31,6 +31,10 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
 }
 
 
+#: An overflow is a result. As a warning, which a program may have turned into an error, it would end the job.
+_silent = np.errstate(all="ignore")
+
+
 class NumpyKernels:
     """See ``Kernels``."""
 
@@ -54,24 +58,30 @@ class NumpyKernels:
         kind = np.dtype(dtype)
         if kind == np.bool_:
             return _plain(_BOOL_PAIR[op])
-        floating = kind.kind in "fc"
-        if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        if kind.kind in "fc" or prescale != 1.0 or postscale != 1.0:
+            return _silent(self._rounding_reducer(kind, op, prescale, postscale, divisor))
+        return _integer_average(divisor) if op is ReduceOp.AVERAGE else _plain(_PAIR[op])
+
+    def _rounding_reducer(
+        self, kind: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float, divisor: int
+    ) -> Reducer:
+        if kind.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
             factor, divide = prescale * postscale, divisor if op is ReduceOp.AVERAGE else 1
             if divide & (divide - 1) == 0:
                 factor, divide = factor / divide, 1
             return _float_sum(factor, divide, half=kind == np.float16)
         if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
             return _plain(_PAIR[op])
-        if prescale == 1.0 and postscale == 1.0:
-            return _integer_average(divisor)
         return _scaled(_PAIR[op], prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale)
 
+    @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""
         matrix = np.stack([src.astype(np.float64) for src in srcs])
         products: list[list[float]] = (matrix @ matrix.T).tolist()
         return products
 
+    @_silent
     def combine(self, dst: Array, srcs: Sequence[Array], weights: Sequence[float]) -> None:
         """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
         total = srcs[0].astype(np.float64) * weights[0]
@@ -108,8 +118,7 @@ def _float_sum(factor: float, divide: int, *, half: bool) -> Reducer:
         if factor != 1.0:
             total *= factor
         if half:
-            with np.errstate(over="ignore"):
-                dst[...] = total
+            dst[...] = total
 
     return reduce
 
