@@ -113,7 +113,11 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
     """
-    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+    by_name = isinstance(process_sets, str) and process_sets.lower() == "dynamic"
+    given: list[Any] = [] if process_sets is None or by_name else [process_sets]
+    if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
+        given = list(process_sets)
+    if not all(isinstance(process_set, ProcessSet) for process_set in given):
         raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", received {process_sets!r}')
     context.init()
     world = context.world()
@@ -122,7 +126,6 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         raise NotImplementedError(
             "init(comm=...) takes None or the list of all ranks; for a part of them use process_sets="
         )
-    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     seen: list[list[int]] = []
     for process_set in given:
         ranks = process_set.ranks or []

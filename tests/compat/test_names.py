@@ -1,0 +1,197 @@
+"""The names, arguments and import paths of Horovod."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from typing import Any
+from unittest import mock
+
+import pytest
+from harness import run_ranks
+
+import horovod
+import horovod.torch as hvd
+from horovod.bindings.later import LATER
+from horovod.errors import InitError
+
+# Name and arguments as Horovod has them; ours may take more behind them.
+SIGNATURES = {
+    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set",
+    "allreduce_async": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_async_": "tensor average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async_": "tensors average name op prescale_factor postscale_factor process_set",
+    "sparse_allreduce_async": "tensor name op process_set",
+    "allgather": "tensor name process_set",
+    "allgather_async": "tensor name process_set",
+    "grouped_allgather": "tensors name process_set",
+    "grouped_allgather_async": "tensors name process_set",
+    "broadcast": "tensor root_rank name process_set",
+    "broadcast_async": "tensor root_rank name process_set",
+    "broadcast_": "tensor root_rank name process_set",
+    "broadcast_async_": "tensor root_rank name process_set",
+    "alltoall": "tensor splits name process_set",
+    "alltoall_async": "tensor splits name process_set",
+    "reducescatter": "tensor name compression op process_set prescale_factor postscale_factor",
+    "reducescatter_async": "tensor name op process_set prescale_factor postscale_factor",
+    "grouped_reducescatter": "tensors name compression op process_set prescale_factor postscale_factor",
+    "grouped_reducescatter_async": "tensors name op process_set prescale_factor postscale_factor",
+    "join": "device",
+    "barrier": "process_set",
+    "poll": "handle",
+    "synchronize": "handle",
+    "init": "comm process_sets",
+    "shutdown": "",
+    "is_initialized": "",
+    "size": "",
+    "rank": "",
+    "local_size": "",
+    "local_rank": "",
+    "cross_size": "",
+    "cross_rank": "",
+    "is_homogeneous": "",
+    "mpi_threads_supported": "",
+    "mpi_built": "",
+    "mpi_enabled": "",
+    "gloo_built": "",
+    "gloo_enabled": "",
+    "nccl_built": "",
+    "ddl_built": "",
+    "ccl_built": "",
+    "cuda_built": "",
+    "rocm_built": "",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "broadcast_parameters": "params root_rank",
+    "broadcast_optimizer_state": "optimizer root_rank model",
+    "broadcast_object": "obj root_rank name process_set",
+    "allgather_object": "obj name",
+    "DistributedOptimizer": (
+        "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor num_groups "
+        "groups sparse_as_dense process_set"
+    ),
+    "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
+    "ProcessSet": "ranks_or_comm",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_function_takes_horovods_arguments(name: str) -> None:
+    taken = list(inspect.signature(getattr(hvd, name)).parameters)
+    wanted = SIGNATURES[name].split()
+    assert taken[: len(wanted)] == wanted
+    assert name in hvd.__all__
+
+
+def test_reductions_have_horovods_numbers() -> None:
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("horovod", "run __version__"),
+        ("horovod.runner", "run"),
+        ("horovod.runner.launch", "run_commandline"),
+        ("horovod.runner.common.util.env", "get_env_rank_and_size"),
+        ("horovod.torch.mpi_ops", "_basics _handle_map _NULL handle_average_backwards_compatibility _check_has_gpu"),
+        ("horovod.torch.mpi_ops", "allreduce_async_ synchronize poll rank size is_homogeneous Average Adasum join"),
+        ("horovod.torch.functions", "broadcast_object broadcast_parameters broadcast_optimizer_state allgather_object"),
+        ("horovod.torch.optimizer", "DistributedOptimizer"),
+        ("horovod.torch.compression", "Compression Compressor NoneCompressor FP16Compressor"),
+        ("horovod.torch.sync_batch_norm", "SyncBatchNorm"),
+        ("horovod.torch", "_check_has_gpu HorovodInternalError global_process_set Compression"),
+        ("horovod.common.basics", "HorovodBasics"),
+        ("horovod.common.process_sets", "ProcessSet global_process_set add_process_set remove_process_set"),
+        ("horovod.common.exceptions", "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError"),
+        ("horovod.common.exceptions", "get_version_mismatch_message"),
+        ("horovod.common.util", "get_ext_suffix get_extension_full_path check_extension extension_available"),
+        ("horovod.common.util", "gpu_available mpi_built gloo_built nccl_built ddl_built ccl_built env is_iterable"),
+        ("horovod.common.util", "get_average_backwards_compatibility_fun num_rank_is_power_2 split_list"),
+        ("horovod.common.util", "check_installed_version is_version_greater_equal_than"),
+        ("horovod.data", "BaseDataLoader AsyncDataLoaderMixin"),
+        ("horovod.data.data_loader_base", "BaseDataLoader AsyncDataLoaderMixin"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("horovod") else "",
+)
+def test_import_path_has_the_names(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert not [name for name in names.split() if not hasattr(found, name)]
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_what_is_not_there_yet_says_so(name: str) -> None:
+    parent, _, attribute = f"horovod.{name}".rpartition(".")
+    if attribute == "elastic":
+        for statement in (f"import horovod.{name}", f"from {parent} import {attribute}"):
+            with pytest.raises(ImportError, match=f"horovod.{name} belongs to .*: a later version"):
+                exec(statement)
+    if parent == "horovod.torch":
+        with pytest.raises(AttributeError, match=f"horovod.{name} belongs to .*: a later version"):
+            getattr(hvd, attribute)
+
+
+def test_an_unknown_name_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'horovod.torch' has no attribute 'alreduce'"):
+        hvd.alreduce
+    assert not hasattr(horovod, "alreduce")
+
+
+def test_basics_have_the_reductions() -> None:
+    from horovod.common.basics import HorovodBasics
+
+    basics = HorovodBasics(__file__, "mpi_lib")
+    assert (basics.Average, basics.Sum, basics.Product) == (0, 1, 5)
+    assert not basics.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"])
+def test_before_init_a_value_error_says_what_to_do(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)."):
+        getattr(hvd, name)()
+
+
+def answers() -> dict[str, Any]:
+    names = (
+        "mpi_built mpi_enabled gloo_built gloo_enabled nccl_built ddl_built ccl_built cuda_built rocm_built "
+        "is_homogeneous mpi_threads_supported rank size local_rank local_size cross_rank cross_size is_initialized"
+    )
+    found = {name: getattr(hvd, name)() for name in names.split()}
+    found["again"] = (hvd.init(), hvd.rank(), hvd.init(process_sets="dynamic"), hvd.init([0, 1]))[1]
+    basics = hvd.mpi_ops._basics
+    found["ids"] = basics._get_process_set_ids_and_ranks()
+    found["of set 0"] = (basics._process_set_size(0), basics._process_set_rank(0))
+    return found
+
+
+def test_who_and_what_this_is() -> None:
+    for rank, found in enumerate(run_ranks(2, answers)):
+        assert found["nccl_built"] < 2700
+        assert all(isinstance(found[name], bool) for name in found if name.endswith("enabled"))
+        assert found["is_homogeneous"] is True
+        assert [found[name] for name in ("rank", "local_rank", "cross_rank", "again")] == [rank, rank, 0, rank]
+        assert [found[name] for name in ("size", "local_size", "cross_size")] == [2, 2, 1]
+        assert found["ids"] == {0: [0, 1]}
+        assert found["of set 0"] == (2, rank)
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, (0, 1)),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "3", "HOROVOD_JOB_ID": "a", "HOROVOD_SECRET_KEY": "00ff"}, (1, 3)),
+    ],
+    ids=["alone", "horovodrun"],
+)
+def test_rank_and_size_of_the_environment(environ: dict[str, str], wanted: tuple[int, int]) -> None:
+    from horovod.runner.common.util.env import get_env_rank_and_size
+
+    with mock.patch.dict(os.environ, environ):
+        assert get_env_rank_and_size() == wanted
+    with mock.patch.dict(os.environ, {"HOROVOD_RANK": "1"}), pytest.raises(InitError, match="HOROVOD_SIZE"):
+        get_env_rank_and_size()
