@@ -1,4 +1,4 @@
-"""Each operation as a Horovod script calls it, over the old tensor types and up to three dimensions, on 1 to 3 ranks."""
+"""Each operation as a Horovod script calls it, over the old tensor types and up to three dimensions."""
 
 from __future__ import annotations
 
