@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import Ranks, run_ranks
+
+from horovod.errors import PeerLostError
 
 
 def _orders(count: int, elements: int) -> None:
@@ -88,6 +92,34 @@ def _far_ahead(count: int) -> None:
 def test_a_rank_that_runs_thousands_of_operations_ahead() -> None:
     """More than the rings in the control page can hold; also more signatures than are remembered."""
     run_ranks(2, _far_ahead, 3_000)
+
+
+def _leaves_in_a_hurry() -> bool:
+    import horovod.numpy as hvd
+    from horovod.engine import context
+
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.allreduce(np.ones(1), name="never")
+    peers = context.engine().peers
+    assert peers is not None
+    os.kill(peers.pids[0], signal.SIGSTOP)
+    for i in range(5_000):
+        hvd.allreduce_async(np.ones(1), name=f"tensor {i} of many")
+    hvd.shutdown()
+    return True
+
+
+def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
+    """Rank 0 is stopped meanwhile; what rank 1 says last never reaches it."""
+    ranks = Ranks(2, _leaves_in_a_hurry)
+    ranks.processes[1].join(60)
+    os.kill(ranks.pid(0), signal.SIGCONT)
+    waiting, hasty = ranks.outcomes()
+    assert hasty.value is True
+    assert isinstance(waiting.error, PeerLostError), waiting.text
+    assert "rank 1 (pid" in str(waiting.error)
+    assert "called hvd.shutdown() or ended its script" in str(waiting.error)
 
 
 def _two_libraries() -> None:

@@ -7,13 +7,14 @@ request ring per rank and a log ring in the control page, and one rank alone nee
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.requests import NO_TOKEN, Request, Response
-from horovod.transports.shm.control import Control
+from horovod.transports.shm.control import Control, State
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
 
 __all__ = ["Channel", "CoordinatorChannel", "WorkerChannel"]
@@ -104,6 +105,7 @@ class CoordinatorChannel:
         self._log: collections.deque[LogEntry] = collections.deque()
         self._readers: list[tuple[int, RecordReader]] = []
         self._writer: RecordWriter | None = None
+        self._departed: set[int] = set()
         if control is not None:
             words64 = control.words64
             others = range(1, control.size)
@@ -161,9 +163,23 @@ class CoordinatorChannel:
                 elif kind == _DECLARE:
                     coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))
                 else:
+                    self._departed.add(rank)
                     coordinator.leave(rank, bytes_of(words, 0).decode())
                 record = reader.get()
         self.publish()
+
+    def notice_departures(self, fate: Callable[[int], str]) -> None:
+        """Tell the coordinator of ranks that have left without a word: it may not have fitted into a full ring.
+
+        Args:
+            fate: says in words how a rank ended.
+        """
+        if self._control is None:
+            return
+        for rank, reader in self._readers:
+            if rank not in self._departed and self._control.state_of(rank) is State.LEFT and not reader.has_more():
+                self._departed.add(rank)
+                self.coordinator.leave(rank, fate(rank))
 
     def publish(self) -> None:
         """Append what the coordinator decided to everybody's log."""

@@ -246,6 +246,7 @@ class Engine:
             raise self._lost(lost, self._meanwhile())
         self.observer.tick()
         if isinstance(self._channel, CoordinatorChannel):
+            self._channel.notice_departures(peers.fate)
             self._channel.publish()
 
     def is_idle(self) -> bool:
