@@ -1,0 +1,274 @@
+"""Training as Horovod's own examples and tests do it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+
+def net(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)).double()
+
+
+def batch(rank: int, step: int = 0) -> torch.Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(100 * step + rank), dtype=torch.float64)
+
+
+def same_everywhere(model: torch.nn.Module) -> bool:
+    everywhere = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
+    return all(one == everywhere[0] for one in everywhere)
+
+
+OPTIMIZERS = sorted(
+    cls.__name__
+    for cls in torch.optim.Optimizer.__subclasses__()
+    # LBFGS is refused; SparseAdam wants sparse gradients, see below; Muon takes matrices only.
+    if cls.__module__.startswith("torch.optim") and cls.__name__ not in ("LBFGS", "SparseAdam", "Muon")
+)
+
+
+def make(name: str, model: torch.nn.Module) -> Any:
+    cls = getattr(torch.optim, name, None) or next(
+        sub for sub in torch.optim.Optimizer.__subclasses__() if sub.__name__ == name
+    )
+    options = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1, "centered": True}
+    known = inspect.signature(cls).parameters
+    return hvd.DistributedOptimizer(
+        cls(model.parameters(), **{key: value for key, value in options.items() if key in known}),
+        named_parameters=model.named_parameters(),
+    )
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def state_travels(name: str) -> None:
+    """Rank 0 comes from a checkpoint, the others start anew."""
+    model = net(hvd.rank())
+    optimizer = make(name, model)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer.zero_grad()
+    model(batch(hvd.rank())).square().sum().backward()
+    optimizer.step()
+    saved = (model.state_dict(), optimizer.state_dict())
+    model = net(hvd.rank() + 7)
+    optimizer = make(name, model)
+    if hvd.rank() == 0:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+    wanted = hvd.broadcast_object(optimizer.state_dict())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    got = optimizer.state_dict()
+    assert got["state"].keys() == wanted["state"].keys()
+    for number, state in wanted["state"].items():
+        for key, value in state.items():
+            mine = got["state"][number][key]
+            assert type(mine) is type(value)
+            assert plain(mine) == plain(value)
+    for mine, theirs in zip(got["param_groups"], wanted["param_groups"], strict=True):
+        assert {k: (type(v), plain(v)) for k, v in mine.items()} == {k: (type(v), plain(v)) for k, v in theirs.items()}
+    for step in range(2):
+        optimizer.zero_grad()
+        model(batch(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+    assert same_everywhere(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_state_is_that_of_rank_0(name: str) -> None:
+    run_ranks(2, state_travels, name)
+
+
+def sparse_adam() -> bool:
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Embedding(6, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0, model=model)
+    distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    for step in range(3):
+        distributed.zero_grad()
+        model(torch.tensor([hvd.rank(), step])).sum().backward()
+        distributed.step()
+    return same_everywhere(model)
+
+
+def test_sparse_adam() -> None:
+    assert run_ranks(2, sparse_adam) == [True] * 2
+
+
+def warns() -> list[str]:
+    model = net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    model(batch(hvd.rank())).sum().backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        for _ in range(2):  # gradients travel from the second step on
+            optimizer.step()
+            model(batch(hvd.rank())).sum().backward()
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    return [str(warning.message)[:63] for warning in caught]
+
+
+def test_step_after_synchronize_is_one_warning() -> None:
+    wanted = "optimizer.step() called without optimizer.skip_synchronize() co"
+    assert run_ranks(2, warns) == [[wanted]] * 2
+
+
+def model_parallel() -> bool:
+    """A layer that lives on rank 0 only, one on rank 1 only, and one that both have."""
+    common = torch.nn.Linear(2, 2, bias=False).double()
+    own = torch.nn.Linear(4, 2, bias=False).double()
+    hvd.broadcast_parameters(common.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(common.parameters(), lr=0.1), common.named_parameters())
+    local = torch.optim.SGD(own.parameters(), lr=0.1)
+    before = own.weight.detach().clone()
+    for step in range(2):
+        optimizer.zero_grad()
+        local.zero_grad()
+        common(own(batch(hvd.rank(), step))).square().sum().backward()
+        optimizer.step()
+        local.step()
+    return same_everywhere(common) and not torch.equal(before, own.weight)
+
+
+def branches() -> bool:
+    """Each rank's loss goes through its own branch; gradients that are missing here are zeros."""
+    parts = torch.nn.ModuleList(torch.nn.Linear(4, 2).double() for _ in range(hvd.size()))
+    hvd.broadcast_parameters(parts.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parts.parameters(), lr=0.1), parts.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        parts[(hvd.rank() + step) % hvd.size()](batch(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+        assert all(parameter.grad is not None for parameter in parts.parameters())
+    return same_everywhere(parts)
+
+
+def unfreezing() -> bool:
+    """requires_grad changes between steps, on all ranks together."""
+    model = net()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    start = model[0].weight.detach().clone()
+    for step in range(6):
+        if step == 3:
+            assert torch.equal(start, model[0].weight)
+            for parameter in model[0].parameters():
+                parameter.requires_grad_(True)
+        optimizer.zero_grad()
+        model(batch(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+    return same_everywhere(model) and not torch.equal(start, model[0].weight)
+
+
+CASES: dict[str, Callable[[], bool]] = {f.__name__: f for f in (model_parallel, branches, unfreezing)}
+
+
+def case(name: str) -> bool:
+    return CASES[name]()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_models_that_differ_between_ranks_and_steps(name: str, ranks: int) -> None:
+    assert run_ranks(ranks, case, name) == [True] * ranks
+
+
+def adasum_of(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """The published formula, pair by pair."""
+    while len(vectors) > 1:
+        merged = []
+        for a, b in zip(vectors[::2], vectors[1::2], strict=False):
+            dot, aa, bb = float(a @ b), float(a @ a), float(b @ b)
+            merged.append((1 - dot / (2 * aa) if aa else 1.0) * a + (1 - dot / (2 * bb) if bb else 1.0) * b)
+        if len(vectors) % 2:
+            merged.append(vectors[-1])
+        vectors = merged
+    return vectors[0]
+
+
+def adasum(passes: int, of_set: bool) -> float:
+    """The largest difference between the optimizer and one process that does the same in float64."""
+    ranks = [0, 1] if of_set else list(range(hvd.size()))
+    chosen = hvd.add_process_set(ranks) if of_set else hvd.global_process_set
+    model, worst = net(), 0.0
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters(), op=hvd.Adasum,
+        backward_passes_per_step=passes, process_set=chosen,
+    )  # fmt: skip
+    replicas = [net() for _ in ranks]
+    locals_ = [torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9) for replica in replicas]
+
+    def backward(one: torch.nn.Module, rank: int, step: int) -> None:
+        for number in range(passes):
+            one(batch(rank, 10 * step + number)).square().mean().backward()
+
+    for step in range(3):
+        if chosen.included():
+            optimizer.zero_grad()
+            backward(model, hvd.rank(), step)
+            optimizer.step()
+        starts = [[p.detach().clone() for p in replica.parameters()] for replica in replicas]
+        for rank, replica, local in zip(ranks, replicas, locals_, strict=True):
+            local.zero_grad()
+            backward(replica, rank, step)
+            local.step()
+        for index in range(len(starts[0])):
+            copies = [list(replica.parameters())[index].data for replica in replicas]
+            deltas = [(copy - start[index]).flatten() for copy, start in zip(copies, starts, strict=True)]
+            moved = starts[0][index] + adasum_of(deltas).view_as(copies[0])
+            for copy in copies:
+                copy.copy_(moved)
+            if chosen.included():
+                worst = max(worst, float((list(model.parameters())[index] - moved).abs().max()))
+    hvd.barrier()
+    return worst
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("ranks", "of_set"), [(2, False), (3, False), (4, False), (3, True)], ids=str)
+def test_adasum_combines_steps_by_the_published_formula(ranks: int, of_set: bool, passes: int) -> None:
+    assert max(run_ranks(ranks, adasum, passes, of_set)) < 1e-10
+
+
+def compiled() -> list[str]:
+    """A collective in the middle of a compiled function, and no optimizer that could have told the compiler."""
+    import torch._dynamo  # as any optimizer does
+
+    hvd.init()
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return hvd.allreduce(x * 2, op=hvd.Sum, name="inside") + 1
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(2):
+            y = function(x)
+            y.sum().backward()
+    assert y.tolist() == [1 + 2 * hvd.size()] * 3
+    assert x.grad is not None
+    assert x.grad.tolist() == [4.0 * hvd.size()] * 3
+    return [str(warning.message) for warning in caught if "horovod" in str(warning.message)]
+
+
+@pytest.mark.slow
+def test_collectives_inside_a_compiled_function() -> None:
+    assert run_ranks(2, compiled) == [[], []]
