@@ -127,13 +127,12 @@ class Config:
         unit="seconds", flag="--stall-check-shutdown-time-seconds", yaml_path="stall_check.shutdown_time_seconds",
     )  # fmt: skip
     timeline: str = _setting(
-        "HOROVOD_TIMELINE", "", "File for a trace of all operations.",
-        flag="--timeline-filename", yaml_path="timeline.filename", in_effect=False,
+        "HOROVOD_TIMELINE", "", "File for a trace of all operations of all ranks; written by rank 0.",
+        flag="--timeline-filename", yaml_path="timeline.filename",
     )  # fmt: skip
     timeline_mark_cycles: bool = _setting(
-        "HOROVOD_TIMELINE_MARK_CYCLES", False, "Mark the engine's steps in the trace.",
+        "HOROVOD_TIMELINE_MARK_CYCLES", False, "Mark each execution in the trace, across all its rows.",
         flag="--timeline-mark-cycles", flag_off="--no-timeline-mark-cycles", yaml_path="timeline.mark_cycles",
-        in_effect=False,
     )  # fmt: skip
     log_level: str = _setting(
         "HOROVOD_LOG_LEVEL", "warning", "Least severe message that is logged.",

@@ -5,7 +5,8 @@ It lies behind the control page in the same memfd. Per rank:
     ASK       who wants something of this rank, and what; written by whoever asks
     ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
     VERDICT   1 when VERDICT_TEXT says why this rank failed
-    TRACE_*   head and tail of this rank's trace ring, and which recording it takes part in
+    TRACE_*   head and tail of this rank's ring of trace events, and the last recording that it has finished
+    ARRIVALS  a table of when this rank submitted what it executed lately
 
 and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer. Two ranks that ask at the same
 moment may overwrite each other's question; the answer to either serves both.
@@ -22,11 +23,14 @@ __all__ = ["Board", "Wish"]
 
 _LINE = 64
 _WORDS_PER_RANK = 6
-_ASK, _ANSWER, _VERDICT, _TRACE_HEAD, _TRACE_TAIL, _TRACE_SESSION = range(_WORDS_PER_RANK)
+_ASK, _ANSWER, _VERDICT, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE = range(_WORDS_PER_RANK)
+_SESSION, _SINCE = 0, 1
 _ANSWER_BYTES = 32 << 10
 _VERDICT_BYTES = 16 << 10
 _LENGTH_BYTES = 4
-TRACE_BYTES = 1 << 20
+_TRACE_BYTES = 1 << 20
+_ARRIVALS = 8192
+_RANK_BYTES = _ANSWER_BYTES + _VERDICT_BYTES + _TRACE_BYTES + 16 * _ARRIVALS
 
 
 class Wish:
@@ -42,6 +46,10 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
+def _slot(key: int) -> int:
+    return (key + (key >> 32)) % _ARRIVALS * 2
+
+
 class Board:
     """One rank's view of the board.
 
@@ -53,19 +61,22 @@ class Board:
     def __init__(self, fd: int, control: Control) -> None:
         self.rank, self.size, self._control = control.rank, control.size, control
         header = _LINE + _LINE * _WORDS_PER_RANK * self.size
-        per_rank = _ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES
-        self._map = mmap.mmap(fd, _pages(header) + per_rank * self.size, offset=_pages(Control.nbytes(self.size)))
+        length = _pages(header) + _RANK_BYTES * self.size
+        self._map = mmap.mmap(fd, length, offset=_pages(Control.nbytes(self.size)))
         self._whole = memoryview(self._map)
         self._words = self._whole[:header].cast("Q")
         self._texts = _pages(header)
+        self._arrivals = [
+            self._whole[start : start + 16 * _ARRIVALS].cast("Q")
+            for start in (self._text(rank + 1) - 16 * _ARRIVALS for rank in range(self.size))
+        ]
         self._seen = 0
 
     @staticmethod
     def nbytes(size: int) -> int:
         """Return the bytes of a control page with a board behind it."""
         header = _LINE + _LINE * _WORDS_PER_RANK * size
-        per_rank = _ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES
-        return _pages(Control.nbytes(size)) + _pages(header) + per_rank * size
+        return _pages(Control.nbytes(size)) + _pages(header) + _RANK_BYTES * size
 
     # -- questions and answers -----------------------------------------------------------------------------------
 
@@ -112,8 +123,73 @@ class Board:
         """Return why ``rank`` failed, or None if it did not say."""
         return self._read(self._index(rank, _VERDICT), self._text(rank) + _ANSWER_BYTES, 1)
 
+    # -- the recording -------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> tuple[int, bool, bool, int]:
+        """The last recording: its number, whether it is under way, whether it marks cycles, and since when."""
+        word = self._words[_SESSION]
+        return word >> 2, bool(word & 1), bool(word & 2), self._words[_SINCE]
+
+    def set_session(self, number: int, is_on: bool, mark_cycles: bool, since_ns: int) -> None:
+        """Begin or end a recording; on rank 0."""
+        self._words[_SINCE] = since_ns
+        futex.fence()
+        self._words[_SESSION] = number << 2 | mark_cycles << 1 | is_on
+
+    def finish_session(self, number: int) -> None:
+        """Say that everything this rank had to tell about recording ``number`` stands in its ring."""
+        self._words[self._index(self.rank, _TRACE_DONE)] = number
+
+    def has_finished(self, rank: int, number: int) -> bool:
+        """Whether ``rank`` has told everything about recording ``number``."""
+        return bool(self._words[self._index(rank, _TRACE_DONE)] >= number)
+
+    def put_trace(self, data: bytes) -> bool:
+        """Append to this rank's ring of trace events; False when there is no room."""
+        head_index = self._index(self.rank, _TRACE_HEAD)
+        head, tail = self._words[head_index], self._words[self._index(self.rank, _TRACE_TAIL)]
+        if len(data) > _TRACE_BYTES - (head - tail):
+            return False
+        area, start = self._text(self.rank) + _ANSWER_BYTES + _VERDICT_BYTES, head % _TRACE_BYTES
+        cut = min(len(data), _TRACE_BYTES - start)
+        self._whole[area + start : area + start + cut] = data[:cut]
+        self._whole[area : area + len(data) - cut] = data[cut:]
+        futex.fence()
+        self._words[head_index] = head + len(data)
+        return True
+
+    def take_trace(self, rank: int) -> bytes:
+        """Return what ``rank`` appended since the last call; on rank 0."""
+        tail_index = self._index(rank, _TRACE_TAIL)
+        head, tail = self._words[self._index(rank, _TRACE_HEAD)], self._words[tail_index]
+        if head == tail:
+            return b""
+        futex.fence()
+        area, start, length = self._text(rank) + _ANSWER_BYTES + _VERDICT_BYTES, tail % _TRACE_BYTES, head - tail
+        cut = min(length, _TRACE_BYTES - start)
+        data = bytes(self._whole[area + start : area + start + cut]) + bytes(self._whole[area : area + length - cut])
+        futex.fence()
+        self._words[tail_index] = head
+        return data
+
+    def note_arrival(self, key: int, at_ns: int) -> None:
+        """Let the others know when this rank submitted something; ``key`` is the same on all ranks."""
+        slots, slot = self._arrivals[self.rank], _slot(key)
+        slots[slot] = 0
+        slots[slot + 1] = at_ns
+        slots[slot] = key
+
+    def arrival(self, rank: int, key: int) -> int:
+        """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
+        slots, slot = self._arrivals[rank], _slot(key)
+        at_ns = slots[slot + 1] if slots[slot] == key else 0
+        return int(at_ns) if slots[slot] == key else 0
+
     def close(self) -> None:
         """Unmap the board."""
+        for slots in self._arrivals:
+            slots.release()
         self._words.release()
         self._whole.release()
         self._map.close()
@@ -122,7 +198,7 @@ class Board:
         return (_LINE + (rank * _WORDS_PER_RANK + word) * _LINE) // 8
 
     def _text(self, rank: int) -> int:
-        return self._texts + rank * (_ANSWER_BYTES + _VERDICT_BYTES + TRACE_BYTES)
+        return self._texts + rank * _RANK_BYTES
 
     def _publish(self, index: int, area: int, room: int, number: int, text: bytes) -> None:
         text = text[: room - _LENGTH_BYTES]

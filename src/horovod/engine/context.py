@@ -7,6 +7,7 @@ import collections
 import os
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -79,6 +80,17 @@ def init() -> None:
             _context.next_hook = sys.excepthook
             sys.excepthook = _note_exception
         _context.engine.start()
+        _start_timeline(_context.engine, settings)
+
+
+def _start_timeline(started: Engine, settings: Config) -> None:
+    # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
+    if settings.timeline and settings.timeline.upper() != "DYNAMIC":
+        try:
+            started.observer.tracer.start(Path(settings.timeline), settings.timeline_mark_cycles)
+        except OSError as error:
+            shutdown()
+            raise InitError(f"HOROVOD_TIMELINE={settings.timeline} cannot be written: {error}") from error
 
 
 def shutdown() -> None:

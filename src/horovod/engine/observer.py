@@ -1,4 +1,4 @@
-"""What makes a job explain itself: stall reports, the flight recorder, answers to other ranks' questions.
+"""What makes a job explain itself: stall reports, the flight recorder, the timeline, answers to other ranks' questions.
 
 The engine tells the observer what happens, and asks it now and then whether all is well.
 """
@@ -19,6 +19,7 @@ from horovod.engine.log import LogRunner
 from horovod.engine.recorder import Recorder, Trigger
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring
 from horovod.engine.stalls import StallWatch
+from horovod.engine.tracing import Tracer
 from horovod.engine.watch import Peers
 from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import HorovodInternalError, StallError
@@ -41,6 +42,9 @@ class Observer:
         peers: the other ranks; None for one rank alone.
         board: None for one rank alone.
         failure: returns why this rank takes part no more, or None.
+
+    Attributes:
+        tracer: makes the timeline.
     """
 
     def __init__(
@@ -74,6 +78,9 @@ class Observer:
             self._pending,
         )
         self._trigger = Trigger(self._dump_everywhere)
+        self.tracer = Tracer(
+            rank, size, ring, self._members, board, lambda other: peers is not None and not peers.is_dead(other)
+        )
         self._inquiry: Inquiry | None = None
         self._stalls: StallWatch | None = None
         if board is not None and peers is not None:
@@ -135,8 +142,9 @@ class Observer:
         return kind == StallError.__name__, why
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Listen no more, and complete the timeline."""
         self._trigger.unset()
+        self.tracer.close()
 
     def close(self) -> None:
         """Release the board."""
@@ -161,6 +169,8 @@ class Observer:
         return None, 0
 
     def _fulfil(self, wishes: int, asker: int) -> None:
+        if wishes & Wish.TRACE:
+            self.tracer.follow()
         if wishes & Wish.DUMP:
             self._recorder.as_asked(f"rank {asker} asked for it")
         elif wishes & Wish.DUMP_IF_SET and self._failure() is None:

@@ -1,0 +1,202 @@
+"""What one rank did, as events of the Chrome trace format, which chrome://tracing and Perfetto read.
+
+A process of the trace is a rank, rank 0 being process 1. Its first two rows are what its engine executed, and what
+its threads waited for; then comes one row per tensor name, with Horovod's names for what happens to it:
+``NEGOTIATE_ALLREDUCE`` until the last rank has submitted it, ``QUEUE`` until the engine has time for it, ``ALLREDUCE``
+while it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from horovod.core.requests import Kind, ReduceOp, Request
+
+__all__ = ["CYCLE", "ENGINE_ROW", "WAITING_ROW", "Events", "Span"]
+
+#: Rows of a rank; tensors follow.
+ENGINE_ROW, WAITING_ROW = 1, 2
+_FIRST_TENSOR_ROW = 100
+_ROWS_PER_RANK = 1_000_000
+_TEXT = 400
+_SHAPES = 4
+_REMEMBERED = 16_384
+_MOST_ROWS = 2000
+_WAITING, _MORE = "waiting", "more names"
+CYCLE = "CYCLE_START"
+
+
+class Span(NamedTuple):
+    """One operation of one rank; times in nanoseconds on the clock of the host, 0 for what did not happen.
+
+    Attributes:
+        request: what was submitted.
+        submitted: when.
+        waited: since when a thread waited for it.
+        sequence: its place in the log.
+        started: when its execution began.
+        ended: when it was done.
+        together: how many operations were executed at once.
+        error: why it failed, or None.
+        ready: when the last rank had submitted it; 0 if that is not known.
+        last: that rank, or -1.
+    """
+
+    request: Request
+    submitted: int
+    waited: int
+    sequence: int
+    started: int
+    ended: int
+    together: int
+    error: str | None
+    ready: int = 0
+    last: int = -1
+
+
+class _Shape(NamedTuple):
+    """What all spans of one request have in common; the texts are JSON already."""
+
+    request: Request
+    name: str
+    type_text: str
+    negotiate_text: str
+    name_text: str
+    args: str
+
+
+class Events:
+    """Turns the spans of one rank into events.
+
+    Args:
+        rank: the rank.
+        title: what to call it.
+        origin: time 0 of the trace, in nanoseconds on the clock of the host.
+        mark_cycles: whether each execution gets a mark across all ranks.
+    """
+
+    def __init__(self, rank: int, title: str, origin: int, mark_cycles: bool) -> None:
+        self._rank = rank
+        self._origin = origin
+        self._mark_cycles = mark_cycles
+        self._shapes: dict[int, _Shape] = {}
+        self._rows: dict[str, list[int]] = {_WAITING: [rank * _ROWS_PER_RANK + WAITING_ROW]}
+        self._free_at: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._first_row = rank * _ROWS_PER_RANK
+        self._next_row = self._first_row + _FIRST_TENSOR_ROW
+        self._new: list[str] = []
+        self._meta("process_name", 0, f'"name":{json.dumps(title)}')
+        self._meta("process_sort_index", 0, f'"sort_index":{rank + 1}')
+        for row, words in ((ENGINE_ROW, "engine"), (WAITING_ROW, _WAITING)):
+            self._name_row(self._first_row + row, words)
+
+    @staticmethod
+    def first(epoch_us: int) -> bytes:
+        """Return the first event of a file: when it began, in microseconds since 1970."""
+        return (
+            '{"name":"process_name","ph":"M","pid":0,"args":{"name":"khorovod",'
+            f'"start_time_since_epoch_in_micros":{epoch_us}}}}}'
+        ).encode()
+
+    def take(self) -> list[bytes]:
+        """Return the events since the last call."""
+        new, self._new = self._new, []
+        return [event.encode() for event in new]
+
+    def add(self, span: Span) -> None:
+        """Add one operation."""
+        request, submitted, waited, sequence, started, ended, together, error, ready, last = span
+        shape = self._shapes.get(id(request)) or self._learn(request)
+        row = self._row(shape.name, submitted, ended)
+        begun = started or ended
+        ready = min(max(ready, submitted), begun) if ready else begun
+        args = f'"seq":{sequence}'
+        why = f',"error":{json.dumps(error[:_TEXT])}' if error else ""
+        new = self._new
+        if not started:
+            new.append(self._x(shape.negotiate_text, row, submitted, ended, f"{args}{why}"))
+            return
+        new.append(self._x(shape.negotiate_text, row, submitted, ready, f'{args},"last":{last}'))
+        if begun > ready:
+            new.append(self._x('"QUEUE"', row, ready, begun, args))
+        new.append(self._x(shape.type_text, row, started, ended, f"{shape.args},{args}{why}"))
+        if waited and ended > waited:
+            waiting = self._row(_WAITING, waited, ended)
+            new.append(self._x(shape.name_text, waiting, waited, ended, args))
+        if sequence not in self._seen:
+            self._execution(shape, sequence, started, ended, f'{args},"together":{together}')
+
+    def _execution(self, shape: _Shape, sequence: int, started: int, ended: int, args: str) -> None:
+        self._seen.add(sequence)
+        if len(self._seen) > _REMEMBERED:
+            self._seen = {known for known in self._seen if known > sequence - _REMEMBERED // 2}
+        row = self._first_row + ENGINE_ROW
+        self._new.append(self._x(shape.type_text, row, started, ended, args))
+        if self._mark_cycles:
+            scope = "g" if self._rank == 0 else "p"
+            self._instant(CYCLE, started, scope)
+
+    def lost(self, at: int) -> None:
+        """Note that operations before ``at`` are missing, because there were too many to keep."""
+        self._instant("operations are missing here", at, "p")
+
+    def _instant(self, name: str, at: int, scope: str) -> None:
+        self._new.append(
+            f'{{"name":"{name}","ph":"i","ts":{self._us(at)},"pid":{self._rank + 1},'
+            f'"tid":{self._first_row + ENGINE_ROW},"s":"{scope}"}}'
+        )
+
+    def _learn(self, request: Request) -> _Shape:
+        kind = request.kind.name
+        if request.kind is Kind.ALLREDUCE and request.op is ReduceOp.ADASUM:
+            kind = "ADASUM"
+        shapes = [list(tensor.shape) for tensor in request.tensors[:_SHAPES]]
+        text = ", ".join(map(str, shapes)) + (", ..." if len(request.tensors) > _SHAPES else "")
+        nbytes = sum(tensor.nbytes for tensor in request.tensors)
+        args = (
+            f'"dtype":"{request.tensors[0].dtype if request.tensors else ""}","shape":{json.dumps(text[:_TEXT])},'
+            f'"bytes":{nbytes},"set":{request.process_set},"site":{json.dumps(request.site[-_TEXT:])}'
+        )
+        name = request.name[:_TEXT] or f"{request.kind.name.lower()}.noname"
+        if len(self._shapes) >= _REMEMBERED:
+            self._shapes.clear()
+        # The request is kept, so that its id stays its own.
+        shape = self._shapes[id(request)] = _Shape(
+            request, name, json.dumps(kind), json.dumps(f"NEGOTIATE_{kind}"), json.dumps(name), args
+        )
+        return shape
+
+    def _row(self, name: str, start: int, end: int) -> int:
+        """The row of a name; another one for what overlaps, as unnamed operations may."""
+        if len(self._rows) >= _MOST_ROWS and name not in self._rows:
+            name = _MORE
+        rows = self._rows.setdefault(name, [])
+        for row in rows:
+            if self._free_at.get(row, 0) <= start:
+                self._free_at[row] = end
+                return row
+        row = self._next_row
+        self._next_row += 1
+        rows.append(row)
+        self._free_at[row] = end
+        self._name_row(row, name if len(rows) == 1 else f"{name} ({len(rows)})")
+        return row
+
+    def _name_row(self, row: int, name: str) -> None:
+        self._meta("thread_name", row, f'"name":{json.dumps(name)}')
+        self._meta("thread_sort_index", row, f'"sort_index":{row}')
+
+    def _meta(self, what: str, row: int, args: str) -> None:
+        self._new.append(f'{{"name":"{what}","ph":"M","pid":{self._rank + 1},"tid":{row},"args":{{{args}}}}}')
+
+    def _x(self, name_text: str, row: int, start: int, end: int, args: str) -> str:
+        # One nanosecond less: readers round, and what follows at once must not seem to overlap.
+        return (
+            f'{{"name":{name_text},"ph":"X","ts":{(start - self._origin) / 1000:.3f},'
+            f'"dur":{max(end - start - 1, 0) / 1000:.3f},"pid":{self._rank + 1},"tid":{row},"args":{{{args}}}}}'
+        )
+
+    def _us(self, ns: int) -> str:
+        return f"{(ns - self._origin) / 1000:.3f}"

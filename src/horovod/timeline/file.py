@@ -1,0 +1,124 @@
+"""A trace file that is complete JSON at every moment, whatever is killed when.
+
+The file is one array whose end stands far ahead, with blanks before it: ``[ event, event,            ]``. Events are
+written into the blanks, each write within one page of the file, which the kernel does as a whole or not at all. When
+the blanks are used up, a longer copy takes the place of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["MOST_BYTES", "TraceFile"]
+
+_PAGE = 4096
+_FIRST_BYTES = 256 << 10
+_COPY_BYTES = 1 << 20
+#: A longer file is cut, not copied, when it is finished; between two system calls it has no end then.
+_CUT_BYTES = 64 << 20
+#: The longest event that can be written.
+MOST_BYTES = _PAGE - 2
+
+
+class TraceFile:
+    """Writes events; see the module.
+
+    Args:
+        path: the file; folders are made, an existing file is replaced.
+        first: the first event, without line breaks.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, first: bytes) -> None:
+        self.path = path.resolve()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        self._position = 0
+        self._fd = -1
+        self._lengthen(_FIRST_BYTES, b"[\n" + first)
+
+    def append(self, events: Iterable[bytes]) -> None:
+        """Write events, each without line breaks and no longer than ``MOST_BYTES``; longer ones are left out.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        pending = bytearray()
+        start = self._position
+        for event in events:
+            if len(event) > MOST_BYTES:
+                continue
+            end = start + len(pending)
+            room = _PAGE - end % _PAGE
+            if len(event) + 2 > room:
+                self._write(pending, start)
+                start, pending = end + room, bytearray()
+                if start + 2 * _PAGE > self._length:
+                    self._position = start
+                    self._lengthen(self._length)
+            pending += b",\n"
+            pending += event
+        self._write(pending, start)
+        self._position = start + len(pending)
+
+    def finish(self) -> None:
+        """Take the blanks away and close the file."""
+        if self._fd < 0:
+            return
+        try:
+            if self._position <= _CUT_BYTES:
+                self._replace(self._position + 2, b"")
+            else:
+                os.ftruncate(self._fd, self._position)
+                os.pwrite(self._fd, b"\n]", self._position)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytearray, at: int) -> None:
+        if data:
+            os.pwrite(self._fd, data, at)
+
+    def _lengthen(self, by: int, head: bytes = b"") -> None:
+        self._replace(self._position + len(head) + by, head)
+        self._position += len(head)
+
+    def _replace(self, length: int, head: bytes) -> None:
+        """Put a file of ``length`` bytes in the place of this one: what was written, ``head``, blanks and the end."""
+        # The copy gets a name only when it is complete: whoever is killed before leaves nothing behind.
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        fd = -1
+        try:
+            fd = os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+            self._fill(fd, length, head)
+            part = f".{self.path.name}.{os.getpid()}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+            os.link(f"/proc/self/fd/{fd}", part, dst_dir_fd=folder, follow_symlinks=True)
+            os.rename(part, self.path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            raise
+        finally:
+            os.close(folder)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        self._length = length
+
+    def _fill(self, fd: int, length: int, head: bytes) -> None:
+        at = 0
+        while at < self._position:
+            at += os.pwrite(fd, os.pread(self._fd, min(_COPY_BYTES, self._position - at), at), at)
+        at += os.pwrite(fd, head, at)
+        while at < length - 2:
+            at += os.pwrite(fd, b" " * min(_COPY_BYTES, length - 2 - at), at)
+        os.pwrite(fd, b"\n]", at)
