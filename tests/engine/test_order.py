@@ -122,6 +122,25 @@ def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
     assert "called hvd.shutdown() or ended its script" in str(waiting.error)
 
 
+def _two_go_on(count: int) -> int:
+    import horovod.numpy as hvd
+    from horovod.transports.shm import control
+
+    control.LOG_RING_BYTES = 16 << 10
+    hvd.init()
+    pair = hvd.add_process_set([0, 1])
+    array = np.ones(1)
+    for _ in range(count if hvd.rank() < 2 else 0):
+        hvd.allreduce_(array, name="x", op=hvd.Max, process_set=pair)
+    return count
+
+
+def test_the_others_go_on_for_long_when_a_rank_has_left() -> None:
+    """The log fills its ring several times, and the rank that has left reads none of it."""
+    for outcome in Ranks(3, _two_go_on, (5_000,), init=False).outcomes():
+        assert (outcome.error, outcome.value) == (None, 5_000)
+
+
 def _two_libraries() -> None:
     import torch
 

@@ -95,6 +95,18 @@ def test_a_full_ring_keeps_records_back_until_the_slowest_reader_has_read() -> N
     assert fast.get() == (1, [8])
 
 
+def test_a_reader_that_is_gone_can_be_forgotten() -> None:
+    pipe = Pipe(16, 2)
+    while pipe.writer.put(1, (0,)):
+        pipe.ends[0].get()
+    assert not pipe.writer.flush()
+    pipe.writer.forget(2)
+    assert pipe.writer.flush()
+    for i in range(100):
+        assert pipe.ends[0].get() is not None
+        assert pipe.writer.put(1, (i,))
+
+
 def test_what_comes_behind_a_backlog_does_not_overtake_it() -> None:
     pipe = Pipe(16, 1)
     while pipe.writer.put(1, (0,) * 6):

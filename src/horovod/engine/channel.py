@@ -106,6 +106,7 @@ class CoordinatorChannel:
         self._readers: list[tuple[int, RecordReader]] = []
         self._writer: RecordWriter | None = None
         self._departed: set[int] = set()
+        self._log_tail: list[int] = []
         if control is not None:
             words64 = control.words64
             others = range(1, control.size)
@@ -113,6 +114,7 @@ class CoordinatorChannel:
                 (r, RecordReader(control.request_rings[r], words64, control.request_head[r], control.request_tail[r]))
                 for r in others
             ]
+            self._log_tail = control.log_tail
             self._writer = RecordWriter(
                 control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others]
             )
@@ -140,11 +142,19 @@ class CoordinatorChannel:
     def next(self) -> LogEntry | None:
         if not self._log or (self._writer is not None and self._writer.has_backlog):
             self._serve()
-            if self._writer is not None and self._writer.has_backlog and not self._writer.flush():
+            if self._writer is not None and self._writer.has_backlog and not self._flush(self._writer):
                 # An entry that the others cannot see yet must not be executed: it would wait for them.
                 self._ring(range(1, len(self._readers) + 1))
                 return None
         return self._log.popleft() if self._log else None
+
+    def _flush(self, writer: RecordWriter) -> bool:
+        if writer.flush():
+            return True
+        # Who has left reads no more: the ring must not wait for it.
+        for rank in self._departed:
+            writer.forget(self._log_tail[rank])
+        return writer.flush()
 
     def _serve(self) -> None:
         coordinator, inbox = self.coordinator, self._inbox

@@ -65,6 +65,10 @@ class RecordWriter:
             self._backlog.popleft()
         return True
 
+    def forget(self, tail: int) -> None:
+        """Wait no more for the reader whose tail this is."""
+        self._tails = [other for other in self._tails if other != tail]
+
     @property
     def has_backlog(self) -> bool:
         """Whether records wait for a reader."""
