@@ -8,14 +8,11 @@ from __future__ import annotations
 __all__ = ["LATER", "explain"]
 
 _ELASTIC = "elastic jobs, which go on when hosts come and go"
-_TIMELINE = "the timeline"
 
 #: Name below ``horovod`` to feature.
 LATER: dict[str, str] = {
     "common.elastic": _ELASTIC,
     "torch.elastic": _ELASTIC,
-    "torch.start_timeline": _TIMELINE,
-    "torch.stop_timeline": _TIMELINE,
 }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from horovod.bindings import process_sets as sets
 from horovod.engine import context
+from horovod.engine.stats import Stats
 
 __all__ = ["Worldly"]
 
@@ -46,6 +50,39 @@ class Worldly:
         """Return whether every host has as many ranks as this one."""
         world = context.world()
         return world.size == world.local_size * world.cross_size
+
+    def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+        """Begin to record the operations of all ranks in one file, which chrome://tracing and Perfetto show.
+
+        Rank 0 writes; it is enough, and no harm if others call too, that rank 0 calls. A recording under way ends.
+
+        Args:
+            file_path: the file on rank 0; an existing one is replaced.
+            mark_cycles: mark each execution across all rows.
+
+        Raises:
+            NotInitializedError: ``init()`` was not called.
+            OSError: the file cannot be written.
+        """
+        context.engine().observer.tracer.start(Path(file_path), mark_cycles)
+
+    def stop_timeline(self) -> None:
+        """End the recording that ``start_timeline`` or HOROVOD_TIMELINE began, and complete the file; on rank 0.
+
+        Raises:
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until the other ranks have told what they did, two seconds at most.
+        """
+        context.engine().observer.tracer.stop()
+
+    def stats(self) -> Stats:
+        """Return what this rank has done since ``init()``: operations, bytes, waits, fusion.
+
+        Raises:
+            NotInitializedError: ``init()`` was not called.
+        """
+        return context.engine().stats()
 
     def mpi_threads_supported(self) -> bool:
         """Return False: ranks do not talk through MPI.

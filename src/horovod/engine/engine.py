@@ -21,8 +21,9 @@ from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
 from horovod.engine.observer import Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import WAITED, new_ring, now
+from horovod.engine.records import ENDED, WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
+from horovod.engine.stats import Stats
 from horovod.engine.watch import Peers
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
@@ -86,6 +87,8 @@ class Engine:
         self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, self.sets)
         self._submit_lock = threading.Lock()
         self.ring = new_ring()
+        self._waits = self._wait_ns = 0
+        self._born_ns = now()
         self.observer = Observer(
             config, job, rank, size, self.ring, self._log, self.sets, self._coordinator, peers, board,
             lambda: self.failure,
@@ -176,6 +179,7 @@ class Engine:
             handle.passage = passage
             self._log.register(handle)
             signature.in_flight += 1
+            signature.uses += 1
             self.ring.append(handle.record)
             token = self.transport.offer(handle, signature.nbytes, signature.slots) if signature.may_ride else NO_TOKEN
             self._channel.submit(signature.id, token)
@@ -194,8 +198,12 @@ class Engine:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
         if not handle.done:
-            handle.record[WAITED] = now()
-            self._progress.wait(handle)
+            began = handle.record[WAITED] = now()
+            try:
+                self._progress.wait(handle)
+            finally:
+                self._waits += 1
+                self._wait_ns += max(handle.record[ENDED] - began, 0)
         if handle.error is not None:
             raise handle.error
         return handle.outputs
@@ -210,6 +218,21 @@ class Engine:
         if not done:
             self._progress.look()
         return done
+
+    def stats(self) -> Stats:
+        """Return what this rank has done."""
+        usage = self._signatures.usage()
+        return Stats(
+            elapsed_s=(now() - self._born_ns) / 1e9,
+            operations=sum(of_kind.operations for of_kind in usage.values()),
+            bytes=sum(of_kind.bytes for of_kind in usage.values()),
+            in_flight=len(self._log.in_flight()),
+            kinds={kind.name.lower(): of_kind for kind, of_kind in sorted(usage.items())},
+            fused=self._log.fused,
+            fusions=self._log.fusions,
+            waits=self._waits,
+            wait_s=self._wait_ns / 1e9,
+        )
 
     def step(self) -> None:
         """Execute what the log holds; see ``Stepper``."""
@@ -241,13 +264,20 @@ class Engine:
         assert control is not None
         left = self._coordinator is None and control.state_of(0) is State.LEFT
         # Who waits for nothing may go on alone.
-        if left and not self._log.is_idle() and not self._channel.has_news():
+        if left and not self._log.is_idle() and not self._log.has_news():
             lost = peers.culprit_of(0)
             raise self._lost(lost, self._meanwhile())
+        late = self._log.late()
+        if late >= 0:
+            self.watch(late, waited_s)
         self.observer.tick()
         if isinstance(self._channel, CoordinatorChannel):
             self._channel.notice_departures(peers.fate)
             self._channel.publish()
+
+    def has_news(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return self._log.has_news()
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight, here or, on rank 0, anywhere; and nobody is asked about a stall."""

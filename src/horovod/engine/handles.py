@@ -42,11 +42,12 @@ class Signature:
         nbytes: of all tensors.
         may_ride: whether the data may ride along in the request.
         in_flight: submissions that are not done.
+        uses: all submissions.
         slots: see ``Transport.offer``.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request", "slots")
+    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request", "slots", "uses")
 
     def __init__(self, id_: int, request: Request, may_ride: bool, pin: object) -> None:
         self.id = id_
@@ -54,6 +55,7 @@ class Signature:
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
         self.may_ride = may_ride
         self.in_flight = 0
+        self.uses = 0
         self.pin = pin
         self.slots: dict[int, list[Buffer]] = {}
 

@@ -29,6 +29,8 @@ class LogRunner:
 
     Attributes:
         culprit: the rank that the log last named as lost, or -1.
+        fused: how many operations were executed together with others.
+        fusions: how many executions these took.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class LogRunner:
         self._named: dict[tuple[int, str], Handle] = {}
         self._unnamed: dict[int, collections.deque[Handle]] = {}
         self._sequence = 0
+        self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
         self.culprit = -1
+        self.fused = self.fusions = 0
 
     @property
     def sequence(self) -> int:
@@ -75,15 +79,35 @@ class LogRunner:
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
-        return [*self._named.values(), *(handle for queue in self._unnamed.values() for handle in queue)]
+        return [
+            *(handle for _, _, handles in self._unsettled for handle in handles),
+            *self._named.values(),
+            *(handle for queue in self._unnamed.values() for handle in queue),
+        ]
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not self._named and not any(self._unnamed.values())
+        return not self._named and not self._unsettled and not any(self._unnamed.values())
+
+    def has_news(self) -> bool:
+        """Whether ``step`` has something to do."""
+        if self._channel.has_news():
+            return True
+        unsettled = self._unsettled
+        return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
+
+    def late(self) -> int:
+        """Return a rank that does not come to the end of what this one has done its part of, or -1."""
+        for fence, members, _ in self._unsettled:
+            for rank in members:
+                if not self._transport.settled((rank,), fence):
+                    return rank
+        return -1
 
     def fail_all(self, make_error: Callable[[], Exception]) -> None:
         """End every submission with an exception of its own."""
         handles = self.in_flight()
+        self._unsettled.clear()
         self._named.clear()
         self._unnamed.clear()
         for handle in handles:
@@ -97,6 +121,8 @@ class LogRunner:
             HorovodInternalError: an entry could not be executed; this rank is out of step for good.
         """
         channel = self._channel
+        if self._unsettled:
+            self._settle()
         entry = channel.next()
         while entry is not None:
             if isinstance(entry, Declared):
@@ -105,6 +131,21 @@ class LogRunner:
                 self._sequence += 1
                 self._execute(entry)
             entry = channel.next()
+
+    def _settle(self) -> None:
+        """Finish what this rank had done its part of, as soon as the others have done theirs."""
+        for _ in range(len(self._unsettled)):
+            fence, members, handles = self._unsettled.popleft()
+            if self._transport.settled(members, fence):
+                self._finish(handles)
+            else:
+                self._unsettled.append((fence, members, handles))
+
+    def _finish(self, handles: list[Handle]) -> None:
+        ended = now()
+        for handle in handles:
+            handle.record[ENDED] = ended
+            handle.finish()
 
     def _execute(self, run: Run) -> None:
         batch = []
@@ -120,6 +161,9 @@ class LogRunner:
         for _, one in batch:
             record = one.record
             record[STARTED], record[SEQUENCE], record[TOGETHER] = began, sequence, together
+        if together > 1:
+            self.fused += together
+            self.fusions += 1
         if response.error:
             self._transport.skip(handle)
             handle.finish(self._error(response))
@@ -130,7 +174,7 @@ class LogRunner:
         try:
             if handle.passage is not None:
                 handle.passage.before()
-            self._transport.run(sequence, batch, run.tokens)
+            fence = self._transport.run(sequence, batch, run.tokens)
             if handle.passage is not None:
                 handle.passage.after(handle.outputs)
         except BaseException:
@@ -139,10 +183,11 @@ class LogRunner:
             raise
         if response.kind is Kind.ALLTOALL:
             handle.received_splits = _received_splits(entry)
-        ended = now()
-        for _, handle in batch:
-            handle.record[ENDED] = ended
-            handle.finish()
+        handles = [one for _, one in batch]
+        if fence:
+            self._unsettled.append((fence, response.members, handles))
+        else:
+            self._finish(handles)
 
     def _match(self, response: Response) -> Handle:
         if response.name:

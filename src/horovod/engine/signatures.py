@@ -12,6 +12,7 @@ from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
 from horovod.engine import callsite
 from horovod.engine.channel import Channel
 from horovod.engine.handles import Signature
+from horovod.engine.stats import Usage
 from horovod.transports.kernels import Buffer
 from horovod.transports.shm.arena import Arena
 
@@ -49,6 +50,7 @@ class SignatureTable:
         self._known: dict[Any, Signature] = {}
         self._next = 0
         self._free: list[int] = []
+        self._forgotten: dict[Kind, Usage] = {}
 
     def get(
         self,
@@ -109,11 +111,25 @@ class SignatureTable:
         self._channel.declare(signature.id, request)
         return signature
 
+    def usage(self) -> dict[Kind, Usage]:
+        """Return how much was submitted, by kind."""
+        found = dict(self._forgotten)
+        for signature in list(self._known.values()):
+            _count(found, signature)
+        return found
+
     def _new_id(self) -> int:
         if len(self._known) >= self._capacity:
             for key, signature in self._known.items():
                 if signature.in_flight == 0:
                     del self._known[key]
+                    _count(self._forgotten, signature)
                     return signature.id
         self._next += 1
         return self._next - 1
+
+
+def _count(into: dict[Kind, Usage], signature: Signature) -> None:
+    kind = signature.request.kind
+    before = into.get(kind, Usage())
+    into[kind] = Usage(before.operations + signature.uses, before.bytes + signature.uses * signature.nbytes)

@@ -24,6 +24,9 @@ local_rank = _collectives.local_rank
 cross_size = _collectives.cross_size
 cross_rank = _collectives.cross_rank
 is_homogeneous = _collectives.is_homogeneous
+start_timeline = _collectives.start_timeline
+stop_timeline = _collectives.stop_timeline
+stats = _collectives.stats
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_
 allreduce_async = _collectives.allreduce_async
@@ -101,6 +104,9 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "start_timeline",
+    "stats",
+    "stop_timeline",
     "synchronize",
     "zeros",
 ]

@@ -94,6 +94,9 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stats",
+    "stop_timeline",
     "synchronize",
     "uneven_inputs",
     "zeros",
@@ -120,6 +123,9 @@ local_size = comm.local_size
 cross_rank = comm.cross_rank
 cross_size = comm.cross_size
 is_homogeneous = comm.is_homogeneous
+start_timeline = comm.start_timeline
+stop_timeline = comm.stop_timeline
+stats = comm.stats
 mpi_enabled = comm.mpi_enabled
 mpi_built = comm.mpi_built
 mpi_threads_supported = comm.mpi_threads_supported
