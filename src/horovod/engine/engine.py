@@ -34,6 +34,8 @@ __all__ = ["Engine"]
 
 _LOCK_S = 0.1
 _JOIN_S = 3.0
+#: How long a rank that leaves may go on with the operation that it is in.
+_LEAVE_S = 1.0
 
 
 class Engine:
@@ -246,7 +248,8 @@ class Engine:
         peers = self.peers
         assert peers is not None
         lost = peers.gone()
-        if lost is None and peers.is_dead(rank):
+        left = waited_s > _LEAVE_S and self.control is not None and self.control.state_of(rank) is State.LEFT
+        if lost is None and (left or peers.is_dead(rank)):
             lost = peers.culprit_of(rank)
         if lost is not None:
             raise self._lost(lost, ", in the middle of a collective")
