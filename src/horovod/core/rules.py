@@ -1,4 +1,7 @@
-"""What may be asked for at all: checked once per signature, at the call that is wrong."""
+"""What may be asked for at all: checked once per signature, at the call that is wrong.
+
+``python -m horovod.core.rules`` prints the page ``docs/dtypes.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request
 
-__all__ = ["REDUCIBLE", "check"]
+__all__ = ["REDUCIBLE", "check", "markdown"]
 
 _REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _COMPLEX = ("complex64", "complex128")
@@ -63,3 +66,91 @@ def _check_splits(request: Request, parts: int) -> str:
     if sum(splits) != rows:
         return f"alltoall got splits {[*splits]}, which make {sum(splits)} rows, for a tensor of {rows}"
     return ""
+
+
+_ORDER = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.ADASUM)
+_NOT_IN_NUMPY = ("bfloat16",)
+_WHOLE = "sums and products wrap around; Average and scaling cut off towards zero"
+_NOTES = {
+    "bool": "Sum and Max are *or*, Product and Min are *and*; factors have no effect",
+    "float16": "sums of three ranks or more, averages of an odd number and scaling go through float32",
+    "bfloat16": "as float16",
+    "float32": "added in float32",
+    "float64": "added in float64",
+    "complex64": "added and multiplied as complex numbers",
+    "complex128": "as complex64",
+}
+
+
+def markdown() -> str:
+    """The page ``docs/dtypes.md``."""
+    lines = [
+        "# Dtypes, devices and layouts",
+        "",
+        "Generated from `src/horovod/core/rules.py` by `python -m horovod.core.rules`; do not edit.",
+        "",
+        "## Dtypes",
+        "",
+        "`allgather`, `broadcast` and `alltoall` move every dtype of this table, in torch and in numpy where numpy",
+        "has it. `allreduce` and `reducescatter` combine:",
+        "",
+        f"| dtype | bytes | {' | '.join(op.name.capitalize() for op in _ORDER)} | numpy | arithmetic |",
+        f"|---|---|{'---|' * len(_ORDER)}---|---|",
+        *(_row(dtype) for dtype in ITEMSIZE),
+        "",
+        "Any other dtype, such as the 8-bit floating-point ones, and an operation without a mark are a `ValueError`",
+        "at the call. `reducescatter` has no Adasum. All ranks use one dtype; else every rank gets a `MismatchError`.",
+        "",
+        "The result has the dtype of the input. All ranks see the same bits. `prescale_factor` and `postscale_factor`",
+        "multiply integers as float64 numbers, which are then cut off towards zero, before and after the reduction;",
+        "a sum of floating-point numbers is multiplied once, by the product of both.",
+        "",
+        "## Shapes",
+        "",
+        "| operation | what ranks must share | dimensions |",
+        "|---|---|---|",
+        *(f"| `{kind.name.lower()}` | {shared} | {dims} |" for kind, (shared, dims) in _SHAPES.items()),
+        "",
+        "A tensor may have no elements. Grouped operations take tensors of different shapes and dtypes.",
+        "",
+        "## Devices",
+        "",
+        "| tensors on | |",
+        "|---|---|",
+        "| CPU | yes; without a copy when they come from `hvd.zeros` or `hvd.empty` |",
+        "| CUDA | yes, through pinned host memory; the copies overlap with what the GPU does next |",
+        "| any other device, `meta` | `ValueError` at the call |",
+        "",
+        "The tensors of one grouped operation are on one device (`RuntimeError`), and those of all ranks under one",
+        "name on one kind of device (`MismatchError`).",
+        "",
+        "## Layouts",
+        "",
+        "| layout | |",
+        "|---|---|",
+        "| contiguous | yes |",
+        "| strided, not contiguous | yes, through a contiguous copy; in-place operations write the result back |",
+        "| sparse COO | `sparse_allreduce_async` and `DistributedOptimizer`; elsewhere `ValueError` |",
+        "| other sparse layouts | `ValueError` at the call |",
+        "| requires a gradient | yes; see the gradients in [torch.md](torch.md#gradients-of-the-operations) |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(dtype: str) -> str:
+    marks = " | ".join("x" if op in REDUCIBLE[dtype] else "" for op in _ORDER)
+    numpy = "" if dtype in _NOT_IN_NUMPY else "x"
+    return f"| {dtype} | {ITEMSIZE[dtype]} | {marks} | {numpy} | {_NOTES.get(dtype, _WHOLE)} |"
+
+
+_SHAPES = {
+    Kind.ALLREDUCE: ("the whole shape", "any number"),
+    Kind.ALLGATHER: ("all dimensions but the first", "one or more"),
+    Kind.BROADCAST: ("the whole shape", "any number"),
+    Kind.ALLTOALL: ("all dimensions but the first", "one or more; the first divides evenly, or `splits` add up to it"),
+    Kind.REDUCESCATTER: ("the whole shape", "one or more; the first ranks get a row more where it does not divide"),
+}
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
