@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import threading
 from typing import Any
@@ -120,6 +121,33 @@ def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
     assert isinstance(waiting.error, PeerLostError), waiting.text
     assert "rank 1 (pid" in str(waiting.error)
     assert "called hvd.shutdown() or ended its script" in str(waiting.error)
+
+
+def _leaves_in_the_middle() -> bool:
+    import horovod.numpy as hvd
+    from horovod.engine import context
+
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.allreduce(np.ones(100_000), name="big")
+    peers = context.engine().peers
+    assert peers is not None
+    other = os.pidfd_open(peers.pids[0])
+    os.kill(peers.pids[0], signal.SIGSTOP)
+    hvd.allreduce_async(np.ones(100_000), name="big")
+    hvd.shutdown()
+    os.kill(peers.pids[0], signal.SIGCONT)
+    # This process lives on for longer than rank 0 does.
+    poll = select.poll()
+    poll.register(other, select.POLLIN)
+    return bool(poll.poll(30_000))
+
+
+def test_a_rank_that_leaves_with_work_in_flight_and_lives_on() -> None:
+    waiting, leaver = Ranks(2, _leaves_in_the_middle).outcomes()
+    assert leaver.value is True, leaver.text
+    assert isinstance(waiting.error, PeerLostError), waiting.text
+    assert "rank 1 (pid" in str(waiting.error)
 
 
 def _two_go_on(count: int) -> int:
