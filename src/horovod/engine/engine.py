@@ -96,6 +96,8 @@ class Engine:
             lambda: self.failure,
         )  # fmt: skip
         self.attend = self.observer.attend
+        #: Whether ``step`` has something to do; spun on, so without a detour.
+        self.has_news = self._log.has_news
         self._progress = Progress(self, channel, control)
 
     def start(self) -> None:
@@ -277,10 +279,6 @@ class Engine:
         if isinstance(self._channel, CoordinatorChannel):
             self._channel.notice_departures(peers.fate)
             self._channel.publish()
-
-    def has_news(self) -> bool:
-        """Whether ``step`` has something to do."""
-        return self._log.has_news()
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight, here or, on rank 0, anywhere; and nobody is asked about a stall."""

@@ -36,6 +36,9 @@ class Stepper(Protocol):
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting."""
 
+    def has_news(self) -> bool:
+        """Whether ``step`` has something to do."""
+
     def attend(self) -> None:
         """Answer other ranks' questions; called without the lock."""
 
@@ -93,8 +96,8 @@ class Progress:
             self._control.ring(self._control.rank)
 
     def look(self) -> None:
-        """Make the progress that one rank alone can make; with others the background thread does."""
-        if self._control is None and self._lock.acquire(False):
+        """Make the progress that nobody else may be making: of one rank alone, or after others did their part."""
+        if (self._control is None or self._stepper.has_news()) and self._lock.acquire(False):
             try:
                 self._stepper.step()
             finally:
@@ -154,13 +157,13 @@ class Progress:
             words[self._mode] = PARKED
             futex.fence()
             self.release()
-            if self._channel.has_news():
+            if self._stepper.has_news():
                 # What came in between rang for a thread that was awake; the parked one has to be told.
                 control.ring(control.rank)
 
     def _pump(self, handle: Handle, control: Control) -> None:
         stepper, channel, words = self._stepper, self._channel, control.words32
-        step, has_news, spins, mode, bell = stepper.step, channel.has_news, range(self._spins), self._mode, self._bell
+        step, has_news, spins, mode, bell = stepper.step, stepper.has_news, range(self._spins), self._mode, self._bell
         started = last_look = 0.0
         while True:
             step()
@@ -206,7 +209,7 @@ class Progress:
                     words[mode] = PARKED
                     futex.fence()
                     seen = words[bell]
-                    if channel.has_news() and not self._waiters:
+                    if stepper.has_news() and not self._waiters:
                         continue
                     if channel.is_behind():
                         slice_s = _BEHIND_SLICE_S

@@ -73,13 +73,20 @@ class Transport(Protocol):
             slots: the transport's own memory between offers of the same shapes and dtypes.
         """
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> None:
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
         """Execute one log entry; several works in ``batch`` are allreduces to be fused.
+
+        Returns:
+            0 when the outputs are there; else this rank has done its part, and the outputs are there as soon as
+            all members are ``settled`` at this value.
 
         Raises:
             PeerLostError: a member died meanwhile.
             StallError: a member did not go on within the timeout.
         """
+
+    def settled(self, members: Sequence[int], fence: int) -> bool:
+        """Whether all ``members`` have done their part of what ``run`` gave ``fence`` for."""
 
     def skip(self, work: Work) -> None:
         """Forget a work that ended without being executed."""

@@ -40,10 +40,15 @@ class LocalTransport:
         """Return ``NO_TOKEN``: there is nobody to read it."""
         return NO_TOKEN
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> None:
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
         """Execute each work by itself."""
         for entry, work in batch:
             run_alone(entry, work)
+        return 0
+
+    def settled(self, members: Sequence[int], fence: int) -> bool:
+        """Return True: nobody else has a part in it."""
+        return True
 
     def skip(self, work: Work) -> None:
         """Nothing to forget."""

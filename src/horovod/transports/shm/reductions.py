@@ -60,12 +60,18 @@ class _Block(NamedTuple):
     copies: list[Buffer]
 
 
-def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
-    """Reduce this rank's slice over all arenas and write it to all of them."""
+def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> bool:
+    """Reduce this rank's slice over all arenas and write it to all of them.
+
+    Returns:
+        Whether the others' slices may still be missing. There is no need to wait for them here: this rank can
+        do its part of the next entries meanwhile.
+    """
     if entry.arena_plan is None:
         entry.arena_plan = _arena_blocks(transport, entry, work.kernels)
     copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
-    if entry.response.requests[0].device != "cpu":
+    from_device = entry.response.requests[0].device != "cpu"
+    if from_device:
         # The request was submitted before its data had come from the device.
         transport.flags.post(base | 1, members)
         transport.flags.wait(members, base | 1)
@@ -73,8 +79,11 @@ def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: 
         reduce(target, sources)
         for other in copies:
             copy(other, target)
-    transport.flags.post(base | 2, members)
-    transport.flags.wait(members, base | 2)
+    if from_device:
+        # The way back to the device begins at once.
+        transport.flags.post(base | 2, members)
+        transport.flags.wait(members, base | 2)
+    return not from_device
 
 
 def _arena_blocks(transport: ShmTransport, entry: Entry, kernels: str) -> list[_Block]:

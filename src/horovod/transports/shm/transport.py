@@ -84,10 +84,11 @@ class ShmTransport:
         inflight.append(work)
         return token
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> None:
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
+        unsettled = False
         if len(members) == 1:
             for entry, work in batch:
                 run_alone(entry, work)
@@ -96,12 +97,17 @@ class ShmTransport:
         elif tokens and NO_TOKEN not in tokens and entry.response.kind in inline.KINDS:
             inline.run(self.arenas, entry, work, tokens)
         else:
-            _RUNNERS[entry.response.kind](self, sequence, entry, work)
+            unsettled = _RUNNERS[entry.response.kind](self, sequence, entry, work) is True
         done = sequence << PHASE_BITS | DONE
         for _, work in batch:
             work.readers = members
             work.fence = done
         self.flags.post(done, members)
+        return done if unsettled else 0
+
+    def settled(self, members: Sequence[int], fence: int) -> bool:
+        """Whether all ``members`` have done their part."""
+        return self.flags.reached(members, fence)
 
     def skip(self, work: Work) -> None:
         """Free what rode along with a work that nobody will read."""
@@ -116,13 +122,15 @@ class ShmTransport:
         self.control.close()
 
 
-def _allreduce(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def _allreduce(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> bool:
+    """Reduce; return whether the others may not be through yet."""
     if entry.response.requests[0].op is ReduceOp.ADASUM:
         adasum.allreduce_adasum(transport, sequence, entry, work)
     elif reductions.lives_in_arena(entry):
-        reductions.allreduce_arena(transport, sequence, entry, work)
+        return reductions.allreduce_arena(transport, sequence, entry, work)
     else:
         reductions.allreduce_staged(transport, sequence, [(entry, work)])
+    return False
 
 
 def _barrier(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
