@@ -215,12 +215,12 @@ def _by_owner(transport: ShmTransport, sequence: int, members: Sequence[int], me
         return _pieces(segments.nbytes, segments.itemsizes, start, stop), low * _ALIGN
 
     def fill(round_: int, offset: int) -> None:
-        for owner in range(len(members)):
-            if owner != me:
-                pieces, base = part(round_, owner)
-                for segment, low, high, position in pieces:
-                    slot = arena.view(kernels[segment], offset + base + position, dtypes[segment], (high - low,))
-                    copies[segment](slot, inputs[segment][low:high])
+        # This rank's own part need not be shown, but to leave it out would cut the copy in two.
+        first, last = slice_rows(lines, rounds, round_)
+        stop = min(last * _ALIGN, segments.total)
+        for segment, low, high, position in _pieces(segments.nbytes, segments.itemsizes, first * _ALIGN, stop):
+            slot = arena.view(kernels, offset + position, dtypes[segment], (high - low,))
+            copy(slot, inputs[segment][low:high])
 
     def reduce(round_: int, offset: int) -> None:
         pieces, base = part(round_, me)

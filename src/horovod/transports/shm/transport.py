@@ -57,7 +57,8 @@ class ShmTransport:
         self.staging = Staging(self.flags, arenas)
         self._inflight: collections.deque[Work] = collections.deque()
         self._bump = 0
-        self._limit = INLINE_LIMIT if control.size <= 4 else INLINE_LIMIT // 8
+        # The more ranks, the more there is to read for each of them.
+        self._limit = INLINE_LIMIT if control.size <= 4 else INLINE_LIMIT // 2
 
     def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
