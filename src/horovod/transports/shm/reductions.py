@@ -219,8 +219,8 @@ def _by_owner(transport: ShmTransport, sequence: int, members: Sequence[int], me
         first, last = slice_rows(lines, rounds, round_)
         stop = min(last * _ALIGN, segments.total)
         for segment, low, high, position in _pieces(segments.nbytes, segments.itemsizes, first * _ALIGN, stop):
-            slot = arena.view(kernels, offset + position, dtypes[segment], (high - low,))
-            copy(slot, inputs[segment][low:high])
+            slot = arena.view(kernels[segment], offset + position, dtypes[segment], (high - low,))
+            copies[segment](slot, inputs[segment][low:high])
 
     def reduce(round_: int, offset: int) -> None:
         pieces, base = part(round_, me)
