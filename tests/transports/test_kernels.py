@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.core.rules import REDUCIBLE
-from horovod.transports.kernels import kernels_named, kernels_of
+from horovod.transports.libraries import kernels_named
 from horovod.transports.kernels_torch import DTYPES
 
 exact = settings(max_examples=60, derandomize=True, deadline=None)
@@ -191,7 +191,6 @@ def test_views_share_memory(library: str, dtype: str) -> None:
     assert _back(second).reshape(-1).tolist() == [1, 0]
     assert tuple(kernels.view(memory, 64, dtype, (0, 3)).shape) == (0, 3)
     assert first.nbytes == 2 * ITEMSIZE[dtype]
-    assert kernels_of(first) is kernels
     assert kernels.scratch(dtype, 5).shape == (5,)
 
 

@@ -1,8 +1,8 @@
 """Vectorised copy and reduction kernels, borrowed from a library that is already loaded.
 
 A *buffer* here is a one-dimensional, contiguous array over host memory: a ``torch.Tensor`` or a
-``numpy.ndarray``. ``kernels_for`` picks the implementation by the kind of buffer; both offer the same
-methods, so the transports never ask which one they hold.
+``numpy.ndarray``. ``libraries.kernels_named`` gives the implementation; both offer the same methods, so the
+transports never ask which one they hold.
 
 Reductions accumulate 16-bit floats in float32 and round once at the end: exact for two ranks, and for
 more ranks closer than any order of 16-bit additions.
@@ -10,13 +10,12 @@ more ranks closer than any order of 16-bit additions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Buffer", "Kernels", "Reducer", "kernels_named", "kernels_of"]
+__all__ = ["Buffer", "Kernels", "Reducer"]
 
 Buffer = Any
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
@@ -47,29 +46,3 @@ class Kernels(Protocol):
 
     def combine(self, dst: Buffer, srcs: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Write the weighted sum of ``srcs``, taken in float64, to ``dst``."""
-
-
-def kernels_of(buffer: Buffer) -> Kernels:
-    """Return the kernels that understand ``buffer``."""
-    return kernels_named("numpy" if type(buffer).__module__ == "numpy" else "torch")
-
-
-_KERNELS: dict[str, Kernels] = {}
-
-
-def kernels_named(name: str) -> Kernels:
-    """Return the kernels called ``numpy`` or ``torch``; loads nothing that is not there already."""
-    kernels = _KERNELS.get(name)
-    if kernels is None:
-        if name == "torch":
-            if "torch" not in sys.modules:
-                raise LookupError("torch kernels were asked for, but torch is not loaded")
-            from horovod.transports.kernels_torch import TorchKernels
-
-            kernels = TorchKernels()
-        else:
-            from horovod.transports.kernels_numpy import NumpyKernels
-
-            kernels = NumpyKernels()
-        _KERNELS[name] = kernels
-    return kernels

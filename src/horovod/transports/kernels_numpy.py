@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-
-if TYPE_CHECKING:
-    from horovod.transports.kernels import Reducer
+from horovod.transports.kernels import Reducer
 
 __all__ = ["NumpyKernels"]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from horovod.core.requests import ReduceOp
+from horovod.transports.kernels import Reducer
 from horovod.transports.kernels_numpy import NumpyKernels
-
-if TYPE_CHECKING:
-    from horovod.transports.kernels import Reducer
 
 __all__ = ["DTYPES", "TorchKernels"]
 

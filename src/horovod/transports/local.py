@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, kernels_named
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
 
 __all__ = ["LocalTransport", "run_alone"]
 

@@ -6,35 +6,33 @@ find the same coefficients, and all compute the same combination.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from horovod.core.adasum import coefficients
 from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, kernels_named
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.reductions import slice_rows
-from horovod.transports.shm.staging import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_adasum"]
 
 
-def allreduce_adasum(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def allreduce_adasum(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Combine each tensor by itself."""
     phase = 0
     for index in range(len(entry.response.requests[0].tensors)):
-        phase = _Tensor(transport, sequence, entry, work, index).run(phase)
+        phase = _Tensor(staging, sequence, entry, work, index).run(phase)
 
 
 class _Tensor:
     """One tensor of the request."""
 
-    def __init__(self, transport: ShmTransport, sequence: int, entry: Entry, work: Work, index: int) -> None:
+    def __init__(self, staging: Staging, sequence: int, entry: Entry, work: Work, index: int) -> None:
         request = entry.response.requests[0]
         spec = request.tensors[index]
-        self._transport = transport
+        self._staging = staging
         self._sequence = sequence
         self._members = entry.response.members
         self._me = entry.me
@@ -53,7 +51,7 @@ class _Tensor:
 
     def run(self, phase: int) -> int:
         """Run both passes, from a phase of the log entry on; return the next free one."""
-        staging, size = self._transport.staging, len(self._members)
+        staging, size = self._staging, len(self._members)
         phase = staging.rounds(self._sequence, self._members, self._rounds, self._fill, self._measure, phase)
         phase = staging.rounds(self._sequence, self._members, 1, self._show, self._sum, phase)
         # The factors commute with Adasum: it is homogeneous of degree one.
@@ -66,12 +64,12 @@ class _Tensor:
 
     def _views(self, round_: int, offset: int) -> list[Buffer]:
         low, high = self._span(round_)
-        arenas = self._transport.arenas
+        arenas = self._staging.arenas
         return [arenas[rank].view(self._name, offset, self._dtype, (high - low,)) for rank in self._members]
 
     def _fill(self, round_: int, offset: int) -> None:
         low, high = self._span(round_)
-        slot = self._transport.arena.view(self._name, offset, self._dtype, (high - low,))
+        slot = self._staging.arena.view(self._name, offset, self._dtype, (high - low,))
         self._library.copy(slot, self._input[low:high])
 
     def _measure(self, round_: int, offset: int) -> None:
@@ -84,10 +82,10 @@ class _Tensor:
 
     def _square(self, rank: int, offset: int) -> Any:
         size = len(self._members)
-        return self._transport.arenas[rank].view("numpy", offset, "float64", (size, size))
+        return self._staging.arenas[rank].view("numpy", offset, "float64", (size, size))
 
     def _show(self, round_: int, offset: int) -> None:
-        self._square(self._transport.rank, offset)[...] = self._gram
+        self._square(self._staging.rank, offset)[...] = self._gram
 
     def _sum(self, round_: int, offset: int) -> None:
         total = sum(self._square(rank, offset) for rank in self._members)

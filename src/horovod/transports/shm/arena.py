@@ -16,7 +16,8 @@ import threading
 import weakref
 from typing import Any
 
-from horovod.transports.kernels import Buffer, kernels_named
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
 
 __all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 

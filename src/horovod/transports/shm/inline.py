@@ -7,7 +7,8 @@ from typing import Any
 
 from horovod.core.requests import Kind
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, kernels_named
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.reductions import slice_rows
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import kernels_named
-from horovod.transports.shm.staging import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.libraries import kernels_named
+from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allgather", "alltoall", "broadcast", "even_splits"]
 
@@ -23,7 +19,7 @@ def even_splits(rows: int, parts: int) -> tuple[int, ...]:
     return (rows // parts,) * parts
 
 
-def allgather(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Concatenate every member's rows."""
     response = entry.response
     counts, starts, outputs, inputs = [], [], [], []
@@ -34,10 +30,10 @@ def allgather(transport: ShmTransport, sequence: int, entry: Entry, work: Work) 
         inputs.append(work.inputs[index].reshape(-1))
         counts.append([s.count for s in specs])
         starts.append([sum(counts[index][:i]) for i in range(len(specs))])
-    _spread(transport, sequence, entry, work, inputs, outputs, counts, starts)
+    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts)
 
 
-def broadcast(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Copy the root's tensors to everybody."""
     response = entry.response
     root = response.members.index(response.requests[0].root)
@@ -51,11 +47,11 @@ def broadcast(transport: ShmTransport, sequence: int, entry: Entry, work: Work) 
         inputs.append(source.reshape(-1))
         counts.append([spec.count if i == root else 0 for i in range(len(response.members))])
         starts.append([0] * len(response.members))
-    _spread(transport, sequence, entry, work, inputs, outputs, counts, starts, copy_own=False)
+    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts, copy_own=False)
 
 
 def _spread(
-    transport: ShmTransport,
+    staging: Staging,
     sequence: int,
     entry: Entry,
     work: Work,
@@ -75,7 +71,7 @@ def _spread(
         index, low = rounds[round_]
         high = min(low + steps[index], counts[index][entry.me])
         if low < high:
-            slot = transport.arena.view(work.kernels, offset, dtypes[index], (high - low,))
+            slot = staging.arena.view(work.kernels, offset, dtypes[index], (high - low,))
             copy(slot, inputs[index][low:high])  # type: ignore[index]
 
     def drain(round_: int, offset: int) -> None:
@@ -83,14 +79,14 @@ def _spread(
         for i, rank in enumerate(members):
             high = min(low + steps[index], counts[index][i])
             if low < high and (copy_own or i != entry.me):
-                view = transport.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
+                view = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
                 start = starts[index][i]
                 copy(outputs[index][start + low : start + high], view)  # type: ignore[index]
 
-    transport.staging.rounds(sequence, members, len(rounds), fill, drain)
+    staging.rounds(sequence, members, len(rounds), fill, drain)
 
 
-def alltoall(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Send the i-th split of this rank's rows to the i-th member."""
     response, copy = entry.response, kernels_named(work.kernels).copy
     members, me, parts = response.members, entry.me, len(response.members)
@@ -115,7 +111,7 @@ def alltoall(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -
             low, stop = start + round_ * step, start + matrix[me][i] * row
             high = min(low + step, stop)
             if low < high:
-                slot = transport.arena.view(work.kernels, offset + i * part_bytes, spec.dtype, (high - low,))
+                slot = staging.arena.view(work.kernels, offset + i * part_bytes, spec.dtype, (high - low,))
                 copy(slot, source[low:high])
             start = stop
 
@@ -125,8 +121,8 @@ def alltoall(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -
             low, stop = start + round_ * step, start + received[i] * row
             high = min(low + step, stop)
             if low < high:
-                view = transport.arenas[rank].view(work.kernels, offset + me * part_bytes, spec.dtype, (high - low,))
+                view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, spec.dtype, (high - low,))
                 copy(output[low:high], view)
             start = stop
 
-    transport.staging.rounds(sequence, members, rounds, fill, drain)
+    staging.rounds(sequence, members, rounds, fill, drain)

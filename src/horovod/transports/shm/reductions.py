@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from horovod.core.requests import ITEMSIZE, Response
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Reducer, kernels_named
+from horovod.transports.kernels import Buffer, Reducer
+from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.control import PHASE_BITS
-from horovod.transports.shm.staging import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_arena", "allreduce_staged", "lives_in_arena", "reducescatter", "slice_rows"]
 
@@ -60,7 +58,7 @@ class _Block(NamedTuple):
     copies: list[Buffer]
 
 
-def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> bool:
+def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Reduce this rank's slice over all arenas and write it to all of them.
 
     Returns:
@@ -68,25 +66,25 @@ def allreduce_arena(transport: ShmTransport, sequence: int, entry: Entry, work: 
         do its part of the next entries meanwhile.
     """
     if entry.arena_plan is None:
-        entry.arena_plan = _arena_blocks(transport, entry, work.kernels)
+        entry.arena_plan = _arena_blocks(staging, entry, work.kernels)
     copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
     from_device = entry.response.requests[0].device != "cpu"
     if from_device:
         # The request was submitted before its data had come from the device.
-        transport.flags.post(base | 1, members)
-        transport.flags.wait(members, base | 1)
+        staging.flags.post(base | 1, members)
+        staging.flags.wait(members, base | 1)
     for reduce, target, sources, copies in entry.arena_plan:
         reduce(target, sources)
         for other in copies:
             copy(other, target)
     if from_device:
         # The way back to the device begins at once.
-        transport.flags.post(base | 2, members)
-        transport.flags.wait(members, base | 2)
+        staging.flags.post(base | 2, members)
+        staging.flags.wait(members, base | 2)
     return not from_device
 
 
-def _arena_blocks(transport: ShmTransport, entry: Entry, kernels: str) -> list[_Block]:
+def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
     response, library = entry.response, kernels_named(kernels)
     first = response.requests[0]
     members = response.members
@@ -95,9 +93,7 @@ def _arena_blocks(transport: ShmTransport, entry: Entry, kernels: str) -> list[_
         reduce = library.reducer(spec.dtype, first.op, first.prescale, first.postscale, response.divisor)
         itemsize = ITEMSIZE[spec.dtype]
         wholes = [
-            transport.arenas[rank].view(
-                kernels, response.request_of(i).tensors[index].offset, spec.dtype, (spec.count,)
-            )
+            staging.arenas[rank].view(kernels, response.request_of(i).tensors[index].offset, spec.dtype, (spec.count,))
             for i, rank in enumerate(members)
         ]
         lines = -(-spec.count * itemsize // _ALIGN)
@@ -167,19 +163,19 @@ class _Segments:
         return _pieces(self.nbytes, self.itemsizes, round_ * chunk_bytes, min((round_ + 1) * chunk_bytes, self.total))
 
 
-def allreduce_staged(transport: ShmTransport, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
+def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
     """Reduce ordinary tensors, several works at once when they were fused."""
     entry, _ = batch[0]
     segments = _Segments(batch)
     members = entry.response.members
     if len(members) == 2 or (len(members) <= 4 and segments.total <= _READ_ALL_BYTES):
-        _read_all(transport, sequence, members, segments)
+        _read_all(staging, sequence, members, segments)
     else:
-        _by_owner(transport, sequence, members, entry.me, segments)
+        _by_owner(staging, sequence, members, entry.me, segments)
 
 
-def _read_all(transport: ShmTransport, sequence: int, members: Sequence[int], segments: _Segments) -> None:
-    arenas, arena = transport.arenas, transport.arena
+def _read_all(staging: Staging, sequence: int, members: Sequence[int], segments: _Segments) -> None:
+    arenas, arena = staging.arenas, staging.arena
     kernels, copies = segments.kernels, segments.copies
     inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
     cut: dict[int, list[_Piece]] = {}
@@ -198,11 +194,11 @@ def _read_all(transport: ShmTransport, sequence: int, members: Sequence[int], se
             sources = [arenas[r].view(kernels[segment], offset + position, dtypes[segment], shape) for r in members]
             reducers[segment](outputs[segment][low:high], sources)
 
-    transport.staging.rounds(sequence, members, -(-segments.total // chunk_bytes), fill, drain)
+    staging.rounds(sequence, members, -(-segments.total // chunk_bytes), fill, drain)
 
 
-def _by_owner(transport: ShmTransport, sequence: int, members: Sequence[int], me: int, segments: _Segments) -> None:
-    arenas, arena = transport.arenas, transport.arena
+def _by_owner(staging: Staging, sequence: int, members: Sequence[int], me: int, segments: _Segments) -> None:
+    arenas, arena = staging.arenas, staging.arena
     kernels, copies = segments.kernels, segments.copies
     inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
     lines = -(-segments.total // _ALIGN)
@@ -241,10 +237,10 @@ def _by_owner(transport: ShmTransport, sequence: int, members: Sequence[int], me
                 view = arenas[rank].view(kernels[segment], offset + base + position, dtypes[segment], (high - low,))
                 copies[segment](outputs[segment][low:high], view)
 
-    transport.staging.exchange(sequence, members, rounds, fill, reduce, collect)
+    staging.exchange(sequence, members, rounds, fill, reduce, collect)
 
 
-def reducescatter(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Reduce, and leave each rank its own rows."""
     response, library = entry.response, kernels_named(work.kernels)
     request, members = response.requests[0], response.members
@@ -273,7 +269,7 @@ def reducescatter(transport: ShmTransport, sequence: int, entry: Entry, work: Wo
         for owner in range(parts):
             low, high = span(index, start, owner)
             if owner != entry.me and low < high:
-                slot = transport.arena.view(
+                slot = staging.arena.view(
                     work.kernels, offset + owner * part_bytes, request.tensors[index].dtype, (high - low,)
                 )
                 library.copy(slot, inputs[index][low:high])
@@ -287,10 +283,10 @@ def reducescatter(transport: ShmTransport, sequence: int, entry: Entry, work: Wo
         sources: list[Any] = [
             inputs[index][low:high]
             if i == entry.me
-            else transport.arenas[rank].view(work.kernels, at, request.tensors[index].dtype, (high - low,))
+            else staging.arenas[rank].view(work.kernels, at, request.tensors[index].dtype, (high - low,))
             for i, rank in enumerate(members)
         ]
         base = bounds[index][entry.me][0]
         reducers[index](outputs[index][low - base : high - base], sources)
 
-    transport.staging.rounds(sequence, members, len(rounds), fill, drain)
+    staging.rounds(sequence, members, len(rounds), fill, drain)

@@ -22,16 +22,22 @@ Step = Callable[[int, int], None]
 
 
 class Staging:
-    """The staging buffers of all ranks.
+    """The staging buffers of all ranks, and what else a collective needs to use them.
 
     Args:
         flags: how far everybody is.
         arenas: by rank; the buffers lie at the same offset in each.
+
+    Attributes:
+        rank: this rank.
+        arena: this rank's arena.
     """
 
     def __init__(self, flags: Flags, arenas: Sequence[Arena]) -> None:
         self.flags = flags
         self.arenas = arenas
+        self.rank = flags.control.rank
+        self.arena = arenas[self.rank]
         self._last: tuple[Sequence[int], int] = ((), 0)
 
     def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:

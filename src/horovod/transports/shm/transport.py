@@ -18,7 +18,8 @@ from typing import Any
 
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.transports.base import Entry, Watch, Work
-from horovod.transports.kernels import Buffer, kernels_named
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.shm import adasum, inline, moves, reductions
 from horovod.transports.shm.arena import INLINE_BYTES, Arena
@@ -94,11 +95,11 @@ class ShmTransport:
             for entry, work in batch:
                 run_alone(entry, work)
         elif len(batch) > 1:
-            reductions.allreduce_staged(self, sequence, batch)
+            reductions.allreduce_staged(self.staging, sequence, batch)
         elif tokens and NO_TOKEN not in tokens and entry.response.kind in inline.KINDS:
             inline.run(self.arenas, entry, work, tokens)
         else:
-            unsettled = _RUNNERS[entry.response.kind](self, sequence, entry, work) is True
+            unsettled = _RUNNERS[entry.response.kind](self.staging, sequence, entry, work) is True
         done = sequence << PHASE_BITS | DONE
         for _, work in batch:
             work.readers = members
@@ -123,18 +124,18 @@ class ShmTransport:
         self.control.close()
 
 
-def _allreduce(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> bool:
+def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Reduce; return whether the others may not be through yet."""
     if entry.response.requests[0].op is ReduceOp.ADASUM:
-        adasum.allreduce_adasum(transport, sequence, entry, work)
+        adasum.allreduce_adasum(staging, sequence, entry, work)
     elif reductions.lives_in_arena(entry):
-        return reductions.allreduce_arena(transport, sequence, entry, work)
+        return reductions.allreduce_arena(staging, sequence, entry, work)
     else:
-        reductions.allreduce_staged(transport, sequence, [(entry, work)])
+        reductions.allreduce_staged(staging, sequence, [(entry, work)])
     return False
 
 
-def _barrier(transport: ShmTransport, sequence: int, entry: Entry, work: Work) -> None:
+def _barrier(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """The log entry itself proves that everybody has come."""
 
 
