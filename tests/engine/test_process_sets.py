@@ -32,6 +32,7 @@ def _static() -> None:
     again = hvd.ProcessSet([0, 2])
     hvd.init(process_sets=[again])
     assert again.process_set_id == 1
+    hvd.barrier()
     hvd.shutdown()
     assert [even.process_set_id, odd.process_set_id, again.process_set_id] == [None] * 3
     assert hvd.global_process_set.process_set_id == 0
@@ -203,6 +204,7 @@ def _overlapping(rounds: int) -> None:
         rng.shuffle(handles)
         for process_set, handle in handles:
             assert (hvd.synchronize(handle) == sum(r + i for r in process_set.ranks or [])).all()
+    hvd.barrier()
 
 
 def test_overlapping_sets_at_work_at_once() -> None:

@@ -100,6 +100,8 @@ def _work(seed: int, length: int) -> int:
         for step, library, handle, tensors in begun:
             _check(step, step.group.index(rank), library.hvd.synchronize(handle), tensors)
         done += len(block)
+    # Rank 0 must not leave while the others still work in a set without it.
+    hvd.barrier()
     return done
 
 
