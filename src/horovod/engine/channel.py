@@ -7,6 +7,7 @@ request ring per rank and a log ring in the control page, and one rank alone nee
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -60,19 +61,24 @@ class WorkerChannel:
         self._writer = RecordWriter(
             control.request_rings[rank], words64, control.request_head[rank], [control.request_tail[rank]]
         )
+        # Who makes progress flushes what another thread submits.
+        self._lock = threading.Lock()
         self._reader = RecordReader(control.log_ring, words64, control.log_head, control.log_tail[rank])
         self.has_news = self._reader.has_more
 
     def declare(self, signature: int, request: Request) -> None:
-        self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
+        with self._lock:
+            self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
 
     def submit(self, signature: int, token: int) -> None:
-        self._writer.put(_SUBMIT, (signature, token))
+        with self._lock:
+            self._writer.put(_SUBMIT, (signature, token))
         self._control.ring(0)
 
     def leave(self, reason: str) -> None:
-        self._writer.put_bytes(_LEAVE, (), reason.encode())
-        self._writer.flush()
+        with self._lock:
+            self._writer.put_bytes(_LEAVE, (), reason.encode())
+            self._writer.flush()
         self._control.ring(0)
 
     def is_behind(self) -> bool:
@@ -90,7 +96,8 @@ class WorkerChannel:
         return Declared(words[0], _decode_response(bytes_of(words, 1)))
 
     def _flush(self) -> bool:
-        done = self._writer.flush()
+        with self._lock:
+            done = self._writer.flush()
         self._control.ring(0)
         return done
 
