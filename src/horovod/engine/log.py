@@ -67,8 +67,8 @@ class LogRunner:
             if key in self._named:
                 site = self._named[key].signature.request.site
                 raise errors.DuplicateNameError(
-                    f"a tensor named {name.partition('.')[2] or name!r} is still in flight, submitted at {site}; synchronize() it first, "
-                    "or give this one another name"
+                    f"a tensor named {name.partition('.')[2]!r} is still in flight, submitted at {site}; "
+                    "synchronize() it first, or give this one another name"
                 )
             self._named[key] = handle
         else:
