@@ -98,6 +98,9 @@ def _child(rank: int, env: dict[str, str], payload: bytes, pipe: Connection, ini
 
 
 def _worker(tasks: Connection, results: Connection) -> None:
+    # What was loaded before the first test stays: collecting it again and again takes longer than many a test.
+    gc.collect()
+    gc.freeze()
     while True:
         try:
             task = tasks.recv()
