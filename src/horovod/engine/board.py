@@ -15,16 +15,17 @@ moment may overwrite each other's question; the answer to either serves both.
 from __future__ import annotations
 
 import mmap
+from typing import NamedTuple
 
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 
-__all__ = ["Board", "Wish"]
+__all__ = ["Board", "Session", "Wish"]
 
 _LINE = 64
 _WORDS_PER_RANK = 6
 _ASK, _ANSWER, _VERDICT, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE = range(_WORDS_PER_RANK)
-_SESSION, _SINCE = 0, 1
+_SESSION, _SINCE, _BEGIN, _END = range(4)
 _ANSWER_BYTES = 32 << 10
 _VERDICT_BYTES = 16 << 10
 _LENGTH_BYTES = 4
@@ -40,6 +41,24 @@ class Wish:
     DUMP = 2
     DUMP_IF_SET = 4
     TRACE = 8
+
+
+class Session(NamedTuple):
+    """A recording.
+
+    Attributes:
+        number: counts recordings, from 1.
+        mark_cycles: whether executions are marked.
+        since_ns: when it began.
+        begin: the last entry of the log that does not belong to it.
+        end: 0 while it is under way, then one more than the last entry of the log that belongs to it.
+    """
+
+    number: int
+    mark_cycles: bool
+    since_ns: int
+    begin: int
+    end: int
 
 
 def _pages(nbytes: int) -> int:
@@ -126,16 +145,16 @@ class Board:
     # -- the recording -------------------------------------------------------------------------------------------
 
     @property
-    def session(self) -> tuple[int, bool, bool, int]:
-        """The last recording: its number, whether it is under way, whether it marks cycles, and since when."""
+    def session(self) -> Session:
+        """The last recording."""
         word = self._words[_SESSION]
-        return word >> 2, bool(word & 1), bool(word & 2), self._words[_SINCE]
+        return Session(word >> 1, bool(word & 1), self._words[_SINCE], self._words[_BEGIN], self._words[_END])
 
-    def set_session(self, number: int, is_on: bool, mark_cycles: bool, since_ns: int) -> None:
+    def set_session(self, session: Session) -> None:
         """Begin or end a recording; on rank 0."""
-        self._words[_SINCE] = since_ns
+        self._words[_SINCE], self._words[_BEGIN], self._words[_END] = session.since_ns, session.begin, session.end
         futex.fence()
-        self._words[_SESSION] = number << 2 | mark_cycles << 1 | is_on
+        self._words[_SESSION] = session.number << 1 | session.mark_cycles
 
     def finish_session(self, number: int) -> None:
         """Say that everything this rank had to tell about recording ``number`` stands in its ring."""

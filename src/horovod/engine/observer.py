@@ -79,8 +79,9 @@ class Observer:
         )
         self._trigger = Trigger(self._dump_everywhere)
         self.tracer = Tracer(
-            rank, size, ring, self._members, board, lambda other: peers is not None and not peers.is_dead(other)
-        )
+            rank, size, ring, self._members, lambda: log.sequence, board,
+            lambda other: peers is not None and not peers.has_ended(other),
+        )  # fmt: skip
         self._inquiry: Inquiry | None = None
         self._stalls: StallWatch | None = None
         if board is not None and peers is not None:

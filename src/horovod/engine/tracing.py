@@ -1,135 +1,70 @@
 """The timeline: every rank turns the records of its operations into trace events, and rank 0 writes them all.
 
-While a recording is under way each rank has a thread that looks at the ring of records fifty times a second. It tells
-the others when this rank had submitted what is done, and turns it into events at a later look, when the others have
-told theirs. So an operation itself takes the same way with and without a recording. Rank 0 collects the events of all
-ranks from their rings on the board.
+While a recording is under way each rank has a thread that looks at the ring of records fifty times a second; so an
+operation itself takes the same way with and without a recording. Rank 0 collects the events of the others from their
+rings on the board.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from horovod.core.requests import Request
-from horovod.engine.board import Board, Wish
+from horovod.engine.board import Board, Session, Wish
 from horovod.engine.logs import logger
-from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Record, Ring, now
-from horovod.timeline.events import Events, Span
+from horovod.engine.recording import Recording
+from horovod.engine.records import Ring, now
+from horovod.timeline.events import Events
 from horovod.timeline.file import TraceFile
 
 __all__ = ["Tracer"]
 
 _LOOK_S = 0.02
 _LOOK_AGAIN_S = 0.01
-#: Looks after which the other ranks are not waited for.
-_LOOKS = 4
-#: How long rank 0 waits at the end for what the others have to tell.
+_MOMENT_S = 0.001
+#: How long ranks wait for each other at the end.
 _END_S = 2.0
-_UNSENT = 100_000
+_BATCH = 1000
+_MOST_UNSENT = 100_000
 
 
-class _Recording:
-    """One recording, on one rank.
+class _Keeper:
+    """The thread that keeps up one recording.
 
     Args:
-        rank: this rank.
-        ring: its records.
-        since_ns: when the recording began.
-        mark_cycles: whether to mark executions.
-        members: returns the ranks of a process set.
-        board: None for one rank alone.
+        recording: the recording.
+        turn: called at each look, with the events since the last one; returns whether to go on.
+        conclude: called at the end, with the last events.
     """
 
     def __init__(
         self,
-        rank: int,
-        ring: Ring,
-        since_ns: int,
-        mark_cycles: bool,
-        members: Callable[[int], tuple[int, ...]],
-        board: Board | None,
+        recording: Recording,
+        turn: Callable[[Recording, list[bytes]], bool],
+        conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
-        self._rank = rank
-        self._ring = ring
-        self._since_ns = since_ns
-        self._members = members
-        self._board = board
-        title = f"rank {rank} (pid {os.getpid()} on {os.uname().nodename})"
-        self._events = Events(rank, title, since_ns, mark_cycles)
-        self._last: Record | None = None
-        self._open: list[Record] = []
-        self._noted: list[tuple[Record, int]] = []
+        self.recording = recording
+        self._turn = turn
+        self._conclude = conclude
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="horovod-timeline", daemon=True)
+        self._thread.start()
 
-    @property
-    def is_hungry(self) -> bool:
-        """Whether operations are done that are no events yet."""
-        return bool(self._noted)
+    def end(self) -> None:
+        """Let the thread conclude, and wait for it."""
+        self._leaving.set()
+        self._thread.join(2 * _END_S)
 
-    def look(self, at_once: bool = False) -> list[bytes]:
-        """Return the events of what is done, and known of all its ranks; ``at_once`` of everything that is done."""
-        noted, self._noted = self._noted, []
-        for record, looks in noted:
-            latest, last = self._readiness(record)
-            if latest or at_once or looks >= _LOOKS:
-                self._events.add(Span._make([*record, latest, last]))
-            else:
-                self._noted.append((record, looks + 1))
-        still_open = []
-        for record in [*self._open, *self._fresh()]:
-            if not record[ENDED]:
-                still_open.append(record)
-            elif record[ENDED] >= self._since_ns:
-                self._note(record)
-                self._noted.append((record, 0))
-        self._open = still_open
-        return self._events.take() if not at_once else [*self._events.take(), *self._rest()]
-
-    def _rest(self) -> list[bytes]:
-        for record, _ in self._noted:
-            self._events.add(Span._make([*record, *self._readiness(record)]))
-        self._noted = []
-        return self._events.take()
-
-    def _fresh(self) -> list[Record]:
-        records = list(self._ring)
-        if not records:
-            return records
-        last, self._last = self._last, records[-1]
-        for index in range(len(records) - 1, -1, -1):
-            if records[index] is last:
-                return records[index + 1 :]
-        if last is not None:
-            self._events.lost(records[0][SUBMITTED])
-        return records
-
-    def _note(self, record: Record) -> None:
-        if self._board is not None and record[STARTED]:
-            self._board.note_arrival(_key(record), record[SUBMITTED])
-
-    def _readiness(self, record: Record) -> tuple[int, int]:
-        """When the last rank submitted it, and which rank that was."""
-        board = self._board
-        if board is None or not record[STARTED]:
-            return record[SUBMITTED], self._rank
-        key = _key(record)
-        latest, last = 0, -1
-        for member in self._members(record[REQUEST].process_set):
-            at_ns = board.arrival(member, key)
-            if not at_ns:
-                return 0, -1
-            if at_ns > latest:
-                latest, last = at_ns, member
-        return latest, last
-
-
-def _key(record: Record) -> int:
-    request: Request = record[REQUEST]
-    return record[SEQUENCE] << 32 | zlib.crc32(request.name.encode())  # type: ignore[no-any-return]
+    def _run(self) -> None:
+        recording = self.recording
+        pause_s = _LOOK_S
+        while not self._leaving.wait(pause_s):
+            if not self._turn(recording, recording.look()):
+                break
+            pause_s = _LOOK_AGAIN_S if recording.is_hungry else _LOOK_S
+        self._conclude(recording, recording.last_look())
 
 
 class Tracer:
@@ -140,6 +75,7 @@ class Tracer:
         size: number of ranks.
         ring: the records of this rank.
         members: returns the ranks of a process set.
+        position: returns how far this rank is in the log.
         board: None for one rank alone.
         is_there: whether another rank's process lives.
     """
@@ -150,6 +86,7 @@ class Tracer:
         size: int,
         ring: Ring,
         members: Callable[[int], tuple[int, ...]],
+        position: Callable[[], int],
         board: Board | None,
         is_there: Callable[[int], bool],
     ) -> None:
@@ -157,17 +94,16 @@ class Tracer:
         self._others = [other for other in range(size) if other != rank]
         self._ring = ring
         self._members = members
+        self._position = position
         self._board = board
         self._is_there = is_there
-        self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._recording: _Recording | None = None
+        self._lock = threading.Lock()
+        self._keeper: _Keeper | None = None
         self._file: TraceFile | None = None
         self._number = 0
-        self._mark_cycles = False
         self._unsent: list[bytes] = []
-        self._dropped = 0
+        self._ended_s = 0.0
+        self._has_complained = False
 
     def start(self, path: Path, mark_cycles: bool) -> None:
         """Begin a recording, in the place of one that is under way; does nothing on a rank other than 0.
@@ -178,115 +114,69 @@ class Tracer:
         if self._rank != 0:
             return
         self.stop()
-        with self._lock:
-            since_ns, epoch_ns = now(), time.time_ns()
-            self._file = TraceFile(path, Events.first(epoch_ns // 1000))
-            self._mark_cycles = mark_cycles
-            self._begin(self._number + 1, since_ns, mark_cycles)
-        if self._board is not None:
-            self._board.set_session(self._number, True, mark_cycles, since_ns)
-            self._tell_others()
+        self._file = TraceFile(path, Events.first(time.time_ns() // 1000))
+        session = Session(self._number + 1, mark_cycles, now(), self._position(), 0)
+        self._begin(session, self._write_all, lambda _, events: self._write(events))
+        self._tell_others(session)
 
     def stop(self) -> None:
         """End the recording, if one is under way, and complete the file; does nothing on a rank other than 0.
 
         Blocks until the other ranks have told what they did, two seconds at most.
         """
-        if self._rank != 0 or self._recording is None:
+        if self._rank != 0:
             return
-        board = self._board
-        if board is not None:
-            board.set_session(self._number, False, self._mark_cycles, board.session[3])
-            self._tell_others()
-        self._end_thread()
-        with self._lock:
-            self._look(at_once=True)
-            deadline = time.monotonic() + _END_S
-            while board is not None and time.monotonic() < deadline:
-                if all(board.has_finished(r, self._number) or not self._is_there(r) for r in self._others):
-                    break
-                self._collect()
-                time.sleep(0.001)
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        keeper.recording.session = keeper.recording.session._replace(end=self._position() + 1)
+        self._tell_others(keeper.recording.session)
+        keeper.end()
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline and not all(self._has_told(rank) for rank in self._others):
             self._collect()
-            self._recording = None
-            self._finish_file()
+            time.sleep(_MOMENT_S)
+        self._collect()
+        self._finish_file()
 
     def follow(self) -> None:
-        """Begin or end what rank 0 has begun or ended; called on the other ranks."""
+        """Take note of what rank 0 has begun or ended; called on the other ranks."""
         board = self._board
         if board is None or self._rank == 0:
             return
-        number, is_on, mark_cycles, since_ns = board.session
-        if self._recording is not None and (not is_on or number != self._number):
-            self._conclude()
-        if is_on and number > self._number:
-            with self._lock:
-                self._begin(number, since_ns, mark_cycles)
-        elif number > self._number:
-            # It was over before this rank heard of it.
-            self._number = number
-            board.finish_session(number)
+        with self._lock:
+            session = board.session
+            if session.number > self._number:
+                self._ended_s = 0.0
+                self._begin(session, self._send_all, self._conclude)
+            elif self._keeper is not None:
+                self._keeper.recording.session = session
 
     def close(self) -> None:
         """Tell what is left to tell: this rank leaves the job."""
         if self._rank == 0:
             self.stop()
-        elif self._recording is not None:
-            self._conclude()
-
-    def _begin(self, number: int, since_ns: int, mark_cycles: bool) -> None:
-        self._number = number
-        self._recording = _Recording(self._rank, self._ring, since_ns, mark_cycles, self._members, self._board)
-        self._wake.clear()
-        self._thread = threading.Thread(target=self._keep_looking, name="horovod-timeline", daemon=True)
-        self._thread.start()
-
-    def _conclude(self) -> None:
-        """On a rank other than 0: tell what is left, and that this was all."""
-        self._end_thread()
-        with self._lock:
-            self._look(at_once=True)
-            self._recording = None
-            self._unsent = []
-            if self._board is not None:
-                self._board.finish_session(self._number)
-
-    def _end_thread(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            self._wake.set()
-            thread.join(_END_S)
-
-    def _keep_looking(self) -> None:
-        pause_s = _LOOK_S
-        while not self._wake.wait(pause_s):
-            with self._lock:
-                self._look()
-                if self._rank == 0:
-                    self._collect()
-                pause_s = _LOOK_AGAIN_S if self._recording is not None and self._recording.is_hungry else _LOOK_S
-
-    def _look(self, at_once: bool = False) -> None:
-        if self._recording is None:
             return
-        events = self._recording.look(at_once)
-        if self._rank == 0:
-            self._write(events)
-            return
-        self._unsent += events
-        self._send()
+        self.follow()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.end()
 
-    def _send(self) -> None:
-        """Put what was not sent yet into the ring, as far as there is room."""
-        board, unsent = self._board, self._unsent
-        if board is None or not unsent:
-            return
-        size = 1000
-        while unsent and board.put_trace(b"\n".join(unsent[:size]) + b"\n"):
-            del unsent[:size]
-        if len(unsent) > _UNSENT:
-            del unsent[: len(unsent) - _UNSENT // 2]
-            self._complain("rank 0 does not take the events of the timeline; some are lost")
+    def _begin(
+        self,
+        session: Session,
+        turn: Callable[[Recording, list[bytes]], bool],
+        conclude: Callable[[Recording, list[bytes]], None],
+    ) -> None:
+        self._number = session.number
+        self._keeper = _Keeper(Recording(self._rank, self._ring, session, self._members, self._board), turn, conclude)
+
+    # -- rank 0 --------------------------------------------------------------------------------------------------
+
+    def _write_all(self, recording: Recording, events: list[bytes]) -> bool:
+        self._write(events)
+        self._collect()
+        return True
 
     def _collect(self) -> None:
         for rank in self._others:
@@ -311,12 +201,49 @@ class Tracer:
             except OSError as error:
                 self._complain(f"the timeline {file.path} could not be completed: {error}")
 
-    def _complain(self, text: str) -> None:
-        if not self._dropped:
-            logger.warning(text)
-        self._dropped += 1
+    def _has_told(self, rank: int) -> bool:
+        return self._board is None or self._board.has_finished(rank, self._number) or not self._is_there(rank)
 
-    def _tell_others(self) -> None:
+    def _tell_others(self, session: Session) -> None:
         if self._board is not None:
+            self._board.set_session(session)
             for rank in self._others:
                 self._board.ask(rank, Wish.TRACE)
+
+    # -- the others ----------------------------------------------------------------------------------------------
+
+    def _send_all(self, recording: Recording, events: list[bytes]) -> bool:
+        self._unsent += events
+        self._send()
+        if not recording.session.end:
+            return True
+        clock = time.monotonic()
+        self._ended_s = self._ended_s or clock
+        return not recording.is_complete(self._position()) and clock < self._ended_s + _END_S / 2
+
+    def _conclude(self, recording: Recording, events: list[bytes]) -> None:
+        self._unsent += events
+        self._send()
+        deadline = time.monotonic() + _END_S
+        while self._unsent and self._is_there(0) and time.monotonic() < deadline:
+            time.sleep(_MOMENT_S)
+            self._send()
+        self._unsent = []
+        if self._board is not None:
+            self._board.finish_session(recording.session.number)
+
+    def _send(self) -> None:
+        """Put what was not sent yet into the ring, as far as there is room."""
+        board, unsent = self._board, self._unsent
+        if board is None:
+            return
+        while unsent and board.put_trace(b"\n".join(unsent[:_BATCH]) + b"\n"):
+            del unsent[:_BATCH]
+        if len(unsent) > _MOST_UNSENT:
+            del unsent[: len(unsent) - _MOST_UNSENT // 2]
+            self._complain("rank 0 does not take the events of the timeline; some are lost")
+
+    def _complain(self, text: str) -> None:
+        if not self._has_complained:
+            logger.warning(text)
+        self._has_complained = True

@@ -66,6 +66,12 @@ class Peers:
         """Whether the process of ``rank`` has ended."""
         return any(fd == self._fds[rank] for fd, _ in self._poll.poll(0))
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of ``rank`` has ended; unlike the others, for any thread without the engine's lock."""
+        poll = select.poll()
+        poll.register(self._fds[rank], select.POLLIN)
+        return bool(poll.poll(0))
+
     def fate(self, rank: int, why: str = "") -> str:
         """Return in words how ``rank`` ended, as far as it can be known.
 

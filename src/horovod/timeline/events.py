@@ -108,6 +108,8 @@ class Events:
     def add(self, span: Span) -> None:
         """Add one operation."""
         request, submitted, waited, sequence, started, ended, together, error, ready, last = span
+        # What was begun before the recording is shown from its beginning on.
+        submitted, waited = max(submitted, self._origin), waited and max(waited, self._origin)
         shape = self._shapes.get(id(request)) or self._learn(request)
         row = self._row(shape.name, submitted, ended)
         begun = started or ended

@@ -51,22 +51,17 @@ class TraceFile:
             OSError: the disk is full.
         """
         pending = bytearray()
-        start = self._position
         for event in events:
             if len(event) > MOST_BYTES:
                 continue
-            end = start + len(pending)
-            room = _PAGE - end % _PAGE
-            if len(event) + 2 > room:
-                self._write(pending, start)
-                start, pending = end + room, bytearray()
-                if start + 2 * _PAGE > self._length:
-                    self._position = start
-                    self._lengthen(self._length)
+            used = self._position % _PAGE + len(pending)
+            if used == 0 or used + 2 + len(event) > _PAGE:
+                self._write(pending)
+                pending = bytearray()
+                self._turn_page()
             pending += b",\n"
             pending += event
-        self._write(pending, start)
-        self._position = start + len(pending)
+        self._write(pending)
 
     def finish(self) -> None:
         """Take the blanks away and close the file."""
@@ -82,9 +77,16 @@ class TraceFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _write(self, data: bytearray, at: int) -> None:
+    def _write(self, data: bytearray) -> None:
         if data:
-            os.pwrite(self._fd, data, at)
+            os.pwrite(self._fd, data, self._position)
+            self._position += len(data)
+
+    def _turn_page(self) -> None:
+        """Leave the rest of the page blank; see to it that there is another one."""
+        self._position = -(-self._position // _PAGE) * _PAGE
+        if self._position + 2 * _PAGE > self._length:
+            self._lengthen(self._length)
 
     def _lengthen(self, by: int, head: bytes = b"") -> None:
         self._replace(self._position + len(head) + by, head)

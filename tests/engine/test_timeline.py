@@ -1,0 +1,253 @@
+"""The timeline of real ranks: begun by a variable or a call, of all ranks, complete whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Ranks, run_ranks
+from launching import horovodrun
+
+from horovod.errors import NotInitializedError
+
+Event = dict[str, Any]
+
+
+def load(path: Path) -> list[Event]:
+    events: list[Event] = json.loads(path.read_text())
+    return events
+
+
+def rows(events: list[Event]) -> dict[tuple[int, int], str]:
+    """Name of each row by process and thread."""
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def of_tensor(events: list[Event], rank: int, name: str) -> list[Event]:
+    """The slices in the row of a tensor."""
+    [row] = [row for (pid, row), text in rows(events).items() if pid == rank + 1 and text == name]
+    return [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (rank + 1, row)]
+
+
+def _a_few() -> None:
+    import horovod.numpy as hvd
+
+    for i in range(3):
+        hvd.allreduce(np.arange(3, dtype=np.float32), name="test_allreduce")
+        hvd.synchronize(hvd.allgather_async(np.ones((2, 2)), name=f"gather.{i}"))
+    hvd.broadcast(np.ones(3), 0)
+    hvd.barrier()
+
+
+def test_horovods_names_are_where_its_tools_look_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    run_ranks(2, _a_few, env={"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"})
+    text = path.read_text()
+    for word in ("start_time_since_epoch_in_micros", "allreduce.test_allreduce", "NEGOTIATE_ALLREDUCE", "CYCLE_START"):
+        assert word in text
+    events = load(path)
+    assert events[0]["ph"] == "M" and events[0]["pid"] == 0
+    for rank in range(2):
+        slices = of_tensor(events, rank, "allreduce.test_allreduce")
+        names = [e["name"] for e in slices if e["name"] != "QUEUE"]
+        assert names == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 3
+        done = [e["args"] for e in slices if e["name"] == "ALLREDUCE"]
+        assert [(a["dtype"], a["shape"], a["bytes"]) for a in done] == [("float32", "[3]", 12)] * 3
+        assert all(a["site"].startswith(__file__) for a in done)
+    kinds = {e["name"] for e in events if e["ph"] == "X"}
+    assert {"ALLGATHER", "NEGOTIATE_ALLGATHER", "BROADCAST", "BARRIER"} <= kinds
+
+
+def test_all_ranks_are_on_one_clock(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    run_ranks(3, _a_few, env={"HOROVOD_TIMELINE": str(path)})
+    events = load(path)
+    by_sequence: dict[int, dict[int, Event]] = {}
+    for e in events:
+        if e["ph"] == "X" and e["name"].startswith("NEGOTIATE"):
+            by_sequence.setdefault(e["args"]["seq"], {})[e["pid"] - 1] = e
+    assert len(by_sequence) == 8
+    for negotiations in by_sequence.values():
+        assert sorted(negotiations) == [0, 1, 2]
+        known = [e for e in negotiations.values() if e["args"]["last"] >= 0]
+        ends = {round(e["ts"] + e["dur"], 2) for e in known}
+        assert max(ends, default=0) - min(ends, default=0) < 0.01, "they end together, when the last rank has come"
+        for e in known:
+            last = negotiations[e["args"]["last"]]
+            assert last["ts"] == max(other["ts"] for other in negotiations.values())
+    assert not [e for e in events if e["name"] == "CYCLE_START"]
+
+
+def test_the_schema_of_the_trace_format(tmp_path: Path) -> None:
+    """What chrome://tracing and Perfetto need: types, known phases, slices of a row that do not overlap."""
+    path = tmp_path / "timeline.json"
+    run_ranks(2, _a_few, env={"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"})
+    ends: dict[tuple[int, int], float] = {}
+    named = set(rows(load(path)))
+    for e in load(path):
+        assert isinstance(e["name"], str) and isinstance(e["pid"], int)
+        if e["ph"] == "M":
+            assert set(e["args"]) & {"name", "sort_index", "labels"}
+            continue
+        assert isinstance(e["tid"], int) and isinstance(e["ts"], float) and e["ts"] >= 0
+        assert (e["pid"], e["tid"]) in named
+        if e["ph"] == "i":
+            assert e["s"] in "gpt"
+            continue
+        assert e["ph"] == "X" and isinstance(e["dur"], float) and e["dur"] >= 0
+    for e in sorted((e for e in load(path) if e["ph"] == "X"), key=lambda e: float(e["ts"])):
+        row = (e["pid"], e["tid"])
+        assert e["ts"] >= ends.get(row, 0.0)
+        ends[row] = round(e["ts"] + e["dur"], 3)
+    assert len({tid for _, tid in named}) == len(named), "a row's number is used by one rank only"
+
+
+def _dynamic(folder: str) -> list[str]:
+    import horovod.numpy as hvd
+
+    mine = Path(folder) / str(hvd.rank())  # every rank names a file of its own; that of rank 0 counts
+    mine.mkdir()
+    for number, mark in enumerate((True, False)):
+        hvd.start_timeline(mine / f"{number}.json", mark_cycles=mark)
+        hvd.allreduce(np.ones(3), name=f"in_{number}")
+        hvd.stop_timeline()
+        hvd.allreduce(np.ones(3), name=f"after_{number}")
+    hvd.stop_timeline()
+    return sorted(path.name for path in mine.iterdir())
+
+
+def test_started_and_stopped_by_hand_without_any_variable(tmp_path: Path) -> None:
+    assert run_ranks(2, _dynamic, str(tmp_path)) == [["0.json", "1.json"], []]
+    for number, mark in enumerate((True, False)):
+        events = load(tmp_path / "0" / f"{number}.json")
+        names = set(rows(events).values())
+        assert f"allreduce.in_{number}" in names
+        assert not [name for name in names if name.startswith("allreduce.after")]
+        assert bool([e for e in events if e["name"] == "CYCLE_START"]) is mark
+        assert {e["pid"] for e in events if e["ph"] == "X"} == {1, 2}
+
+
+def _at_work(path: str) -> bool:
+    """Horovod's tests look into the file a tenth of a second after the operation."""
+    import horovod.numpy as hvd
+
+    hvd.start_timeline(path, mark_cycles=True)
+    hvd.allreduce(np.ones(3), name="early")
+    deadline = time.monotonic() + 20
+    while hvd.rank() == 0 and time.monotonic() < deadline:
+        events = load(Path(path))
+        if {e["pid"] for e in events if e["ph"] == "X"} == {1, 2}:
+            break
+        time.sleep(0.005)
+    hvd.barrier()
+    return time.monotonic() < deadline
+
+
+def test_events_are_in_the_file_while_the_job_goes_on(tmp_path: Path) -> None:
+    assert run_ranks(2, _at_work, str(tmp_path / "t.json")) == [True, True]
+
+
+def _alone(path: str) -> int:
+    import horovod.numpy as hvd
+
+    hvd.start_timeline(path)
+    hvd.start_timeline(path)
+    hvd.allreduce(np.ones(3), name="x")
+    hvd.stop_timeline()
+    return len([e for e in load(Path(path)) if e["name"] == "ALLREDUCE"])
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    assert run_ranks(1, _alone, str(tmp_path / "t.json")) == [2]
+
+
+def test_the_calls_need_a_job() -> None:
+    import horovod.numpy as hvd
+
+    for call in (lambda: hvd.start_timeline("x"), hvd.stop_timeline, hvd.stats):
+        with pytest.raises(NotInitializedError):
+            call()
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_written_is_an_error_of_init(tmp_path: Path) -> None:
+    outcomes = Ranks(1, _a_few, env={"HOROVOD_TIMELINE": str(tmp_path)}).outcomes()
+    assert "cannot be written" in str(outcomes[0].error)
+
+
+def _many(count: int) -> None:
+    import horovod.numpy as hvd
+
+    handles = []
+    for i in range(count):
+        handles.append(hvd.allreduce_async(np.ones(8, np.float32), name=f"g{i % 50}"))
+        if i % 50 == 49:
+            for handle in handles:
+                hvd.synchronize(handle)
+            handles.clear()
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_under_load(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    run_ranks(2, _many, 20_000, env={"HOROVOD_TIMELINE": str(path)})
+    events = load(path)
+    assert not [e for e in events if e["name"] == "operations are missing here"]
+    for rank in range(2):
+        done = [e for e in events if e["pid"] == rank + 1 and e["name"] == "ALLREDUCE" and "bytes" in e["args"]]
+        assert len(done) == 20_000
+
+
+def _until_killed(path: str) -> None:
+    import horovod.numpy as hvd
+
+    while True:
+        hvd.allreduce(np.ones(8, np.float32), name="x")
+
+
+@pytest.mark.slow
+def test_all_are_killed(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    ranks = Ranks(2, _until_killed, (str(path),), env={"HOROVOD_TIMELINE": str(path)})
+    while not path.exists() or path.stat().st_size < 1 << 20:
+        time.sleep(0.01)
+    for rank in (0, 1):
+        os.kill(ranks.pid(rank), signal.SIGKILL)
+    ranks.outcomes()
+    assert len([e for e in load(path) if e["name"] == "ALLREDUCE"]) > 1000
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
+
+
+SCRIPT = """
+import numpy as np
+import horovod.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(3), name="x")
+"""
+
+
+@pytest.mark.slow
+def test_the_flag_of_horovodrun(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT)
+    flags = ["--timeline-filename", str(tmp_path / "t.json"), "--timeline-mark-cycles"]
+    ended = horovodrun("-np", "2", *flags, sys.executable, str(tmp_path / "s.py"))
+    assert ended.code == 0, ended.err
+    assert {e["pid"] for e in load(tmp_path / "t.json") if e["name"] == "CYCLE_START"} == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_leaves_a_timeline_of_what_went_before(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT + "if hvd.rank() == 1:\n    raise SystemExit(3)\nhvd.barrier()\n")
+    environ = {**os.environ, "HOROVOD_TIMELINE": str(tmp_path / "t.json")}
+    command = [sys.executable, "-m", "horovod.launch.cli", "-np", "2", sys.executable, str(tmp_path / "s.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=60, text=True)
+    assert done.returncode == 3
+    assert {e["pid"] for e in load(tmp_path / "t.json") if e["name"] == "ALLREDUCE"} == {1, 2}
