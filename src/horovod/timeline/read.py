@@ -1,0 +1,146 @@
+"""Read a timeline that this package wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Op", "RankTrace", "Span", "read"]
+
+#: Begin and end, in microseconds since the recording began.
+Span = tuple[float, float]
+
+
+@dataclass
+class Op:
+    """One operation of one rank; times in microseconds.
+
+    Attributes:
+        name: of the tensor, such as ``allreduce.loss``.
+        kind: such as ``ALLREDUCE``.
+        sequence: its place in the log, the same on all ranks.
+        submitted: when the rank submitted it.
+        ready: when the last rank had.
+        last: that rank, or -1 if it is not known.
+        started: when its execution began here.
+        ended: when it was done here.
+        bytes: of this rank's tensors.
+        site: the user's line.
+        waited: since when a thread waited for it, or None.
+        error: why it failed, or empty.
+    """
+
+    name: str
+    sequence: int
+    kind: str = ""
+    submitted: float = 0.0
+    ready: float = 0.0
+    last: int = -1
+    started: float = 0.0
+    ended: float = 0.0
+    bytes: int = 0
+    site: str = ""
+    waited: float | None = None
+    error: str = ""
+
+
+@dataclass
+class RankTrace:
+    """What one rank did.
+
+    Attributes:
+        title: what the trace calls it.
+        ops: its operations, in the order of submission.
+        waits: when its threads waited.
+        executions: when its engine executed something.
+    """
+
+    title: str = ""
+    ops: list[Op] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)
+    executions: list[Span] = field(default_factory=list)
+
+
+class _Event(msgspec.Struct):
+    name: str
+    ph: str
+    pid: int
+    tid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, msgspec.Raw] = {}
+
+    def number(self, key: str, default: int) -> int:
+        """An argument."""
+        return msgspec.json.decode(self.args[key], type=int) if key in self.args else default
+
+    def text(self, key: str) -> str:
+        """An argument."""
+        return msgspec.json.decode(self.args[key], type=str) if key in self.args else ""
+
+
+def read(path: Path) -> dict[int, RankTrace]:
+    """Read a timeline.
+
+    Args:
+        path: the file; a job that writes it may still run.
+
+    Returns:
+        What each rank did.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no timeline of this package.
+    """
+    try:
+        events = msgspec.json.decode(path.read_bytes(), type=list[_Event])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} is no timeline: {error}") from None
+    ranks: dict[int, RankTrace] = {}
+    rows: dict[int, str] = {}
+    for event in events:
+        if event.pid < 1:
+            continue
+        trace = ranks.setdefault(event.pid - 1, RankTrace())
+        if event.name == "process_name":
+            trace.title = event.text("name")
+        elif event.name == "thread_name":
+            rows[event.tid] = event.text("name")
+    if not ranks:
+        raise ValueError(f"{path} is no timeline of khorovod: no rank has told anything in it")
+    ops: dict[tuple[int, str, int], Op] = {}
+    for event in events:
+        if event.ph == "X" and event.pid >= 1:
+            _take(event, rows.get(event.tid, ""), ranks[event.pid - 1], ops)
+    for (pid, _, _), op in ops.items():
+        op.ready = op.ready or op.started
+        ranks[pid - 1].ops.append(op)
+    for trace in ranks.values():
+        trace.ops.sort(key=lambda op: op.submitted)
+        trace.waits.sort()
+        trace.executions.sort()
+    return ranks
+
+
+def _take(event: _Event, row: str, trace: RankTrace, ops: dict[tuple[int, str, int], Op]) -> None:
+    begin, end = event.ts, event.ts + event.dur
+    if row == "engine":
+        trace.executions.append((begin, end))
+        return
+    is_wait = row.split(" (")[0] == "waiting"
+    name = event.name if is_wait else row.split(" (")[0]
+    key = (event.pid, name, event.number("seq", 0))
+    op = ops.get(key)
+    if op is None:
+        op = ops[key] = Op(name, key[2])
+    if is_wait:
+        trace.waits.append((begin, end))
+        op.waited = begin
+    elif event.name.startswith("NEGOTIATE_"):
+        op.submitted, op.ready, op.last = begin, end, event.number("last", -1)
+        op.kind, op.error = event.name.removeprefix("NEGOTIATE_"), event.text("error")
+    elif event.name != "QUEUE":
+        op.started, op.ended, op.bytes = begin, end, event.number("bytes", 0)
+        op.site, op.error = event.text("site"), event.text("error")

@@ -1,0 +1,184 @@
+"""What the command makes of a timeline whose times were chosen by hand."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod.core.requests import Kind, Request, TensorSpec
+from horovod.timeline.__main__ import main
+from horovod.timeline.events import Events, Span
+from horovod.timeline.file import TraceFile
+from horovod.timeline.read import read
+from horovod.timeline.summary import Summary, summarise
+
+MS = 1_000_000
+STEPS, STEP_MS = 4, 20
+GRADIENT = Request("allreduce.gradient", Kind.ALLREDUCE, 0, (TensorSpec("float32", (250_000,)),), site="a/train.py:7")
+LOSS = Request("allreduce.loss", Kind.ALLREDUCE, 0, (TensorSpec("float32", (1,)),), site="a/train.py:9")
+
+
+def steps_of(rank: int) -> list[Span]:
+    """In each step of 20 ms rank 0 submits the gradient at 0 and waits for it from 4 to 10, of which rank 1, which
+    submits at 6, is to blame for 2; 8 to 9 it is queued; 9 to 10 executed. The loss, 12 to 13, is waited for."""
+    spans = []
+    for step in range(STEPS):
+        at = step * STEP_MS * MS
+        submitted = at + (0 if rank == 0 else 6) * MS
+        gradient = Span(
+            GRADIENT, submitted, max(at + 4 * MS, submitted), 2 * step + 1, at + 9 * MS, at + 10 * MS, 1, None,
+            ready=at + 6 * MS, last=1,
+        )  # fmt: skip
+        loss = Span(
+            LOSS, at + 12 * MS, at + 12 * MS, 2 * step + 2, at + 12 * MS, at + 13 * MS, 1, None,
+            ready=at + 12 * MS, last=rank,
+        )  # fmt: skip
+        spans += [gradient, loss]
+    return spans
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The timeline."""
+    trace = TraceFile(tmp_path / "t.json", Events.first(0))
+    for rank in (0, 1):
+        events = Events(rank, f"rank {rank}", 0, mark_cycles=True)
+        for span in steps_of(rank):
+            events.add(span)
+        trace.append(events.take())
+    trace.finish()
+    return trace.path
+
+
+@pytest.fixture
+def summary(path: Path) -> Summary:
+    return summarise(read(path))
+
+
+def test_operations_come_back_as_they_were(path: Path) -> None:
+    ranks = read(path)
+    assert sorted(ranks) == [0, 1]
+    op = ranks[1].ops[2]
+    assert (op.name, op.kind, op.sequence, op.last, op.bytes, op.site) == (
+        "allreduce.gradient", "ALLREDUCE", 3, 1, 1_000_000, "a/train.py:7"
+    )  # fmt: skip
+    times = (op.submitted, op.ready, op.started, op.ended, op.waited)
+    assert times == pytest.approx((26_000, 26_000, 29_000, 30_000, 26_000), abs=0.01)
+
+
+def test_steps(summary: Summary) -> None:
+    assert summary.anchor == "allreduce.gradient"
+    mine = [step for step in summary.steps if step.rank == 0]
+    assert len(mine) == STEPS - 1, "the last one has no end"
+    for step in mine:
+        values = (step.total_ms, step.compute_ms, step.for_ranks_ms, step.for_data_ms, step.communication_ms)
+        assert values == pytest.approx((20, 13, 2, 5, 2), abs=0.01)
+        assert step.exposed_ms == pytest.approx(7, abs=0.01)
+        assert step.overlap == pytest.approx(0, abs=0.01)
+
+
+def test_stragglers(summary: Summary) -> None:
+    first, second = summary.ranks
+    assert (first.rank, second.rank) == (0, 1)
+    assert second.last >= 0.5
+    assert second.delay_ms == pytest.approx(6 * STEPS / (STEPS - 1), abs=0.01)
+    assert first.delay_ms == 0
+    assert second.mean.for_ranks_ms == 0
+
+
+def test_tensors(summary: Summary) -> None:
+    gradient, loss = summary.tensors
+    assert (gradient.name, gradient.count, gradient.bytes) == ("allreduce.gradient", STEPS, 1_000_000)
+    assert (gradient.negotiate_ms, gradient.queue_ms) == pytest.approx((3, 3), abs=0.01)
+    assert (gradient.execute_ms, gradient.exposed_ms) == pytest.approx((1, 5), abs=0.01)
+    assert loss.name == "allreduce.loss"
+
+
+def test_communication_that_nobody_waits_for_is_hidden(tmp_path: Path) -> None:
+    trace = TraceFile(tmp_path / "t", Events.first(0))
+    events = Events(0, "rank 0", 0, False)
+    for step in range(3):
+        at = step * 10 * MS
+        events.add(Span(GRADIENT, at, at + 5 * MS, step + 1, at + 2 * MS, at + 6 * MS, 1, None, at + MS, 0))
+    trace.append(events.take())
+    trace.finish()
+    [first, _] = summarise(read(tmp_path / "t")).steps
+    assert (first.communication_ms, first.overlap) == pytest.approx((4, 0.75), abs=0.01)
+
+
+def test_a_step_is_what_most_names_do_once_in(tmp_path: Path) -> None:
+    """Something that is called more often, or once in a while, is no measure."""
+    trace = TraceFile(tmp_path / "t", Events.first(0))
+    events = Events(0, "rank 0", 0, False)
+    sequence = 0
+    for step in range(6):
+        for k, name in enumerate(["often", "often", "often", "w1", "w2"] + ["rare"] * (step % 3 == 0)):
+            sequence += 1
+            at = step * 10 * MS + k * MS
+            request = Request(f"allreduce.{name}", Kind.ALLREDUCE, 0, (TensorSpec("float32", (1,)),))
+            events.add(Span(request, at, at, sequence, at, at + 1000, 1, None, at, 0))
+    trace.append(events.take())
+    trace.finish()
+    assert summarise(read(tmp_path / "t")).anchor == "allreduce.w1"
+
+
+def test_nothing_repeated_is_one_step(tmp_path: Path) -> None:
+    trace = TraceFile(tmp_path / "t", Events.first(0))
+    events = Events(0, "rank 0", 0, False)
+    events.add(Span(GRADIENT, 0, 0, 0, 0, 5 * MS, 0, "rank 1 died"))
+    events.add(Span(LOSS, MS, MS, 1, 2 * MS, 3 * MS, 1, None, 2 * MS, 0))
+    trace.append(events.take())
+    trace.finish()
+    summary = summarise(read(tmp_path / "t"))
+    assert summary.anchor == ""
+    assert [step.number for step in summary.steps] == [0]
+    assert summary.errors == ["rank 1 died"]
+
+
+def test_the_command_prints_tables(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "2 ranks, 8 operations each, 8.0 MB in all" in text
+    assert "A step begins where allreduce.gradient is submitted." in text
+    words = [line.split() for line in text.splitlines()]
+    assert ["0", "20.00", "13.00", "2.00", "5.00", "2.00", "0%"] in [line[:7] for line in words]
+    assert ["allreduce.gradient", "4", "1000.0", "3.000", "3.000", "1.000", "1.00", "5.000"] in words
+
+
+def test_the_command_prints_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path), "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert content["anchor"] == "allreduce.gradient"
+    assert len(content["ranks"]) == 2
+
+
+def test_the_command_draws(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path), "--picture", str(tmp_path / "p.svg")]) == 0
+    capsys.readouterr()
+    root = xml.etree.ElementTree.parse(tmp_path / "p.svg").getroot()
+    space = {"s": "http://www.w3.org/2000/svg"}
+    words = [element.text for element in root.findall("s:text", space)]
+    assert "Average step of each rank" in words and "rank 1" in words
+    titles = [element.text or "" for element in root.findall("s:rect/s:title", space)]
+    assert "waiting for ranks: 2.00 ms" in titles
+    assert any(title.startswith("waiting for data allreduce.gradient: 4.0") for title in titles)
+    for box in root.findall("s:rect", space)[1:]:
+        assert 0 <= float(box.attrib["x"]) <= 960
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '[{"name":"x","ph":"M","pid":0}]', '{"a":1}'])
+def test_what_is_no_timeline_is_said_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "t").write_text(content)
+    assert main([str(tmp_path / "t")]) == 2
+    assert "is no timeline" in capsys.readouterr().err
+
+
+def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert "nothing" in capsys.readouterr().err
