@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
 from horovod.timeline.events import Events, Span
+from horovod.timeline.file import MOST_BYTES
 
 REQUEST = Request("allreduce.w", Kind.ALLREDUCE, 0, (TensorSpec("float32", (2, 3)),), site="train.py:7")
 
@@ -15,7 +16,12 @@ def events_of(*spans: Span, rank: int = 0, mark_cycles: bool = False) -> list[di
     events = Events(rank, f"rank {rank}", 1_000_000, mark_cycles)
     for span in spans:
         events.add(span)
-    return [json.loads(text) for text in events.take()]
+    return parsed(events)
+
+
+def parsed(events: Events) -> list[dict[str, Any]]:
+    """The events; a block of them is the inside of an array."""
+    return [event for block in events.take() for event in json.loads(b"[" + block + b"]")]
 
 
 def span(request: Request = REQUEST, start: int = 1_000_000, sequence: int = 1, **more: Any) -> Span:
@@ -94,6 +100,14 @@ def test_adasum_has_its_own_name() -> None:
     assert "NEGOTIATE_ADASUM" in [name for _, name, _, _ in slices(events_of(span(adasum)))]
 
 
+def test_any_name_will_do() -> None:
+    odd = 'allreduce.100% "sure" %s %d \\ \n é'
+    events = events_of(span(Request(odd, Kind.ALLREDUCE, 0, REQUEST.tensors, site='a "%d".py:1')))
+    assert {row for row, *_ in slices(events)} == {odd, "engine", "waiting"}
+    [site] = [e["args"]["site"] for e in events if "site" in e.get("args", {})]
+    assert site == 'a "%d".py:1'
+
+
 def test_rows_are_not_endless() -> None:
     many = [
         span(Request(f"allreduce.{i}", Kind.ALLREDUCE, 0, REQUEST.tensors), 1_000_000 + i * 20_000, i)
@@ -109,8 +123,8 @@ def test_no_event_is_too_long_for_the_file() -> None:
     events = Events(0, "rank 0", 0, False)
     events.add(span(long, error="e" * 9000))
     texts = events.take()
-    assert max(map(len, texts)) < 4096
-    assert all(json.loads(text) for text in texts)
+    assert max(map(len, texts)) <= MOST_BYTES
+    assert all(json.loads(b"[" + text + b"]") for text in texts)
 
 
 def test_slices_of_a_row_never_overlap() -> None:

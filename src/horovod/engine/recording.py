@@ -45,7 +45,7 @@ class Recording:
         self._events = Events(rank, title, session.since_ns, session.mark_cycles)
         self._last: Record | None = None
         self._open: list[Record] = []
-        self._noted: list[tuple[Record, int]] = []
+        self._noted: list[tuple[Record, int, int]] = []
 
     @property
     def is_hungry(self) -> bool:
@@ -60,28 +60,29 @@ class Recording:
     def look(self) -> list[bytes]:
         """Return the events of what is done, and known of all its ranks."""
         noted, self._noted = self._noted, []
-        for record, looks in noted:
-            latest, last = self._readiness(record)
+        for record, key, looks in noted:
+            latest, last = self._readiness(record, key)
             if latest or looks >= _LOOKS:
                 self._events.add(Span._make([*record, latest, last]))
             else:
-                self._noted.append((record, looks + 1))
+                self._noted.append((record, key, looks + 1))
         still_open = []
         for record in [*self._open, *self._fresh()]:
             if not record[ENDED]:
                 still_open.append(record)
             elif self._is_within(record):
+                key = _key(record)
                 if self._board is not None and record[STARTED]:
-                    self._board.note_arrival(_key(record), record[SUBMITTED])
-                self._noted.append((record, 0))
+                    self._board.note_arrival(key, record[SUBMITTED])
+                self._noted.append((record, key, 0))
         self._open = still_open
         return self._events.take()
 
     def last_look(self) -> list[bytes]:
         """Return the events of all that is done."""
         events = self.look()
-        for record, _ in self._noted:
-            self._events.add(Span._make([*record, *self._readiness(record)]))
+        for record, key, _ in self._noted:
+            self._events.add(Span._make([*record, *self._readiness(record, key)]))
         self._noted = []
         return [*events, *self._events.take()]
 
@@ -103,12 +104,11 @@ class Recording:
             self._events.lost(records[0][SUBMITTED])
         return records
 
-    def _readiness(self, record: Record) -> tuple[int, int]:
+    def _readiness(self, record: Record, key: int) -> tuple[int, int]:
         """When the last rank submitted it, and which rank that was."""
         board = self._board
         if board is None or not record[STARTED]:
             return record[SUBMITTED], self._rank
-        key = _key(record)
         latest, last = 0, -1
         for member in self._members(record[REQUEST].process_set):
             at_ns = board.arrival(member, key)

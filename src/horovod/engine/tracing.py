@@ -26,8 +26,10 @@ _LOOK_AGAIN_S = 0.01
 _MOMENT_S = 0.001
 #: How long ranks wait for each other at the end.
 _END_S = 2.0
-_BATCH = 1000
-_MOST_UNSENT = 100_000
+#: Between blocks of events in the ring; no JSON holds it.
+_SEPARATOR = b"\0"
+_BATCH = 100
+_MOST_UNSENT = 10_000
 
 
 class _Keeper:
@@ -182,7 +184,7 @@ class Tracer:
         for rank in self._others:
             data = self._board.take_trace(rank) if self._board is not None else b""
             if data:
-                self._write(data.split(b"\n")[:-1])
+                self._write(data.split(_SEPARATOR)[:-1])
 
     def _write(self, events: Iterable[bytes]) -> None:
         if self._file is None:
@@ -237,7 +239,7 @@ class Tracer:
         board, unsent = self._board, self._unsent
         if board is None:
             return
-        while unsent and board.put_trace(b"\n".join(unsent[:_BATCH]) + b"\n"):
+        while unsent and board.put_trace(_SEPARATOR.join(unsent[:_BATCH]) + _SEPARATOR):
             del unsent[:_BATCH]
         if len(unsent) > _MOST_UNSENT:
             del unsent[: len(unsent) - _MOST_UNSENT // 2]

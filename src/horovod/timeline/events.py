@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from horovod.core.requests import Kind, ReduceOp, Request
 
-__all__ = ["CYCLE", "ENGINE_ROW", "WAITING_ROW", "Events", "Span"]
+__all__ = ["BLOCK_CHARS", "CYCLE", "ENGINE_ROW", "WAITING_ROW", "Events", "Span"]
 
 #: Rows of a rank; tensors follow.
 ENGINE_ROW, WAITING_ROW = 1, 2
 _FIRST_TENSOR_ROW = 100
 _ROWS_PER_RANK = 1_000_000
+#: So many characters at most make a block of events, if one alone is not longer; JSON of ours is plain ASCII.
+BLOCK_CHARS = 4000
 _TEXT = 400
 _SHAPES = 4
 _REMEMBERED = 16_384
@@ -56,14 +58,20 @@ class Span(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What all spans of one request have in common; the texts are JSON already."""
+    """What all spans of one request have in common: templates for ``%``, of JSON."""
 
     request: Request
     name: str
-    type_text: str
-    negotiate_text: str
-    name_text: str
-    args: str
+    negotiate: str
+    execute: str
+    wait: str
+    engine: str
+
+
+def _template(rank: int, name: str, args: str) -> str:
+    """A complete event; to be filled in: begin and length in microseconds, row, and what ``args`` leaves open."""
+    quoted = json.dumps(name).replace("%", "%%")
+    return f'{{"name":{quoted},"ph":"X","ts":%.3f,"dur":%.3f,"pid":{rank + 1},"tid":%d,"args":{{{args}}}}}'
 
 
 class Events:
@@ -84,6 +92,7 @@ class Events:
         self._rows: dict[str, list[int]] = {_WAITING: [rank * _ROWS_PER_RANK + WAITING_ROW]}
         self._free_at: dict[int, int] = {}
         self._seen: set[int] = set()
+        self._queue = _template(rank, "QUEUE", '"seq":%d')
         self._first_row = rank * _ROWS_PER_RANK
         self._next_row = self._first_row + _FIRST_TENSOR_ROW
         self._new: list[str] = []
@@ -101,44 +110,57 @@ class Events:
         ).encode()
 
     def take(self) -> list[bytes]:
-        """Return the events since the last call."""
+        """Return the events since the last call, in blocks that ``TraceFile`` takes like one event."""
         new, self._new = self._new, []
-        return [event.encode() for event in new]
+        blocks: list[bytes] = []
+        block: list[str] = []
+        length = 0
+        for event in new:
+            size = len(event) + 2
+            if length + size > BLOCK_CHARS and block:
+                blocks.append(",\n".join(block).encode())
+                block, length = [], 0
+            block.append(event)
+            length += size
+        if block:
+            blocks.append(",\n".join(block).encode())
+        return blocks
 
     def add(self, span: Span) -> None:
         """Add one operation."""
         request, submitted, waited, sequence, started, ended, together, error, ready, last = span
+        origin, new = self._origin, self._new
         # What was begun before the recording is shown from its beginning on.
-        submitted, waited = max(submitted, self._origin), waited and max(waited, self._origin)
+        submitted = max(submitted, origin)
         shape = self._shapes.get(id(request)) or self._learn(request)
         row = self._row(shape.name, submitted, ended)
-        begun = started or ended
-        ready = min(max(ready, submitted), begun) if ready else begun
-        args = f'"seq":{sequence}'
         why = f',"error":{json.dumps(error[:_TEXT])}' if error else ""
-        new = self._new
         if not started:
-            new.append(self._x(shape.negotiate_text, row, submitted, ended, f"{args}{why}"))
+            length = max(ended - submitted - 1, 0) / 1000
+            new.append(shape.negotiate % ((submitted - origin) / 1000, length, row, sequence, last, why))
             return
-        new.append(self._x(shape.negotiate_text, row, submitted, ready, f'{args},"last":{last}'))
-        if begun > ready:
-            new.append(self._x('"QUEUE"', row, ready, begun, args))
-        new.append(self._x(shape.type_text, row, started, ended, f"{shape.args},{args}{why}"))
+        ready = min(max(ready, submitted), started) if ready else started
+        # One nanosecond less: readers round, and what follows at once must not seem to overlap.
+        length = max(ready - submitted - 1, 0) / 1000
+        new.append(shape.negotiate % ((submitted - origin) / 1000, length, row, sequence, last, ""))
+        if started - ready > 1:
+            new.append(self._queue % ((ready - origin) / 1000, (started - ready - 1) / 1000, row, sequence))
+        begun, length = (started - origin) / 1000, max(ended - started - 1, 0) / 1000
+        new.append(shape.execute % (begun, length, row, sequence, why))
         if waited and ended > waited:
+            waited = max(waited, origin)
             waiting = self._row(_WAITING, waited, ended)
-            new.append(self._x(shape.name_text, waiting, waited, ended, args))
+            new.append(shape.wait % ((waited - origin) / 1000, max(ended - waited - 1, 0) / 1000, waiting, sequence))
         if sequence not in self._seen:
-            self._execution(shape, sequence, started, ended, f'{args},"together":{together}')
+            self._see(sequence)
+            new.append(shape.engine % (begun, length, self._first_row + ENGINE_ROW, sequence, together))
+            if self._mark_cycles:
+                self._instant(CYCLE, started, "g" if self._rank == 0 else "p")
 
-    def _execution(self, shape: _Shape, sequence: int, started: int, ended: int, args: str) -> None:
+    def _see(self, sequence: int) -> None:
         self._seen.add(sequence)
         if len(self._seen) > _REMEMBERED:
             self._seen = {known for known in self._seen if known > sequence - _REMEMBERED // 2}
-        row = self._first_row + ENGINE_ROW
-        self._new.append(self._x(shape.type_text, row, started, ended, args))
-        if self._mark_cycles:
-            scope = "g" if self._rank == 0 else "p"
-            self._instant(CYCLE, started, scope)
 
     def lost(self, at: int) -> None:
         """Note that operations before ``at`` are missing, because there were too many to keep."""
@@ -165,8 +187,14 @@ class Events:
         if len(self._shapes) >= _REMEMBERED:
             self._shapes.clear()
         # The request is kept, so that its id stays its own.
+        rank, args = self._rank, args.replace("%", "%%")
         shape = self._shapes[id(request)] = _Shape(
-            request, name, json.dumps(kind), json.dumps(f"NEGOTIATE_{kind}"), json.dumps(name), args
+            request,
+            name,
+            _template(rank, f"NEGOTIATE_{kind}", '"seq":%d,"last":%d%s'),
+            _template(rank, kind, f'{args},"seq":%d%s'),
+            _template(rank, name, '"seq":%d'),
+            _template(rank, kind, '"seq":%d,"together":%d'),
         )
         return shape
 
@@ -192,13 +220,6 @@ class Events:
 
     def _meta(self, what: str, row: int, args: str) -> None:
         self._new.append(f'{{"name":"{what}","ph":"M","pid":{self._rank + 1},"tid":{row},"args":{{{args}}}}}')
-
-    def _x(self, name_text: str, row: int, start: int, end: int, args: str) -> str:
-        # One nanosecond less: readers round, and what follows at once must not seem to overlap.
-        return (
-            f'{{"name":{name_text},"ph":"X","ts":{(start - self._origin) / 1000:.3f},'
-            f'"dur":{max(end - start - 1, 0) / 1000:.3f},"pid":{self._rank + 1},"tid":{row},"args":{{{args}}}}}'
-        )
 
     def _us(self, ns: int) -> str:
         return f"{(ns - self._origin) / 1000:.3f}"
