@@ -14,7 +14,7 @@ from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response, T
 from horovod.transports.base import Entry, Work
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import Control, create_memfd
-from horovod.transports.shm.transport import INLINE_LIMIT, ShmTransport
+from horovod.transports.shm.transport import ShmTransport, inline_limit
 
 Array = np.ndarray[Any, Any]
 FRONT = INLINE_BYTES + STAGING_BYTES + 4096
@@ -128,14 +128,14 @@ def test_barrier(host: Host) -> None:
 
 
 def test_large_data_does_not_ride(host: Host) -> None:
-    assert host.offer(0, NumpyWork([np.empty(INLINE_LIMIT, "uint8")])) == 0
-    assert host.offer(0, NumpyWork([np.empty(INLINE_LIMIT + 1, "uint8")])) == NO_TOKEN
+    assert host.offer(0, NumpyWork([np.empty(inline_limit(3), "uint8")])) == 0
+    assert host.offer(0, NumpyWork([np.empty(inline_limit(3) + 1, "uint8")])) == NO_TOKEN
 
 
 def test_a_full_ring_turns_data_away_until_everybody_has_read(host: Host) -> None:
     works = []
     while True:
-        work = NumpyWork([np.empty(INLINE_LIMIT, "uint8")])
+        work = NumpyWork([np.empty(inline_limit(3), "uint8")])
         if host.offer(0, work) == NO_TOKEN:
             break
         works.append(work)
@@ -162,7 +162,7 @@ def test_nothing_is_overwritten_before_the_slowest_rank_has_read_it(seed: int) -
     """Ranks submit far ahead and execute the log at their own pace."""
     rng = random.Random(seed)
     host = Host(2)
-    count, shapes = 40, [rng.choice([1, 1000, INLINE_LIMIT // 8]) for _ in range(40)]
+    count, shapes = 40, [rng.choice([1, 1000, inline_limit(2) // 8]) for _ in range(40)]
     works = [[NumpyWork([np.full(shape, float(i * 2 + rank))]) for i, shape in enumerate(shapes)] for rank in range(2)]
     tokens: list[list[int]] = [[], []]
     executed = [0, 0]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.core.rules import REDUCIBLE
-from horovod.transports.libraries import kernels_named
 from horovod.transports.kernels_torch import DTYPES
+from horovod.transports.libraries import kernels_named
 
 exact = settings(max_examples=60, derandomize=True, deadline=None)
 LIBRARIES = ["torch", "numpy"]

@@ -21,6 +21,7 @@ from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
 __all__ = ["Channel", "CoordinatorChannel", "WorkerChannel"]
 
 _DECLARE, _SUBMIT, _LEAVE = 1, 2, 3
+_COORDINATOR = (0,)
 _DECLARED, _RUN, _RUN_FUSED = 1, 2, 3
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -31,13 +32,19 @@ LogEntry = Declared | Run
 
 
 class Channel(Protocol):
-    """One rank's path to the coordinator and the log."""
+    """One rank's path to the coordinator and the log.
+
+    Attributes:
+        patient: whether who makes progress now is waiting itself; see ``Control.nudge``.
+    """
+
+    patient: bool
 
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
 
-    def submit(self, signature: int, token: int) -> None:
-        """Submit a declared request."""
+    def submit(self, signature: int, token: int, patient: bool) -> None:
+        """Submit a declared request; ``patient`` when the caller is about to wait for it."""
 
     def leave(self, reason: str) -> None:
         """Take part no more."""
@@ -55,6 +62,8 @@ class Channel(Protocol):
 class WorkerChannel:
     """The path of a rank other than 0, through the control page."""
 
+    patient = False
+
     def __init__(self, control: Control) -> None:
         rank, words64 = control.rank, control.words64
         self._control = control
@@ -70,10 +79,13 @@ class WorkerChannel:
         with self._lock:
             self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
 
-    def submit(self, signature: int, token: int) -> None:
+    def submit(self, signature: int, token: int, patient: bool) -> None:
         with self._lock:
             self._writer.put(_SUBMIT, (signature, token))
-        self._control.ring(0)
+        if patient:
+            self._control.nudge(_COORDINATOR)
+        else:
+            self._control.ring(0)
 
     def leave(self, reason: str) -> None:
         with self._lock:
@@ -105,6 +117,8 @@ class WorkerChannel:
 class CoordinatorChannel:
     """The path of rank 0, which also serves all the others; without a control page, of one rank alone."""
 
+    patient = False
+
     def __init__(self, coordinator: Coordinator, control: Control | None) -> None:
         self.coordinator = coordinator
         self._control = control
@@ -129,7 +143,7 @@ class CoordinatorChannel:
     def declare(self, signature: int, request: Request) -> None:
         self._inbox.append((signature, NO_TOKEN, request))
 
-    def submit(self, signature: int, token: int) -> None:
+    def submit(self, signature: int, token: int, patient: bool) -> None:
         self._inbox.append((signature, token, None))
 
     def leave(self, reason: str) -> None:
@@ -218,5 +232,9 @@ class CoordinatorChannel:
         self._ring(range(1, len(self._readers) + 1))
 
     def _ring(self, ranks: range) -> None:
-        if self._control is not None:
+        if self._control is None:
+            return
+        if self.patient:
+            self._control.nudge(ranks)
+        else:
             self._control.ring_all(ranks)

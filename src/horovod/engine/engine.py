@@ -186,7 +186,7 @@ class Engine:
             signature.uses += 1
             self.ring.append(handle.record)
             token = self.transport.offer(handle, signature.nbytes, signature.slots) if signature.may_ride else NO_TOKEN
-            self._channel.submit(signature.id, token)
+            self._channel.submit(signature.id, token, patient=not kick)
         # A rank other than 0 has rung for the coordinator already.
         if kick and self.rank == 0:
             self._progress.kick()

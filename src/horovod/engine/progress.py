@@ -125,6 +125,8 @@ class Progress:
             self._wait_behind(handle)
 
     def _wait_behind(self, handle: Handle) -> None:
+        if self._control is not None:
+            self._control.insist()
         signal = threading.Lock()
         signal.acquire()
         handle.waiter = signal
@@ -146,33 +148,40 @@ class Progress:
             finally:
                 self.release()
             return
-        words = control.words32
+        words, bell, channel = control.words32, self._bell, self._channel
+        heard = -1
         try:
             words[self._mode] = 0
-            self._pump(handle, control)
+            channel.patient = True
+            heard = self._pump(handle, control)
         except BaseException as error:
             self._stepper.abandon(error)
             raise
         finally:
+            channel.patient = False
             words[self._mode] = PARKED
             futex.fence()
+            control.insist()
             self.release()
-            if self._stepper.has_news():
-                # What came in between rang for a thread that was awake; the parked one has to be told.
+            if words[bell] != heard and self._stepper.has_news():
+                # Who rang in between found this rank awake; the parked thread has to be told.
                 control.ring(control.rank)
 
-    def _pump(self, handle: Handle, control: Control) -> None:
+    def _pump(self, handle: Handle, control: Control) -> int:
+        """Make progress until ``handle`` is done; return the bell's value before the last look."""
         stepper, channel, words = self._stepper, self._channel, control.words32
         step, has_news, spins, mode, bell = stepper.step, stepper.has_news, range(self._spins), self._mode, self._bell
         started = last_look = 0.0
         while True:
+            heard: int = words[bell]
             step()
             if handle.done:
-                return
+                return heard
             for _ in spins:
                 if has_news():
                     break
             else:
+                control.insist()
                 seen = words[bell]
                 words[mode] = HOLDER
                 futex.fence()

@@ -69,6 +69,7 @@ class Control:
     def __init__(self, fd: int, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self._nudged: set[int] = set()
         nbytes = self.nbytes(size)
         self._map = mmap.mmap(fd, nbytes)
         whole = memoryview(self._map)
@@ -127,6 +128,35 @@ class Control:
             mode = words[modes[rank]]
             if mode:
                 futex.wake(self._bell_address[rank], mode)
+
+    def nudge(self, ranks: Sequence[int]) -> None:
+        """``ring`` those of ``ranks`` who sleep for lack of news; let alone who is between two calls, for now.
+
+        That is what a rank does that is about to wait: the others most likely come by themselves, and to wake
+        their background threads would only hold them up. ``insist`` must follow.
+        """
+        words, modes = self.words32, self.mode
+        futex.fence()
+        for rank in ranks:
+            if words[modes[rank]] & HOLDER:
+                self.ring(rank)
+            else:
+                self._nudged.add(rank)
+
+    def insist(self) -> None:
+        """``ring`` those who were nudged and did not look; before this rank sleeps or has other things to do."""
+        if not self._nudged:
+            return
+        nudged, self._nudged = self._nudged, set()
+        for rank in nudged:
+            if self._is_behind(rank):
+                self.ring(rank)
+
+    def _is_behind(self, rank: int) -> bool:
+        words, me = self.words64, self.rank
+        if rank == 0:
+            return bool(words[self.request_tail[me]] != words[self.request_head[me]])
+        return bool(words[self.log_tail[rank]] != words[self.log_head])
 
     def post(self, value: int, members: Sequence[int]) -> None:
         """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep."""

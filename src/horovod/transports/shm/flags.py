@@ -64,6 +64,7 @@ class Flags:
             if words[index] >= value:
                 return
         control = self.control
+        control.insist()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]
         started = time.monotonic()
         try:

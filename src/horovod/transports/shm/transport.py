@@ -27,14 +27,19 @@ from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.staging import Staging
 
-__all__ = ["INLINE_LIMIT", "ShmTransport"]
+__all__ = ["ShmTransport", "inline_limit"]
 
-#: Larger tensors do not ride in the request.
-INLINE_LIMIT = 128 << 10
 _ALIGN = 64
 _SPINS = 300
 #: Views that a signature remembers.
 _SLOTS = 64
+
+
+def inline_limit(size: int) -> int:
+    """Return the bytes above which tensors do not ride in the request: the more ranks, the more each has to read."""
+    if size <= 2:
+        return 1 << 20
+    return 256 << 10 if size <= 4 else 64 << 10
 
 
 class ShmTransport:
@@ -58,8 +63,7 @@ class ShmTransport:
         self.staging = Staging(self.flags, arenas)
         self._inflight: collections.deque[Work] = collections.deque()
         self._bump = 0
-        # The more ranks, the more there is to read for each of them.
-        self._limit = INLINE_LIMIT if control.size <= 4 else INLINE_LIMIT // 2
+        self._limit = inline_limit(control.size)
 
     def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
