@@ -129,12 +129,12 @@ def _leaves_in_the_middle() -> bool:
 
     hvd.barrier()
     if hvd.rank() == 0:
-        hvd.allreduce(np.ones(100_000), name="big")
+        hvd.allreduce(np.ones(1_000_000), name="big")
     peers = context.engine().peers
     assert peers is not None
     other = os.pidfd_open(peers.pids[0])
     os.kill(peers.pids[0], signal.SIGSTOP)
-    hvd.allreduce_async(np.ones(100_000), name="big")
+    hvd.allreduce_async(np.ones(1_000_000), name="big")
     hvd.shutdown()
     os.kill(peers.pids[0], signal.SIGCONT)
     # This process lives on for longer than rank 0 does.
