@@ -1,0 +1,33 @@
+"""The figures on the performance page are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from horovod.bench.report import markdown, picture
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "performance.md"
+SAVED = sorted((ROOT / "benchmarks").glob("*.json"))
+TABLES = dict(re.findall(r"<!-- (benchmarks/[\w.-]+\.json) -->\n\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("place", TABLES)
+def test_a_table_holds_the_figures_of_its_file(place: str) -> None:
+    assert TABLES[place] == markdown(json.loads((ROOT / place).read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.name)
+def test_a_saved_result_names_its_command_and_its_host(saved: Path) -> None:
+    result = json.loads(saved.read_text(encoding="utf-8"))
+    assert result["command"].startswith("python -m horovod.bench ")
+    assert {"cpu", "cores", "caches", "versions"} <= set(result["host"])
+    assert picture(result).startswith("<svg")
+
+
+def test_every_saved_result_is_on_the_page() -> None:
+    assert {f"benchmarks/{path.name}" for path in SAVED} == set(TABLES)
