@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import run
 from harness import Ranks, run_ranks
 
 from horovod.engine import records
@@ -94,6 +95,33 @@ def test_a_failure_is_written_down_if_a_folder_is_set(tmp_path: Path, is_set: bo
     assert "There is no dump of rank 1" in text
     assert "exited with code 3 without hvd.shutdown()" in text
     assert "allreduce 'after'" in text
+
+
+RAISES = """
+import numpy as np
+import horovod.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(3), name="before")
+if hvd.rank() == 1:
+    raise ValueError("not a number")
+hvd.allreduce(np.ones(3), name="after")
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_whose_script_fails_writes_too(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(RAISES)
+    code, output = run(
+        ["horovodrun", "-np", "2", "python", str(tmp_path / "s.py")],
+        tmp_path,
+        HOROVOD_FLIGHT_RECORDER_DIR=str(tmp_path / "dump"),
+    )
+    assert code == 1, output
+    text = "\n".join(examine(tmp_path / "dump")[0])
+    assert "dumps of ranks 0, 1" in text
+    assert "* Rank 1 failed first:" in text
+    assert "ValueError: not a number" in text and f'File "{tmp_path / "s.py"}", line 7' in text
+    assert "(rank 0 failed afterwards.)" in text
 
 
 def _stall_and_read(folder: str) -> Any:

@@ -106,7 +106,7 @@ def test_a_rank_without_a_dump() -> None:
     waiting = op("b", ended=False)
     pending = [Pending("allreduce", "allreduce.b", 0, "b.py:1", [0, 1], [2])]
     text = report(dump(0, waiting, pending=pending), dump(1, waiting))
-    assert "There is no dump of rank 2: killed, stopped, or unable to run Python" in text
+    assert "There is no dump of rank 2: it was killed or stopped, ended by itself, or could not run Python" in text
     assert "submitted by ranks 0, 1, not by rank 2." in text
 
 

@@ -7,6 +7,7 @@ import collections
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -206,6 +207,8 @@ def _note_exception(kind: type[BaseException], error: BaseException, trace: Trac
     place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
     if not isinstance(error, PeerLostError):
         _context.exception = f"ended with {kind.__name__}: {error}{place}"
+    if _context.engine is not None and _context.owner == os.getpid() and issubclass(kind, Exception):
+        _context.engine.observer.script_failed("".join(traceback.format_exception(kind, error, whole)))
     _context.next_hook(kind, error, whole)
 
 

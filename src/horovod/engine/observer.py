@@ -134,6 +134,11 @@ class Observer:
             self._board.give_verdict(f"{type(failure).__name__}\n{failure}".encode())
         self._recorder.after_failure(type(failure).__name__)
 
+    def script_failed(self, text: str) -> None:
+        """Note that an exception ends this rank's script; ``text`` is its traceback."""
+        if self._failure() is None:
+            self._recorder.after_failure("the script ended with an exception", text.rstrip("\n"))
+
     def verdict_of(self, rank: int) -> tuple[bool, str]:
         """Return whether ``rank`` failed because of a stall, and why it failed; empty if it did not say."""
         text = self._board.verdict(rank) if self._board is not None else None

@@ -60,23 +60,28 @@ class Recorder:
         self._position = position
         self._waiting = waiting
 
-    def after_failure(self, reason: str) -> None:
-        """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises."""
+    def after_failure(self, reason: str, failure: str = "") -> None:
+        """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises.
+
+        Args:
+            reason: why it is written.
+            failure: what went wrong, if the engine does not know.
+        """
         if self._folder:
-            self._write(reason, Path(self._folder))
+            self._write(reason, Path(self._folder), failure)
 
     def as_asked(self, reason: str) -> Path | None:
         """Write a dump, by default into ``horovod-flight-recorder`` here; never raises."""
         return self._write(reason, Path(self._folder or DEFAULT_FOLDER))
 
-    def _write(self, reason: str, folder: Path) -> Path | None:
+    def _write(self, reason: str, folder: Path, failure: str = "") -> Path | None:
         try:
-            return dumps.write(self._dump(reason), folder)
+            return dumps.write(self._dump(reason, failure), folder)
         except Exception as error:  # a report must not become the failure
             logger.warning(f"the flight recorder could not write to {folder}: {error}")
             return None
 
-    def _dump(self, reason: str) -> dumps.Dump:
+    def _dump(self, reason: str, failure: str) -> dumps.Dump:
         situation = self._describe()
         return dumps.Dump(
             version=dumps.VERSION,
@@ -89,7 +94,7 @@ class Recorder:
             time_s=time.time(),
             clock_ns=now(),
             position=self._position(),
-            failure=situation.failure,
+            failure=failure or situation.failure,
             process_sets=self._sets.as_dict(),
             wait=_wait(situation),
             stack=situation.stack,

@@ -85,8 +85,8 @@ def _absent(dumps: Sequence[Dump]) -> list[str]:
     if not absent:
         return []
     return [
-        f"* There is no dump of {list_ranks(absent)}: killed, stopped, or unable to run Python (an extension that "
-        "keeps the GIL). Look there first."
+        f"* There is no dump of {list_ranks(absent)}: it was killed or stopped, ended by itself, or could not run "
+        "Python (an extension that keeps the GIL). Look there first."
     ]
 
 
