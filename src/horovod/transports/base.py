@@ -19,15 +19,17 @@ class Entry:
         me: this rank's index among ``response.members``, or -1.
         inline_plan: the transport's own, for data that rode along.
         arena_plan: the transport's own, for data that lives in the arena; an empty one if it does not.
+        staged_plan: the transport's own, for ordinary data.
     """
 
-    __slots__ = ("arena_plan", "inline_plan", "me", "response")
+    __slots__ = ("arena_plan", "inline_plan", "me", "response", "staged_plan")
 
     def __init__(self, response: Response, rank: int) -> None:
         self.response = response
         self.me = response.members.index(rank) if rank in response.members else -1
         self.inline_plan: Any = None
         self.arena_plan: list[Any] | None = None
+        self.staged_plan: dict[int, list[Any]] = {}
 
 
 class Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class NumpyKernels:
         """Copy ``src`` over ``dst``."""
         np.copyto(dst, src)
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
         kind = np.dtype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,7 @@ class TorchKernels:
         """Copy ``src`` over ``dst``."""
         dst.copy_(src)
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
         kind = DTYPES[dtype]

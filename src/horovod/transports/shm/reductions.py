@@ -37,6 +37,8 @@ def _block_bytes() -> int:
 
 _BLOCK_BYTES = _block_bytes()
 _CHUNK = 512 << 10
+#: Rounds whose views an entry remembers.
+_KNOWN_ROUNDS = 256
 
 
 def slice_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
@@ -169,29 +171,52 @@ def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entr
     segments = _Segments(batch)
     members = entry.response.members
     if len(members) == 2 or (len(members) <= 4 and segments.total <= _READ_ALL_BYTES):
-        _read_all(staging, sequence, members, segments)
+        # Fused works meet by chance; what passes alone is likely to come again.
+        _read_all(staging, sequence, entry, segments, entry.staged_plan if len(batch) == 1 else {})
     else:
         _by_owner(staging, sequence, members, entry.me, segments)
 
 
-def _read_all(staging: Staging, sequence: int, members: Sequence[int], segments: _Segments) -> None:
-    arenas, arena = staging.arenas, staging.arena
-    kernels, copies = segments.kernels, segments.copies
-    inputs, outputs, dtypes, reducers = segments.inputs, segments.outputs, segments.dtypes, segments.reducers
-    cut: dict[int, list[_Piece]] = {}
-    # Small enough that a rank's chunk, its peer's and the result stay in cache until they are used.
+class _Passage(NamedTuple):
+    """A piece, its place in this rank's staging buffer, and all members' places, in their order."""
+
+    segment: int
+    low: int
+    high: int
+    slot: Buffer
+    sources: list[Buffer]
+
+
+def _read_all(staging: Staging, sequence: int, entry: Entry, segments: _Segments, known: dict[int, list[Any]]) -> None:
+    """Let every rank reduce everything; ``known`` keeps the passages of each round for the next time."""
+    arenas, members, me = staging.arenas, entry.response.members, entry.me
+    kernels, copies, dtypes = segments.kernels, segments.copies, segments.dtypes
+    inputs, outputs, reducers = segments.inputs, segments.outputs, segments.reducers
+    # Of two inputs the result may overwrite either, so this rank's own need not be read back from the buffer.
+    pair = len(members) == 2
     chunk_bytes = min(CHUNK_BYTES, _CHUNK)
 
+    def passages(round_: int, offset: int) -> list[_Passage]:
+        found = known.get(round_)
+        if found is None:
+            found = []
+            for segment, low, high, position in segments.chunk(round_, chunk_bytes):
+                at, shape = offset + position, (high - low,)
+                views = [arenas[rank].view(kernels[segment], at, dtypes[segment], shape) for rank in members]
+                found.append(_Passage(segment, low, high, views[me], views))
+            if len(known) < _KNOWN_ROUNDS:
+                known[round_] = found
+        return found
+
     def fill(round_: int, offset: int) -> None:
-        cut[round_] = segments.chunk(round_, chunk_bytes)
-        for segment, low, high, position in cut[round_]:
-            slot = arena.view(kernels[segment], offset + position, dtypes[segment], (high - low,))
+        for segment, low, high, slot, _ in passages(round_, offset):
             copies[segment](slot, inputs[segment][low:high])
 
     def drain(round_: int, offset: int) -> None:
-        for segment, low, high, position in cut.pop(round_):
-            shape = (high - low,)
-            sources = [arenas[r].view(kernels[segment], offset + position, dtypes[segment], shape) for r in members]
+        for segment, low, high, _, sources in passages(round_, offset):
+            if pair:
+                own, other = inputs[segment][low:high], sources[1 - me]
+                sources = [other, own] if me else [own, other]
             reducers[segment](outputs[segment][low:high], sources)
 
     staging.rounds(sequence, members, -(-segments.total // chunk_bytes), fill, drain)
