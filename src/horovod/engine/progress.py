@@ -25,6 +25,8 @@ _SLICE_S = 0.1
 _BEHIND_SLICE_S = 0.001
 _IDLE_SLICE_S = 1.0
 _SPINS = 300
+#: After so many spins in vain, spin only every so often.
+_TRIES, _RETRY = 4, 16
 
 
 class Stepper(Protocol):
@@ -66,7 +68,7 @@ class Progress:
         self._waiters: collections.deque[threading.Lock] = collections.deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._spins = 0
+        self._spins = self._fruitless = 0
         if control is not None:
             self._spins = _SPINS if control.size <= len(os.sched_getaffinity(0)) else 0
             self._mode = control.mode[control.rank]
@@ -177,10 +179,15 @@ class Progress:
             step()
             if handle.done:
                 return heard
-            for _ in spins:
+            # Spinning is for a peer that runs beside this rank. If none does, for example because another program
+            # has taken its core, then it only keeps the peer from running; so try again now and then only.
+            fruitless = self._fruitless
+            for _ in spins if fruitless < _TRIES or fruitless % _RETRY == 0 else ():
                 if has_news():
+                    self._fruitless = 0
                     break
             else:
+                self._fruitless = fruitless + 1
                 control.insist()
                 seen = words[bell]
                 words[mode] = HOLDER

@@ -14,6 +14,7 @@ __all__ = ["DONE", "Flags"]
 #: The last phase of every entry: this rank reads and writes nobody's memory for it any more.
 DONE = (1 << PHASE_BITS) - 1
 _SLICE_S = 0.1
+_TRIES, _RETRY = 4, 16
 
 
 class Flags:
@@ -28,7 +29,8 @@ class Flags:
     def __init__(self, control: Control, watch: Watch, spins: int) -> None:
         self.control = control
         self._watch = watch
-        self._spins = spins
+        self._spins = range(spins)
+        self._fruitless = 0
         self._words = control.words64
         self._index = control.flag
 
@@ -60,9 +62,13 @@ class Flags:
 
     def _wait_for(self, member: int, value: int) -> None:
         words, index = self._words, self._index[member]
-        for _ in range(self._spins):
+        # As in ``Progress``: where spinning does not help, it hinders.
+        fruitless = self._fruitless
+        for _ in self._spins if fruitless < _TRIES or fruitless % _RETRY == 0 else ():
             if words[index] >= value:
+                self._fruitless = 0
                 return
+        self._fruitless = fruitless + 1
         control = self.control
         control.insist()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]

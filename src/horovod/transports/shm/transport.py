@@ -38,7 +38,7 @@ _SLOTS = 64
 def inline_limit(size: int) -> int:
     """Return the bytes above which tensors do not ride in the request: the more ranks, the more each has to read."""
     if size <= 2:
-        return 1 << 20
+        return 512 << 10
     return 256 << 10 if size <= 4 else 64 << 10
 
 
