@@ -58,6 +58,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [path for path in PAGES if path.parent == ROOT / "docs"]
+    assert not [page.name for page in pages if f"](docs/{page.name}" not in readme]
+
+
 def test_every_decision_is_in_the_index() -> None:
     index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
