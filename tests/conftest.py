@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
 for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
     del os.environ[_name]
+
+
+# Under nohup this process ignores hang-ups, and what the tests start would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
