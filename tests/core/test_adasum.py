@@ -69,6 +69,7 @@ def _combine(library: str, dtype: str) -> None:
         assert hvd.allgather(result.reshape(1, -1))[:, :3].tolist() == [result[:3].tolist()] * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     ("library", "dtype"), [("torch", "float64"), ("torch", "float32"), ("torch", "bfloat16"), ("numpy", "float64")]
