@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from horovod import config
+from horovod import config_page
 from horovod.config import SETTINGS, Config, Setting, load, parse, render, unknown_variables
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "environment.md"
 
 
 def test_docs_page_is_what_the_table_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == config.markdown(), "python -m horovod.config > docs/environment.md"
+    assert PAGE.read_text(encoding="utf-8") == config_page.markdown(), (
+        "python -m horovod.config_page > docs/environment.md"
+    )
 
 
 def test_defaults_without_any_variable() -> None:
@@ -93,6 +95,8 @@ def test_names_flags_and_keys_are_unique() -> None:
     [
         ("HOROVOD_FUSION_TRESHOLD", "HOROVOD_FUSION_THRESHOLD"),
         ("HOROVOD_LOGLEVEL", "HOROVOD_LOG_LEVEL"),
+        ("HOROVOD_STALL_CHECK_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+        ("HOROVOD_HOSTS", None),
         ("HOROVOD_QQQQQQQQ", None),
     ],
 )

@@ -1,7 +1,7 @@
 """Every setting of the package, in one table.
 
 ``Config`` is the table: each field carries its ``Setting`` (variable, flag, unit, help). The command-line flags
-of ``horovodrun``, the YAML file and ``docs/environment.md`` are generated from it, and no other module reads
+of ``horovodrun``, the YAML file and ``docs/environment.md`` are made from it, and no other module reads
 ``HOROVOD_*`` from the environment (``world`` reads who we are through the names below). What is stronger wins:
 an explicit argument, then a flag, then the environment, then the YAML file, then the default.
 """
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from horovod.spelling import nearest
+
 __all__ = [
     "INERT",
     "JOB_ID",
@@ -22,7 +24,6 @@ __all__ = [
     "Config",
     "Setting",
     "load",
-    "nearest",
     "parse",
     "render",
     "unknown_variables",
@@ -276,13 +277,6 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     return Config(**values)
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """The entry of ``known`` that ``word`` was probably meant to be, or an empty text."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
-
-
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """One sentence for each ``HOROVOD_*`` variable that nobody knows, for rank 0 to log as a warning at init."""
     environ = os.environ if environ is None else environ
@@ -294,52 +288,3 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
             hint = f"; did you mean HOROVOD_{meant}?" if meant else ""
             sentences.append(f"{name} is no setting of this version{hint}")
     return sentences
-
-
-def _row(setting: Setting) -> str:
-    flag = " / ".join(f"`{f}`" for f in (setting.flag, setting.flag_off) if f)
-    if setting.scale == MIB:
-        flag += " (MB)"
-    default = render(setting.default) if setting.default != "" else "-"
-    return (
-        f"| `{setting.env}` | {default} | {setting.unit} | {flag} | `{setting.yaml_path}` | {setting.help} |".replace(
-            " `` ", " "
-        )
-    )
-
-
-def markdown() -> str:
-    """The page ``docs/environment.md``."""
-    head = ["| variable | default | unit | flag of horovodrun | YAML key | meaning |", "|---|---|---|---|---|---|"]
-    lines = [
-        "# Settings",
-        "",
-        "Generated from `src/horovod/config.py` by `python -m horovod.config`; do not edit.",
-        "",
-        "What is stronger wins: an explicit argument, then a flag, then the environment, then the YAML file of",
-        "`--config-file`, then the default. Yes is 1, true, yes or on; no is 0, false, no, off or an empty text; any",
-        "other word is an error. An unknown `HOROVOD_*` variable gets one warning with the nearest known name.",
-        "",
-        *head,
-        *(_row(s) for s in SETTINGS if s.in_effect),
-        "",
-        "## Accepted, without effect in this version",
-        "",
-        *head,
-        *(_row(s) for s in SETTINGS if not s.in_effect),
-        "",
-        "## Set by the launcher",
-        "",
-        "`horovodrun` gives these to each rank; under mpirun or torchrun, theirs are read instead.",
-        "",
-        "| variable | meaning |",
-        "|---|---|",
-        *(f"| `{env}` | {name.replace('_', ' ')} of the process |" for name, env in RANK_VARIABLES.items()),
-        f"| `{JOB_ID}` | name of the job on this host |",
-        f"| `{SECRET_KEY}` | key of the job, hexadecimal; set it yourself only where an error asks for it |",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

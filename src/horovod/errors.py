@@ -3,10 +3,12 @@
     HorovodInternalError(RuntimeError)          what the runtime raises; catch this to catch all below
     |-- NotInitializedError (also ValueError)   you: init() was not called, or shutdown() was
     |-- InitError (also ValueError)             the ranks did not find each other
+    |-- RequestError (also ValueError)          you: the call is wrong whatever the other ranks do
     |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
     |-- PeerLostError                           the world: another rank died or left; recoverable
     |-- StallError                              the world: a rank did not come within the timeout
     DuplicateNameError(ValueError)              you: a tensor of this name is still in flight
+    OptimizerUseError(AssertionError, RuntimeError)   you: gradients were touched out of turn
     LaunchError(RuntimeError)                   horovodrun or horovod.run could not run the job
     HostsUpdatedInterrupt(RuntimeError)         elastic: the set of hosts changed
     HorovodVersionMismatchError(ImportError)    ranks run different versions of this package
@@ -26,7 +28,9 @@ __all__ = [
     "LaunchError",
     "MismatchError",
     "NotInitializedError",
+    "OptimizerUseError",
     "PeerLostError",
+    "RequestError",
     "StallError",
 ]
 
@@ -41,6 +45,13 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 class InitError(HorovodInternalError, ValueError):
     """The ranks of the job did not find each other, or do not fit together."""
+
+
+class RequestError(HorovodInternalError, ValueError):
+    """The call is wrong by itself, whatever the other ranks do; raised at the call.
+
+    Horovod raised ValueError for some of these and HorovodInternalError for others; this is both.
+    """
 
 
 class MismatchError(HorovodInternalError):
@@ -67,6 +78,13 @@ class StallError(HorovodInternalError):
 
 class DuplicateNameError(ValueError):
     """A tensor of the same name is still in flight on this rank."""
+
+
+class OptimizerUseError(AssertionError, RuntimeError):
+    """The calls of a DistributedOptimizer came in an order in which gradients would be lost, or differ between ranks.
+
+    Horovod raised AssertionError for what it noticed of this.
+    """
 
 
 class LaunchError(RuntimeError):

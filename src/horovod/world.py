@@ -16,7 +16,7 @@ from pathlib import Path
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
 
-__all__ = ["LAUNCHERS", "Launcher", "World", "detect"]
+__all__ = ["LAUNCHERS", "Launcher", "World", "detect", "process_status"]
 
 
 @dataclass(frozen=True)
@@ -246,15 +246,15 @@ def _daemon(variable: str, proc: Path, pid: int) -> tuple[int, str]:
     """
     needle = b"\0" + variable.encode() + b"="
     while True:
-        pid = int(_stat(proc, pid)[1])
+        pid = int(process_status(proc, pid)[1])
         try:
             environ = (proc / str(pid) / "environ").read_bytes()
         except PermissionError:  # another user's process, so no rank of ours
             environ = b""
         if needle not in b"\0" + environ:
-            return pid, _stat(proc, pid)[19]
+            return pid, process_status(proc, pid)[19]
 
 
-def _stat(proc: Path, pid: int) -> list[str]:
-    """``/proc/<pid>/stat`` from the state on; the name before it may hold blanks and brackets."""
+def process_status(proc: Path, pid: int) -> list[str]:
+    """Return the words of ``/proc/<pid>/stat`` from the state on; the name before it may hold blanks and brackets."""
     return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()

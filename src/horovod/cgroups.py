@@ -1,0 +1,91 @@
+"""What control groups leave to this process: how many cores, and whether its memory sufficed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["oom_kills", "usable_cores"]
+
+
+def usable_cores(pids: Sequence[int] = (0,), root: Path = Path("/")) -> int:
+    """Cores that processes may keep busy together: their affinities, and what this one's control groups allow.
+
+    Args:
+        pids: which processes, in the same control group as this one; 0 is this one.
+        root: where ``proc`` and ``sys`` are.
+
+    Returns:
+        At least 1.
+    """
+    affinity: set[int] = set()
+    for pid in pids:
+        # One that has ended already is missed elsewhere.
+        with contextlib.suppress(ProcessLookupError):
+            affinity |= os.sched_getaffinity(pid)
+    cores = float(len(affinity))
+    for folder in _control_groups(root, "cpu"):
+        quota, period = _cpu_quota(folder)
+        if quota > 0 and period > 0:
+            cores = min(cores, quota / period)
+    return max(1, round(cores))
+
+
+def _cpu_quota(folder: Path) -> tuple[int, int]:
+    """Microseconds of processor time per period; a quota of 0 is no limit."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return (0 if quota == "max" else int(quota)), int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        return int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed for want of memory, in our control group or else on this machine.
+
+    Only the difference between two calls means anything; -1 where the kernel does not say.
+    """
+    for folder in _control_groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            count = _counter(folder / name)
+            if count is not None:
+                return count
+    count = _counter(root / "proc/vmstat")
+    return -1 if count is None else count
+
+
+def _counter(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of our control group and those above it, nearest first, for either version of the interface."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        mounts = [f"sys/fs/cgroup/{names}", f"sys/fs/cgroup/{controller}"] if names else ["sys/fs/cgroup"]
+        mount = next((root / m for m in mounts if (root / m).is_dir()), None)
+        if mount is None:
+            continue
+        # In a container the path may be the host's, while the mount shows only our part of the tree.
+        folder = mount / path.lstrip("/")
+        while folder != mount and mount in folder.parents:
+            if folder.is_dir():
+                yield folder
+            folder = folder.parent
+        yield mount
