@@ -48,8 +48,9 @@ def test_zero_counts_for_nothing() -> None:
 def _combine(library: str, dtype: str) -> None:
     import torch
 
-    from horovod.bindings.collectives import Adasum, Collectives
+    from horovod.bindings.collectives import Collectives
     from horovod.bindings.numpy_adapter import NumpyAdapter
+    from horovod.bindings.reductions import Adasum
     from horovod.torch.adapter import TorchAdapter
 
     hvd = Collectives(TorchAdapter() if library == "torch" else NumpyAdapter())

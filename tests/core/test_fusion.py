@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.core.fusion import MAX_FUSED, plan
@@ -12,7 +12,6 @@ from horovod.core.fusion import MAX_FUSED, plan
 entries = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 40)), max_size=40)
 
 
-@settings(derandomize=True, deadline=None)
 @given(entries=entries, threshold=st.integers(0, 100))
 def test_plan(entries: list[tuple[str | None, int]], threshold: int) -> None:
     groups = plan([(i, key, nbytes) for i, (key, nbytes) in enumerate(entries)], threshold)

@@ -11,7 +11,7 @@ from paper import PaperHandle, PaperJob, Script, play, request
 
 from horovod.core.requests import Kind, ReduceOp
 
-orders = settings(max_examples=80, derandomize=True, deadline=None)
+orders = settings(max_examples=80)
 randoms = st.randoms(use_true_random=False)
 JOIN = request("join", Kind.JOIN)
 
@@ -47,6 +47,18 @@ def test_leaving_fails_exactly_what_the_leaver_owes(size: int, rng: random.Rando
         assert _error(handle) == ("rank ended its script" if name in owed else "")
         assert handle.response is not None
         assert handle.response.error_type == ("PeerLostError" if name in owed else "")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_left_first_is_named(order: tuple[int, int]) -> None:
+    job = PaperJob(3)
+    for rank in order:
+        job.coordinator.leave(rank, f"rank {rank} has left")
+    handle = job.submit(2, request("a"))
+    job.settle()
+    assert _error(handle) == f"rank {order[0]} has left"
+    assert handle.response is not None
+    assert handle.response.result == order[0]
 
 
 def test_leaving_disturbs_no_process_set_without_the_leaver() -> None:

@@ -12,7 +12,7 @@ from paper import PaperHandle, PaperJob, Script, play, request
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Request
 
-orders = settings(max_examples=60, derandomize=True, deadline=None)
+orders = settings(max_examples=60)
 randoms = st.randoms(use_true_random=False)
 
 

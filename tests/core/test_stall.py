@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from horovod.core.requests import Kind, Request
-from horovod.core.stall import Waiting, circle, list_ranks, names, who_waits_for_whom
+from horovod.core.stall import Waiting, circle, names, who_waits_for_whom
+from horovod.phrases import list_ranks
 
 
 def request(name: str, process_set: int = 0) -> Request:

@@ -11,9 +11,11 @@ Unnamed requests of a process set match in the order in which each rank submits 
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from horovod.core import fusion, mismatch
 from horovod.core.process_sets import ProcessSetTable
@@ -22,14 +24,14 @@ from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response
 __all__ = ["Coordinator", "Declared", "Pending", "Run"]
 
 
-class Declared(NamedTuple):
+class Declared(msgspec.Struct, frozen=True, gc=False):
     """Log entry: from now on ``id`` stands for ``response``."""
 
     id: int
     response: Response
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """Log entry: the members of these responses execute them, together, next.
 
     ``tokens`` holds one value per member of a single response; it is empty when several were fused.
@@ -39,8 +41,7 @@ class Run(NamedTuple):
     tokens: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A name that some, not all, members have submitted."""
 
     process_set: int
@@ -59,7 +60,6 @@ class _Signature(NamedTuple):
 class _Rank:
     signatures: dict[int, _Signature] = field(default_factory=dict)
     unnamed: dict[int, int] = field(default_factory=dict)
-    gone: str = ""
 
 
 class _Known(NamedTuple):
@@ -86,7 +86,8 @@ class Coordinator:
         self._ranks = [_Rank() for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
         self._join_name = ""
-        self._somebody_gone = False
+        # Why, in the order in which they went: the first one is why the others did.
+        self._gone: dict[int, str] = {}
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, Pending] = {}
@@ -128,13 +129,12 @@ class Coordinator:
         if pending.count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
             del self._pending[match]
             self._complete(pending)
-        elif self._somebody_gone:
+        elif self._gone:
             self._fail_if_hopeless(match, pending)
 
     def leave(self, rank: int, reason: str) -> None:
         """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
-        self._ranks[rank].gone = reason
-        self._somebody_gone = True
+        self._gone[rank] = reason
         for match, pending in list(self._pending.items()):
             self._fail_if_hopeless(match, pending)
         if self.joined:
@@ -142,14 +142,8 @@ class Coordinator:
 
     def take(self) -> list[Declared | Run]:
         """Return the log entries since the last call."""
-        if not self._ready and not self._log:
-            return []
-        ready, self._ready = self._ready, []
-        if len(ready) == 1:
-            known, tokens = ready[0]
-            self._log.append(Run((known.id,), tokens))
-        else:
-            self._append_fused(ready)
+        if self._ready:
+            self._flush_ready()
         log, self._log = self._log, []
         return log
 
@@ -173,15 +167,6 @@ class Coordinator:
         if pending is not None:
             self._error(pending, error, error_type)
 
-    def _append_fused(self, ready: Sequence[tuple[_Known, tuple[int, ...]]]) -> None:
-        entries = [(i, known.fuse_key, known.nbytes) for i, (known, _) in enumerate(ready)]
-        for group in fusion.plan(entries, self._threshold):
-            if len(group) == 1:
-                known, tokens = ready[group[0]]
-                self._log.append(Run((known.id,), tokens))
-            else:
-                self._log.append(Run(tuple(ready[i][0].id for i in group), ()))
-
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self.sets.members(process_set) if process_set in self.sets else ()
 
@@ -203,8 +188,6 @@ class Coordinator:
         tokens = pending.tokens
         if pending.process_set or self.joined:
             tokens = [tokens[rank] for rank, serial in enumerate(serials) if serial is not None]
-        if known.fuse_key is not None and NO_TOKEN not in tokens:
-            known = _Known(known.id, None, known.nbytes)
         self._ready.append((known, tuple(tokens)))
 
     def _learn(self, key: Hashable, pending: Pending) -> _Known | None:
@@ -276,8 +259,8 @@ class Coordinator:
             if not self._missing(pending):
                 del self._pending[match]
                 self._complete(pending)
-        if self._somebody_gone:
-            self._fail_joins(next(other for other, state in enumerate(self._ranks) if state.gone))
+        if self._gone:
+            self._fail_joins(next(iter(self._gone)))
         elif len(self.joined) == self.size:
             self._end_joins()
             # Nothing is pending, so all ranks can count their unnamed requests from the beginning.
@@ -291,7 +274,7 @@ class Coordinator:
         self._needed = {key: len(self.sets.members(key)) for key in self._needed}
 
     def _fail_joins(self, culprit: int) -> None:
-        members, reason = tuple(sorted(self.joined)), self._ranks[culprit].gone
+        members, reason = tuple(sorted(self.joined)), self._gone[culprit]
         self._end_joins()
         self._run_once(
             Response(Kind.JOIN, self._join_name, 0, members, error=reason, error_type="PeerLostError", result=culprit)
@@ -299,10 +282,10 @@ class Coordinator:
 
     def _fail_if_hopeless(self, match: Hashable, pending: Pending) -> None:
         members = self._members(pending.process_set)
-        for rank in members:
-            if self._ranks[rank].gone and pending.serials[rank] is None:
+        for rank, reason in self._gone.items():
+            if rank in members and pending.serials[rank] is None:
                 del self._pending[match]
-                self._error(pending, self._ranks[rank].gone, "PeerLostError", rank)
+                self._error(pending, reason, "PeerLostError", rank)
                 return
 
     def _error(self, pending: Pending, error: str, error_type: str, culprit: int = -1) -> None:
@@ -338,7 +321,18 @@ class Coordinator:
 
     def _flush_ready(self) -> None:
         ready, self._ready = self._ready, []
-        self._append_fused(ready)
+        if len(ready) == 1:
+            known, tokens = ready[0]
+            self._log.append(Run((known.id,), tokens))
+            return
+        # What rode along need not be moved any more, so there is nothing to gain.
+        entries = [
+            (i, known.fuse_key if NO_TOKEN in tokens else None, known.nbytes) for i, (known, tokens) in enumerate(ready)
+        ]
+        for group in fusion.plan(entries, self._threshold):
+            known, tokens = ready[group[0]]
+            fused = len(group) > 1
+            self._log.append(Run(tuple(ready[i][0].id for i in group), () if fused else tokens))
 
 
 def _fuse_key(response: Response) -> Hashable | None:

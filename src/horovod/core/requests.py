@@ -48,6 +48,9 @@ class Kind(enum.IntEnum):
     ADD_PROCESS_SET = 7
     REMOVE_PROCESS_SET = 8
 
+    # Enum's is a Python function; every operation looks up a key with a kind in it.
+    __hash__ = int.__hash__
+
 
 class ReduceOp(enum.IntEnum):
     """How values are combined; the numbers are Horovod's."""
@@ -58,6 +61,8 @@ class ReduceOp(enum.IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+
+    __hash__ = int.__hash__
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -148,3 +153,9 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
     def request_of(self, index: int) -> Request:
         """Return the request of the ``index``-th member."""
         return self.requests[index if len(self.requests) > 1 else 0]
+
+    def splits(self) -> list[tuple[int, ...]]:
+        """Return how many rows each member of an alltoall sends to each."""
+        parts = len(self.members)
+        requests = [self.request_of(i) for i in range(parts)]
+        return [request.splits or (request.tensors[0].shape[0] // parts,) * parts for request in requests]

@@ -7,10 +7,15 @@ from typing import NamedTuple
 
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
+from horovod.phrases import few
 
-__all__ = ["Waiting", "circle", "list_ranks", "names", "who_waits_for_whom"]
+__all__ = ["BREAK_CIRCLE", "Waiting", "circle", "names", "who_waits_for_whom"]
 
-_NAMED = 3
+BREAK_CIRCLE = (
+    "Make these calls in one order on all ranks; the steps of several optimizers are such calls, too. What has an "
+    "_async form may also be begun in any order, if it is begun before any of them is waited for."
+)
+"""What to do about a circle."""
 
 
 class Waiting(NamedTuple):
@@ -22,17 +27,9 @@ class Waiting(NamedTuple):
     missing: Sequence[int]
 
 
-def list_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 1, 2, 3``."""
-    listed = [str(rank) for rank in ranks]
-    return f"rank{'s' * (len(listed) != 1)} {', '.join(listed)}"
-
-
 def names(requests: Sequence[Request]) -> str:
     """Return the first few operations in words, and how many there are besides."""
-    text = ", ".join(_label(request) for request in requests[:_NAMED])
-    more = len(requests) - _NAMED
-    return f"{text} and {more} more" if more > 0 else text
+    return few([_label(request) for request in requests])
 
 
 def _label(request: Request) -> str:
