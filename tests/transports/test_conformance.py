@@ -89,7 +89,7 @@ def _check(got: Any, want: Any, tolerance: float, what: str) -> None:
 def _allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]]) -> None:
     hvd, make, back = _hvd(library)
     rank, size = hvd.rank(), hvd.size()
-    how = getattr(importlib.import_module("horovod.bindings.collectives"), op)
+    how = getattr(importlib.import_module("horovod.bindings.reductions"), op)
     for shape in shapes:
         mine, want = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
         tolerance = _tolerance(dtype, op)
@@ -158,7 +158,7 @@ def test_moves(library: str, dtype: str, op: str, size: int) -> None:
 def _reducescatter(library: str, dtype: str, op: str) -> None:
     hvd, make, back = _hvd(library)
     rank, size = hvd.rank(), hvd.size()
-    how = getattr(importlib.import_module("horovod.bindings.collectives"), op)
+    how = getattr(importlib.import_module("horovod.bindings.reductions"), op)
     for shape in [(0,), (1,), (7, 3), (10, 0), (200_003,)]:
         mine, whole = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
         rows, extra = divmod(shape[0], size)

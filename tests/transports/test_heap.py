@@ -31,7 +31,7 @@ def _pages(nbytes: int) -> int:
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(steps=steps)
 def test_ranges_never_overlap_and_everything_given_back_is_one_again(steps: list[tuple[str, int]]) -> None:
     heap = Heap(PAGE, END)

@@ -13,24 +13,26 @@ import pytest
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response, TensorSpec
 from horovod.transports.base import Entry, Work
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
+from horovod.transports.shm.caches import ROTATION_BYTES
 from horovod.transports.shm.control import Control, create_memfd
 from horovod.transports.shm.transport import ShmTransport, inline_limit
 
 Array = np.ndarray[Any, Any]
+LIMIT = inline_limit(3, Kind.ALLREDUCE)
 FRONT = INLINE_BYTES + STAGING_BYTES + 4096
 
 
-class NumpyWork(Work):
+class NumpyWork(Work, eq=False):
     """A work that allocates numpy arrays."""
-
-    def __init__(self, inputs: Sequence[Array], outputs: Sequence[Array] = ()) -> None:
-        super().__init__("numpy", list(inputs), list(outputs))
-        self.slots: dict[int, list[Any]] = {}
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Array:
         if index == len(self.outputs):
             self.outputs = [*self.outputs, np.empty(shape, self.inputs[index].dtype)]
         return self.outputs[index]  # type: ignore[no-any-return]
+
+
+def _work(inputs: Sequence[Array], outputs: Sequence[Array] = ()) -> NumpyWork:
+    return NumpyWork("numpy", list(inputs), list(outputs))
 
 
 class Host:
@@ -50,8 +52,10 @@ class Host:
     def _watch(rank: int, waited_s: float) -> None:
         raise AssertionError(f"somebody waits for rank {rank}")
 
-    def offer(self, rank: int, work: NumpyWork) -> int:
-        return self.ranks[rank].offer(work, sum(array.nbytes for array in work.inputs), work.slots)
+    def offer(self, rank: int, work: NumpyWork, kind: Kind = Kind.ALLREDUCE, **how: Any) -> int:
+        transport = self.ranks[rank]
+        rider = transport.rider("numpy", _request(kind, work, **how), len(self.ranks))
+        return NO_TOKEN if rider is None else transport.offer(work, rider)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -65,16 +69,17 @@ def host() -> Iterator[Host]:
     host.close()
 
 
+def _request(kind: Kind, work: NumpyWork, **how: Any) -> Request:
+    return Request("a", kind, tensors=tuple(TensorSpec(str(a.dtype), a.shape) for a in work.inputs), **how)
+
+
 def _response(kind: Kind, works: Sequence[NumpyWork], **how: Any) -> Response:
-    requests = [
-        Request("a", kind, tensors=tuple(TensorSpec(str(a.dtype), a.shape) for a in work.inputs), **how)
-        for work in works
-    ]
+    requests = [_request(kind, work, **how) for work in works]
     return Response(kind, "a", 0, tuple(range(len(works))), len(works), tuple(requests))
 
 
 def _run(host: Host, kind: Kind, works: Sequence[NumpyWork], sequence: int = 1, **how: Any) -> list[list[Array]]:
-    tokens = tuple(host.offer(rank, work) for rank, work in enumerate(works))
+    tokens = tuple(host.offer(rank, work, kind, **how) for rank, work in enumerate(works))
     assert NO_TOKEN not in tokens
     response = _response(kind, works, **how)
     for rank, work in enumerate(works):
@@ -83,7 +88,7 @@ def _run(host: Host, kind: Kind, works: Sequence[NumpyWork], sequence: int = 1, 
 
 
 def test_allreduce_of_a_group(host: Host) -> None:
-    works = [NumpyWork([np.full((2, 2), r, "float32"), np.arange(3) * r, np.empty(0, "int8")]) for r in range(3)]
+    works = [_work([np.full((2, 2), r, "float32"), np.arange(3) * r, np.empty(0, "int8")]) for r in range(3)]
     for outputs in _run(host, Kind.ALLREDUCE, works):
         np.testing.assert_array_equal(outputs[0], np.full((2, 2), 3))
         np.testing.assert_array_equal(outputs[1], np.arange(3) * 3)
@@ -92,69 +97,104 @@ def test_allreduce_of_a_group(host: Host) -> None:
 
 def test_allreduce_in_place(host: Host) -> None:
     arrays = [np.full(5, float(r + 1)) for r in range(3)]
-    _run(host, Kind.ALLREDUCE, [NumpyWork([a], [a]) for a in arrays], op=ReduceOp.AVERAGE)
+    _run(host, Kind.ALLREDUCE, [_work([a], [a]) for a in arrays], op=ReduceOp.AVERAGE)
     for array in arrays:
         np.testing.assert_array_equal(array, np.full(5, 2.0))
 
 
 def test_allgather_of_unequal_rows(host: Host) -> None:
-    works = [NumpyWork([np.full((r, 2), r), np.full(1, r)]) for r in range(3)]
+    works = [_work([np.full((r, 2), r), np.full(1, r)]) for r in range(3)]
     for outputs in _run(host, Kind.ALLGATHER, works):
         assert outputs[0].tolist() == [[1, 1], [2, 2], [2, 2]]
         assert outputs[1].tolist() == [0, 1, 2]
 
 
+def test_alltoall_of_unequal_splits(host: Host) -> None:
+    matrix = [(0, 2, 1), (3, 0, 0), (1, 1, 0)]
+    works = [_work([np.arange(sum(row) * 2).reshape(-1, 2) + 100 * rank]) for rank, row in enumerate(matrix)]
+    tokens = tuple(host.offer(rank, work, Kind.ALLTOALL, splits=matrix[rank]) for rank, work in enumerate(works))
+    assert NO_TOKEN not in tokens
+    requests = tuple(_request(Kind.ALLTOALL, work, splits=matrix[rank]) for rank, work in enumerate(works))
+    response = Response(Kind.ALLTOALL, "a", 0, (0, 1, 2), 3, requests)
+    for rank, work in enumerate(works):
+        host.ranks[rank].run(1, [(Entry(response, rank), work)], tokens)
+    received = [work.outputs[0].tolist() for work in works]
+    assert received[0] == [[100, 101], [102, 103], [104, 105], [200, 201]]
+    assert received[1] == [[0, 1], [2, 3], [202, 203]]
+    assert received[2] == [[4, 5]]
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_broadcast(host: Host, in_place: bool) -> None:
     arrays = [np.full(4, r) for r in range(3)]
-    works = [NumpyWork([a], [a] if in_place else []) for a in arrays]
+    works = [_work([a], [a] if in_place else []) for a in arrays]
     for outputs in _run(host, Kind.BROADCAST, works, root=1):
         assert outputs[0].tolist() == [1] * 4
     assert [a.tolist() for a in arrays] == ([[1] * 4] * 3 if in_place else [[0] * 4, [1] * 4, [2] * 4])
 
 
 def test_reducescatter_of_more_and_of_fewer_rows_than_ranks(host: Host) -> None:
-    works = [NumpyWork([np.arange(8).reshape(4, 2) + r, np.full(1, r)]) for r in range(3)]
+    works = [_work([np.arange(8).reshape(4, 2) + r, np.full(1, r)]) for r in range(3)]
     outputs = _run(host, Kind.REDUCESCATTER, works)
     assert [o[0].tolist() for o in outputs] == [[[3, 6], [9, 12]], [[15, 18]], [[21, 24]]]
     assert [o[1].tolist() for o in outputs] == [[3], [], []]
 
 
 def test_barrier(host: Host) -> None:
-    assert _run(host, Kind.BARRIER, [NumpyWork([]) for _ in range(3)]) == [[], [], []]
+    assert _run(host, Kind.BARRIER, [_work([]) for _ in range(3)]) == [[], [], []]
 
 
 # -- the room for it -------------------------------------------------------------------------------------------------
 
 
 def test_large_data_does_not_ride(host: Host) -> None:
-    assert host.offer(0, NumpyWork([np.empty(inline_limit(3), "uint8")])) == 0
-    assert host.offer(0, NumpyWork([np.empty(inline_limit(3) + 1, "uint8")])) == NO_TOKEN
+    assert host.offer(0, _work([np.empty(LIMIT, "uint8")])) == 0
+    assert host.offer(0, _work([np.empty(LIMIT + 1, "uint8")])) == NO_TOKEN
+
+
+def _fill(host: Host) -> list[NumpyWork]:
+    """Let rank 0 offer until it is turned away."""
+    works = []
+    while True:
+        work = _work([np.empty(LIMIT, "uint8")])
+        if host.offer(0, work) == NO_TOKEN:
+            return works
+        works.append(work)
 
 
 def test_a_full_ring_turns_data_away_until_everybody_has_read(host: Host) -> None:
-    works = []
-    while True:
-        work = NumpyWork([np.empty(inline_limit(3), "uint8")])
-        if host.offer(0, work) == NO_TOKEN:
-            break
-        works.append(work)
+    works = _fill(host)
     assert len(works) >= 7
     for work in works:
         host.ranks[0].skip(work)
-    assert host.offer(0, NumpyWork([np.empty(8)])) == 0
+    assert len(_fill(host)) == len(works)
 
 
-def test_what_was_never_executed_can_be_skipped(host: Host) -> None:
-    first, second = NumpyWork([np.empty(8)]), NumpyWork([np.empty(8)])
-    assert host.offer(0, first) == 0
-    assert host.offer(0, second) > 0
+def test_places_come_free_in_the_order_in_which_they_were_taken(host: Host) -> None:
+    first, second, *_ = _fill(host)
     host.ranks[0].skip(second)
-    third = NumpyWork([np.empty(8)])
-    assert host.offer(0, third) > 0
+    assert not _fill(host)
     host.ranks[0].skip(first)
-    host.ranks[0].skip(third)
-    assert host.offer(0, NumpyWork([np.empty(8)])) == 0
+    assert len(_fill(host)) == 2
+
+
+def test_places_change_so_that_none_is_still_in_its_readers_cache(host: Host) -> None:
+    tokens = set()
+    for _ in range(1000):
+        work = _work([np.empty(LIMIT, "uint8")])
+        tokens.add(host.offer(0, work))
+        host.ranks[0].skip(work)
+    assert tokens == set(range(0, ROTATION_BYTES, LIMIT))
+
+
+def test_many_at_once_ride_although_the_first_are_read_meanwhile(host: Host) -> None:
+    works = []
+    for turn in range(200):
+        work = _work([np.empty(LIMIT // 64, "uint8")])
+        assert host.offer(0, work) != NO_TOKEN, f"the {turn}-th was turned away"
+        works.append(work)
+        if turn % 2:
+            host.ranks[0].skip(works[turn // 2])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -162,8 +202,8 @@ def test_nothing_is_overwritten_before_the_slowest_rank_has_read_it(seed: int) -
     """Ranks submit far ahead and execute the log at their own pace."""
     rng = random.Random(seed)
     host = Host(2)
-    count, shapes = 40, [rng.choice([1, 1000, inline_limit(2) // 8]) for _ in range(40)]
-    works = [[NumpyWork([np.full(shape, float(i * 2 + rank))]) for i, shape in enumerate(shapes)] for rank in range(2)]
+    count, shapes = 40, [rng.choice([1, 1000, 512 << 7]) for _ in range(40)]
+    works = [[_work([np.full(shape, float(i * 2 + rank))]) for i, shape in enumerate(shapes)] for rank in range(2)]
     tokens: list[list[int]] = [[], []]
     executed = [0, 0]
     while min(executed) < count:

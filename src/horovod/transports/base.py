@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod.core.requests import Response
-from horovod.transports.kernels import Buffer
+import msgspec
 
-__all__ = ["Entry", "Transport", "Work"]
+from horovod.core.requests import Kind, Request, Response
+from horovod.transports.kernels import Buffer
+from horovod.transports.threads import are_spread
+
+__all__ = ["Entry", "Rider", "Transport", "Work"]
 
 
 class Entry:
@@ -17,22 +20,26 @@ class Entry:
     Attributes:
         response: the response.
         me: this rank's index among ``response.members``, or -1.
+        is_large: whether a library may spread a tensor of it over several threads.
+        splits: rows that each member of an alltoall sends to each.
         inline_plan: the transport's own, for data that rode along.
         arena_plan: the transport's own, for data that lives in the arena; an empty one if it does not.
         staged_plan: the transport's own, for ordinary data.
     """
 
-    __slots__ = ("arena_plan", "inline_plan", "me", "response", "staged_plan")
+    __slots__ = ("arena_plan", "inline_plan", "is_large", "me", "response", "splits", "staged_plan")
 
     def __init__(self, response: Response, rank: int) -> None:
         self.response = response
         self.me = response.members.index(rank) if rank in response.members else -1
+        self.is_large = any(are_spread(request.tensors) for request in response.requests)
+        self.splits = response.splits() if response.kind is Kind.ALLTOALL and response.requests else []
         self.inline_plan: Any = None
         self.arena_plan: list[Any] | None = None
-        self.staged_plan: dict[int, list[Any]] = {}
+        self.staged_plan: Any = None
 
 
-class Work:
+class Work(msgspec.Struct, eq=False):
     """This rank's side of one execution: where its data lies.
 
     Attributes:
@@ -40,39 +47,51 @@ class Work:
         inputs: one contiguous buffer per tensor, read only.
         outputs: one per tensor, written; the input itself for an operation in place; empty until the
             transport knows the shape and calls ``allocate``.
-        readers: ranks that may still read what rode along in the request, until their flag reaches ``fence``.
-        fence: flag value that frees it; 0 while the work was not executed.
+        ride: the transport's own, for data that rode along in the request.
     """
 
-    __slots__ = ("fence", "inputs", "kernels", "outputs", "readers")
-
-    def __init__(self, kernels: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        self.kernels = kernels
-        self.inputs = inputs
-        self.outputs = outputs
-        self.readers: tuple[int, ...] = ()
-        self.fence = 0
+    kernels: str
+    inputs: Sequence[Buffer]
+    outputs: Sequence[Buffer]
+    ride: Any = None
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""
         raise NotImplementedError
 
 
+class Rider(Protocol):
+    """What a transport keeps in order to let the data of one kind of request ride along, again and again."""
+
+
 class Transport(Protocol):
     """Moves and reduces the bytes of one log entry at a time.
 
     ``run`` may block: when an entry is in the log, all its members are ready and execute it next.
+
+    Attributes:
+        name: of the transport.
+        background: identifier of the thread that works while the caller computes; 0 if there is none.
     """
 
     name: str
+    background: int
 
-    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
+    def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
+        """Return what ``offer`` needs for such requests; None if their data never rides along.
+
+        Args:
+            kernels: name of the kernels that understand the buffers.
+            request: as every submission of it.
+            members: number of ranks of the process set.
+        """
+
+    def offer(self, work: Work, rider: Any) -> int:
         """Return a token for data that rides along in the request, or ``NO_TOKEN``.
 
         Args:
             work: whose inputs these are.
-            nbytes: of all inputs.
-            slots: the transport's own memory between offers of the same shapes and dtypes.
+            rider: of this transport, for this request.
         """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:

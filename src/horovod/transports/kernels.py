@@ -1,6 +1,6 @@
 """Vectorised copy and reduction kernels, borrowed from a library that is already loaded.
 
-A *buffer* here is a one-dimensional, contiguous array over host memory: a ``torch.Tensor`` or a
+A *buffer* here is a contiguous array over host memory: a ``torch.Tensor`` or a
 ``numpy.ndarray``. ``libraries.kernels_named`` gives the implementation; both offer the same methods, so the
 transports never ask which one they hold.
 
@@ -10,21 +10,45 @@ more ranks closer than any order of 16-bit additions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Buffer", "Kernels", "Reducer"]
+__all__ = ["Buffer", "Copier", "Kernels", "Reducer", "scale_on_entry"]
 
 Buffer = Any
+Copier = Callable[[Buffer, Buffer], None]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
+
+_SCALED_ON_ENTRY = frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"})
+#: Further down, small values would lose bits that their sum would have kept.
+_LEAST_FACTOR = 2.0**-16
+
+
+def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> float:
+    """Return by what each rank may multiply its own data, to leave a plain sum; 1 if that would round otherwise.
+
+    A power of two commutes with every rounding, so the scaling can be had with the copy that is made anyway. Only at
+    the ends of the range is there a difference: no overflow of the sum, but subnormal numbers lose a bit earlier.
+    """
+    if dtype not in _SCALED_ON_ENTRY or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        return 1.0
+    factor = prescale * postscale / (divisor if op is ReduceOp.AVERAGE else 1)
+    return factor if _LEAST_FACTOR <= factor < 1.0 and math.frexp(factor)[0] == 0.5 else 1.0
 
 
 class Kernels(Protocol):
     """What a transport needs from an array library."""
 
     name: str
+
+    def threads(self) -> int:
+        """Return how many threads the calling thread's operations on large arrays use."""
+
+    def set_threads(self, count: int) -> None:
+        """Choose that, for the calling thread alone."""
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
@@ -34,6 +58,12 @@ class Kernels(Protocol):
 
     def copy(self, dst: Buffer, src: Buffer) -> None:
         """Copy ``src`` over ``dst``; same dtype and shape."""
+
+    def clear(self, dst: Buffer) -> None:
+        """Fill ``dst`` with zeros."""
+
+    def copier(self, dtype: str, factor: float) -> Copier:
+        """Return ``fn(dst, src)``: dst = factor * src."""
 
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``: dst = postscale * op(prescale * srcs) / divisor.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Reducer
+from horovod.transports.kernels import Copier, Reducer
 
 __all__ = ["NumpyKernels"]
 
@@ -39,6 +39,13 @@ class NumpyKernels:
 
     name = "numpy"
 
+    def threads(self) -> int:
+        """Return 1: element by element, numpy stays in the calling thread."""
+        return 1
+
+    def set_threads(self, count: int) -> None:
+        """Nothing to choose."""
+
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
         view: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
@@ -52,7 +59,24 @@ class NumpyKernels:
         """Copy ``src`` over ``dst``."""
         np.copyto(dst, src)
 
+    def clear(self, dst: Array) -> None:
+        """Fill ``dst`` with zeros."""
+        dst.fill(0)
+
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
+    def copier(self, dtype: str, factor: float) -> Copier:
+        """Return ``fn(dst, src)``, see ``Kernels.copier``."""
+        if factor == 1.0:
+            return self.copy
+        by = np.dtype(dtype).type(factor)
+
+        @_silent
+        def copy(dst: Array, src: Array) -> None:
+            np.multiply(src, by, out=dst)
+
+        return copy
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  as above
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
         kind = np.dtype(dtype)
@@ -66,10 +90,13 @@ class NumpyKernels:
         self, kind: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float, divisor: int
     ) -> Reducer:
         if kind.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            factor, divide = prescale * postscale, divisor if op is ReduceOp.AVERAGE else 1
+            factor, divide = postscale, divisor if op is ReduceOp.AVERAGE else 1
             if divide & (divide - 1) == 0:
                 factor, divide = factor / divide, 1
-            return _float_sum(factor, divide, half=kind == np.float16)
+            if kind == np.float16:
+                # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
+                return _float_sum(prescale * factor, divide, half=True)
+            return _prescaled(_float_sum(factor, divide, half=False), prescale)
         if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
             return _plain(_PAIR[op])
         return _scaled(_PAIR[op], prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale)
@@ -119,6 +146,16 @@ def _float_sum(factor: float, divide: int, *, half: bool) -> Reducer:
             total *= factor
         if half:
             dst[...] = total
+
+    return reduce
+
+
+def _prescaled(reducer: Reducer, factor: float) -> Reducer:
+    if factor == 1.0:
+        return reducer
+
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        reducer(dst, [src * src.dtype.type(factor) for src in srcs])
 
     return reduce
 

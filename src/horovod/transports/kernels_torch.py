@@ -1,15 +1,17 @@
-"""The kernels of PyTorch, on host memory."""
+"""The kernels of PyTorch, on host memory; they name it, since a script may have set another default device."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Reducer
+from horovod.transports.kernels import Copier, Reducer
 from horovod.transports.kernels_numpy import NumpyKernels
 
 __all__ = ["DTYPES", "TorchKernels"]
@@ -31,6 +33,8 @@ DTYPES: dict[str, torch.dtype] = {
     "complex64": torch.complex64,
     "complex128": torch.complex128,
 }
+#: Elements of which a few tensors fit into a core's own cache.
+_BLOCK = 32 << 10
 _HALF = (torch.float16, torch.bfloat16)
 # Torch has these dtypes, but no arithmetic for them.
 _NOT_IN_TORCH = ("uint16", "uint32", "uint64")
@@ -49,29 +53,75 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
 }
 
 
+def _openmp() -> Callable[[int], None] | None:
+    """Return OpenMP's own setter, of the library that torch uses; None where torch has been built without.
+
+    ``torch.set_num_threads`` would also decide for threads that start later.
+    """
+    try:
+        setter = ctypes.PyDLL(torch._C.__file__).omp_set_num_threads
+    except (AttributeError, OSError):
+        return None
+    setter.argtypes, setter.restype = (ctypes.c_int,), None
+    return setter
+
+
 class TorchKernels:
     """See ``Kernels``."""
 
     name = "torch"
 
+    def __init__(self) -> None:
+        self._set_threads = _openmp()
+
+    def threads(self) -> int:
+        """Return how many threads operations on large tensors use in this thread, as far as that can be changed."""
+        return torch.get_num_threads() if self._set_threads is not None else 1
+
+    def set_threads(self, count: int) -> None:
+        """Choose that, for the calling thread alone."""
+        if self._set_threads is not None:
+            self._set_threads(count)
+
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor of ``shape`` over ``memory`` at byte ``offset``; no copy."""
+        if torch.is_inference_mode_enabled():
+            # It may be kept, and written to when the mode is off, which torch forbids for a tensor made inside.
+            with torch.inference_mode(False):
+                return self.view(memory, offset, dtype, shape)
         count = 1
         for dim in shape:
             count *= dim
         if count == 0:
-            return torch.empty(shape, dtype=DTYPES[dtype])
+            return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset).view(shape)
 
     def scratch(self, dtype: str, count: int) -> torch.Tensor:
         """Return an uninitialised private 1-D tensor."""
-        return torch.empty(count, dtype=DTYPES[dtype])
+        with torch.inference_mode(False):
+            return torch.empty(count, dtype=DTYPES[dtype], device="cpu")
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Copy ``src`` over ``dst``."""
         dst.copy_(src)
 
+    def clear(self, dst: torch.Tensor) -> None:
+        """Fill ``dst`` with zeros."""
+        dst.zero_()
+
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
+    def copier(self, dtype: str, factor: float) -> Copier:
+        """Return ``fn(dst, src)``, see ``Kernels.copier``."""
+        if factor == 1.0:
+            return self.copy
+        by, mul = torch.tensor(factor, dtype=DTYPES[dtype], device="cpu"), torch.mul
+
+        def copy(dst: torch.Tensor, src: torch.Tensor) -> None:
+            mul(src, by, out=dst)
+
+        return copy
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  as above
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
         kind = DTYPES[dtype]
@@ -82,10 +132,13 @@ class TorchKernels:
         floating = kind.is_floating_point or kind.is_complex
         pair = _PAIR[op]
         if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            factor, divide = prescale * postscale, divisor if op is ReduceOp.AVERAGE else 1
+            factor, divide = postscale, divisor if op is ReduceOp.AVERAGE else 1
             if divide & (divide - 1) == 0:
                 factor, divide = factor / divide, 1
-            return _half_sum(factor, divide) if kind in _HALF else _float_sum(factor, divide)
+            if kind in _HALF:
+                # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
+                return _half_sum(kind, prescale * factor, divide)
+            return _prescaled(_float_sum(kind, factor, divide), prescale)
         if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
             return _plain(pair)
         if prescale == 1.0 and postscale == 1.0:
@@ -125,10 +178,11 @@ def _through_numpy(reducer: Reducer) -> Reducer:
     return reduce
 
 
-def _float_sum(factor: float, divide: int) -> Reducer:
+def _float_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
     add = torch.add
-    # Wrapping a Python number costs more than the arithmetic on a small tensor.
-    by, times = torch.tensor(float(divide), dtype=torch.float64), torch.tensor(factor, dtype=torch.float64)
+    # To wrap a Python number, or to convert another dtype, costs more than the arithmetic on a small tensor.
+    by = torch.tensor(float(divide), dtype=kind, device="cpu")
+    times = torch.tensor(factor, dtype=kind, device="cpu")
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if len(srcs) == 2:
@@ -147,16 +201,73 @@ def _float_sum(factor: float, divide: int) -> Reducer:
     return reduce
 
 
-def _half_sum(factor: float, divide: int) -> Reducer:
-    plain = _plain(torch.add) if factor == 1.0 and divide == 1 else None
+def _in_blocks(reducer: Reducer, block: int = _BLOCK) -> Reducer:
+    """Return a reducer that makes tensors on its way, so that they stay in a core's own cache."""
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        if plain is not None and len(srcs) <= 2:
-            plain(dst, srcs)
+        count = dst.numel()
+        if count <= block:
+            reducer(dst, srcs)
             return
+        dst, srcs = dst.view(-1), [src.view(-1) for src in srcs]
+        for start in range(0, count, block):
+            part = slice(start, start + block)
+            reducer(dst[part], [src[part] for src in srcs])
+
+    return reduce
+
+
+def _prescaled(reducer: Reducer, factor: float) -> Reducer:
+    if factor == 1.0:
+        return reducer
+    times = torch.tensor(factor, dtype=torch.float64, device="cpu")
+
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        reducer(dst, [src * times for src in srcs])
+
+    return _in_blocks(reduce)
+
+
+def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
+    wide = _in_blocks(_wide_sum(factor, divide))
+    power_of_two = divide == 1 and math.frexp(factor)[0] == 0.5
+    if factor == 1.0 and divide == 1:
+        pair = _plain(torch.add)
+    elif power_of_two and kind is torch.bfloat16:
+        pair = _float_sum(kind, factor, 1)
+    elif power_of_two and 0.25 <= factor < 1.0:
+        pair = _scaled_half_pair(factor)
+    else:
+        return wide
+
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        if len(srcs) == 2:
+            pair(dst, srcs)
+        else:
+            wide(dst, srcs)
+
+    return reduce
+
+
+def _scaled_half_pair(factor: float) -> Reducer:
+    """Return the scaled sum of two float16; scaled first, since the sum may be beyond their range."""
+    by, add, mul = torch.tensor(factor, dtype=torch.float16, device="cpu"), torch.add, torch.mul
+
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        first, second = srcs
+        # Kernels of 16-bit floats compute in float32, so this rounds once; below 1e-4 twice.
+        add(mul(first, by), second, alpha=factor, out=dst)
+
+    return _in_blocks(reduce, 4 * _BLOCK)
+
+
+def _wide_sum(factor: float, divide: int) -> Reducer:
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         total = srcs[0].to(torch.float32)
+        other = torch.empty_like(total)
         for src in srcs[1:]:
-            total += src
+            # To add it as it is would convert it element by element.
+            total.add_(other.copy_(src))
         if divide != 1:
             total.div_(divide)
         if factor != 1.0:
@@ -173,7 +284,7 @@ def _integer_average(divisor: int) -> Reducer:
         total(dst, srcs)
         dst.copy_(torch.div(dst, divisor, rounding_mode="trunc"))
 
-    return reduce
+    return _in_blocks(reduce)
 
 
 def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Reducer:
@@ -191,4 +302,4 @@ def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Red
             total = pair(total, scale(src, prescale))
         dst.copy_(scale(total, postscale))
 
-    return reduce
+    return _in_blocks(reduce)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
 
 __all__ = ["LocalTransport", "run_alone"]
@@ -36,9 +35,13 @@ class LocalTransport:
     """See ``Transport``; the reference."""
 
     name = "local"
+    background = 0
 
-    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
-        """Return ``NO_TOKEN``: there is nobody to read it."""
+    def rider(self, kernels: str, request: Request, members: int) -> None:
+        """Return None: there is nobody to read it."""
+
+    def offer(self, work: Work, rider: None) -> int:
+        """Return ``NO_TOKEN``, as ``rider`` said."""
         return NO_TOKEN
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:

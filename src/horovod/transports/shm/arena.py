@@ -21,7 +21,7 @@ from horovod.transports.libraries import kernels_named
 
 __all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
-INLINE_BYTES = 4 << 20
+INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
 _HEAP_START = INLINE_BYTES + STAGING_BYTES
 _ALIGN = 4096

@@ -8,7 +8,10 @@ One memfd, mapped by all. Each word has exactly one writer, and its own cache li
                 STATE     starting, running, left, failed; and because of which rank
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by the coordinator
+                GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
+                WISH      whether others should overwrite what they have read of this rank's arena
     once        LOG_HEAD  written by the coordinator
+                ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
 
 Lost wake-ups are excluded as in any futex protocol: the sleeper announces itself in MODE, fences, looks
@@ -26,17 +29,19 @@ from collections.abc import Sequence
 
 from horovod.transports.shm import futex
 
-__all__ = ["HOLDER", "PARKED", "PHASE_BITS", "Control", "State", "create_memfd"]
+__all__ = ["HOLDER", "NO_GOAL", "PARKED", "PHASE_BITS", "Control", "State", "create_memfd"]
 
 #: Channel of the thread that holds the engine's lock and waits for a peer.
 HOLDER = 2
 #: Channel of the background thread, parked because nobody needs it.
 PARKED = 1
 PHASE_BITS = 24
+#: Of a sleeper who waits for no flag.
+NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
-_WORDS_PER_RANK = 7
-_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL = range(_WORDS_PER_RANK)
+_WORDS_PER_RANK = 9
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _WISH = range(_WORDS_PER_RANK)
 REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
@@ -64,11 +69,20 @@ class Control:
         fd: the memfd; stays the caller's.
         rank: this rank.
         size: number of ranks.
+        cores: on which all ranks together may run.
+
+    Attributes:
+        cores: on which all ranks together may run.
+        crowded: whether ranks share cores, so that who waits had better sleep at once.
+        share: cores that there are for each rank, at least 1.
     """
 
-    def __init__(self, fd: int, rank: int, size: int) -> None:
+    def __init__(self, fd: int, rank: int, size: int, cores: int | None = None) -> None:
         self.rank = rank
         self.size = size
+        self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        self.crowded = size > self.cores
+        self.share = max(1, self.cores // size)
         self._nudged: set[int] = set()
         nbytes = self.nbytes(size)
         self._map = mmap.mmap(fd, nbytes)
@@ -84,7 +98,12 @@ class Control:
         self.log_tail = [(r * stride + _LOG_TAIL * _LINE) // 8 for r in range(size)]
         self.request_head = [(r * stride + _REQ_HEAD * _LINE) // 8 for r in range(size)]
         self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
+        self.goal = [(r * stride + _GOAL * _LINE) // 8 for r in range(size)]
+        self.wish = [(r * stride + _WISH * _LINE) // 8 for r in range(size)]
         self.log_head = stride * size // 8
+        self._rounds = self.log_head + 1
+        if rank == 0:
+            self.words64[self._rounds] = self.crowded
         self.bell = [(r * stride + _BELL * _LINE) // 4 for r in range(size)]
         self.mode = [(r * stride + _MODE * _LINE) // 4 for r in range(size)]
         self._bell_address = [base + r * stride + _BELL * _LINE for r in range(size)]
@@ -99,6 +118,11 @@ class Control:
     def nbytes(size: int) -> int:
         """Return the bytes that a control page for ``size`` ranks takes."""
         return _LINE * _WORDS_PER_RANK * size + _LINE + size * REQUEST_RING_BYTES + LOG_RING_BYTES
+
+    @property
+    def has_large_rounds(self) -> bool:
+        """Whether to meet seldom, because each meeting costs switches between processes; the same for all ranks."""
+        return bool(self.words64[self._rounds])
 
     def ring(self, rank: int) -> None:
         """Make ``rank`` look at its rings and at the flags, now; what was stored before is visible to it."""
@@ -147,6 +171,7 @@ class Control:
         """``ring`` those who were nudged and did not look; before this rank sleeps or has other things to do."""
         if not self._nudged:
             return
+        # Other threads nudge and insist meanwhile.
         nudged, self._nudged = self._nudged, set()
         for rank in nudged:
             if self._is_behind(rank):
@@ -159,17 +184,46 @@ class Control:
         return bool(words[self.log_tail[rank]] != words[self.log_head])
 
     def post(self, value: int, members: Sequence[int]) -> None:
-        """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep."""
+        """Advance this rank's flag to ``value`` and wake those of ``members`` who sleep until all have come there.
+
+        Args:
+            value: only grows.
+            members: all who take part in the present entry; of them the last one to come wakes the sleepers. None
+                if nobody can be waiting for this value.
+        """
         rank = self.rank
         if not futex.is_strongly_ordered:
             futex.fence()
         self.words64[self.flag[rank]] = value
+        if not members:
+            return
         futex.fence()
         words, modes = self.words32, self.mode
         for member in members:
             # A parked background thread is not waiting for flags; only lock holders are.
-            if words[modes[member]] & HOLDER and member != rank:
+            if words[modes[member]] & HOLDER and member != rank and self._have_come(members, self.goal[member]):
                 self.ring(member)
+
+    def _have_come(self, members: Sequence[int], goal: int) -> bool:
+        if not futex.is_strongly_ordered:
+            futex.fence()
+        words, flags = self.words64, self.flag
+        value = words[goal]
+        for member in members:  # noqa: SIM110  a generator costs more than the look
+            if words[flags[member]] < value:
+                return False
+        return True
+
+    def announce(self, goal: int) -> None:
+        """Say that the lock's holder is going to sleep, until it is rung for or all flags have come to ``goal``.
+
+        What it waits for must be looked at once more before it sleeps.
+        """
+        self.words64[self.goal[self.rank]] = goal
+        if not futex.is_strongly_ordered:
+            futex.fence()
+        self.words32[self.mode[self.rank]] = HOLDER
+        futex.fence()
 
     def sleep(self, bell: int, timeout_s: float, channel: int) -> bool:
         """Sleep until this rank's bell is no longer ``bell``; False when the time ran out."""

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from horovod.transports.base import Watch
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import HOLDER, PHASE_BITS, Control
+from horovod.transports.shm.spinner import Spinner
 
 __all__ = ["DONE", "Flags"]
 
 #: The last phase of every entry: this rank reads and writes nobody's memory for it any more.
 DONE = (1 << PHASE_BITS) - 1
 _SLICE_S = 0.1
-_TRIES, _RETRY = 4, 16
 
 
 class Flags:
@@ -23,14 +23,12 @@ class Flags:
     Args:
         control: the control page.
         watch: see ``Watch``.
-        spins: how often to look before sleeping; 0 when ranks outnumber cores.
     """
 
-    def __init__(self, control: Control, watch: Watch, spins: int) -> None:
+    def __init__(self, control: Control, watch: Watch) -> None:
         self.control = control
         self._watch = watch
-        self._spins = range(spins)
-        self._fruitless = 0
+        self._spinner = Spinner(control.crowded)
         self._words = control.words64
         self._index = control.flag
 
@@ -41,9 +39,11 @@ class Flags:
     def reached(self, members: Sequence[int], value: int) -> bool:
         """Whether all ``members`` have come to ``value``."""
         words, index = self._words, self._index
-        for member in members:  # noqa: SIM110  called for every submission: a generator costs too much
+        for member in members:
             if words[index[member]] < value:
                 return False
+        if not futex.is_strongly_ordered:
+            futex.fence()
         return True
 
     def wait(self, members: Sequence[int], value: int) -> None:
@@ -61,14 +61,11 @@ class Flags:
             futex.fence()
 
     def _wait_for(self, member: int, value: int) -> None:
-        words, index = self._words, self._index[member]
-        # As in ``Progress``: where spinning does not help, it hinders.
-        fruitless = self._fruitless
-        for _ in self._spins if fruitless < _TRIES or fruitless % _RETRY == 0 else ():
+        words, index, spinner = self._words, self._index[member], self._spinner
+        for _ in spinner.turns():
             if words[index] >= value:
-                self._fruitless = 0
+                spinner.succeeded()
                 return
-        self._fruitless = fruitless + 1
         control = self.control
         control.insist()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]
@@ -76,8 +73,7 @@ class Flags:
         try:
             while True:
                 seen = words32[bell]
-                words32[mode] = HOLDER
-                futex.fence()
+                control.announce(value)
                 if words[index] >= value:
                     return
                 if not control.sleep(seen, _SLICE_S, HOLDER) and words[index] < value:

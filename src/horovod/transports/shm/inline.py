@@ -1,84 +1,120 @@
-"""Small collectives whose data rode along in the request: when the entry is in the log, it is all there."""
+"""Small collectives whose data rides along in the request: when the entry is in the log, it is all there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from horovod.core.requests import Kind
+from horovod.core.requests import Kind, ReduceOp
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer
+from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.boarding import REDUCTIONS, most_views, scale_aboard, span
+from horovod.transports.shm.handover import LEAST_BYTES, Handover
 from horovod.transports.shm.reductions import slice_rows
 
-__all__ = ["KINDS", "run", "slots"]
-
-KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.BARRIER})
-_ALIGN = 64
+__all__ = ["Plan"]
 
 
-def slots(arena: Arena, work: Work, token: int) -> list[Buffer]:
-    """Return views of the arena, from byte ``token`` on, in the shapes of a work's inputs."""
-    places = []
-    for source in work.inputs:
-        dtype = str(source.dtype).rpartition(".")[2]
-        places.append(arena.view(work.kernels, token, dtype, tuple(source.shape)))
-        token += -(-source.nbytes // _ALIGN) * _ALIGN
-    return places
+class _Reduction(NamedTuple):
+    """How one tensor is reduced.
+
+    Attributes:
+        reduce: does it.
+        own: which source is this rank's own tensor, not what it has put aboard; -1 if none.
+        alone: whether nobody else reads what the other of two ranks has put aboard, and it is worth handing back.
+    """
+
+    reduce: Reducer
+    own: int
+    alone: bool
 
 
-def run(arenas: Sequence[Arena], entry: Entry, work: Work, tokens: tuple[int, ...]) -> None:
-    """Execute an entry of which every member's data lies at its token."""
-    plan = entry.inline_plan
-    if plan is None:
-        plan = entry.inline_plan = _Plan(arenas, entry, work.kernels)
-    plan.run(work, tokens)
+class Plan:
+    """How an entry is executed whose data rode along; what stays the same each time.
 
+    Args:
+        arenas: every rank's arena, by rank.
+        handover: whether others' places are to be overwritten.
+        entry: which entry.
+        kernels: name of the kernels that understand this rank's buffers.
+    """
 
-class _Plan:
-    """What stays the same each time an entry is executed inline."""
-
-    def __init__(self, arenas: Sequence[Arena], entry: Entry, kernels: str) -> None:
+    def __init__(self, arenas: Sequence[Arena], handover: Handover, entry: Entry, kernels: str) -> None:
         self._arenas = arenas
+        self._handover = handover
         self._entry = entry
         self._kernels = kernels
-        self._views: dict[tuple[int, ...], list[list[Any]]] = {}
         response = entry.response
-        request = response.requests[0]
-        library = kernels_named(kernels)
+        request, members = response.requests[0], response.members
+        # By tensor, then by member, then by token.
+        self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]
+        library = self._library = kernels_named(kernels)
         self._copy = library.copy
-        self._reducers = []
-        if response.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-            self._reducers = [
-                library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
-                for spec in request.tensors
-            ]
+        self._reductions: list[_Reduction] = []
+        self._other = members[1 - entry.me] if len(members) == 2 else -1
+        self._worth_it = [
+            len(members) == 2 and response.request_of(1 - entry.me).tensors[index].nbytes >= LEAST_BYTES
+            for index in range(len(request.tensors))
+        ]
+        if request.kind in REDUCTIONS:
+            for spec, worth_it in zip(request.tensors, self._worth_it, strict=True):
+                scaled = scale_aboard(request, spec, response.divisor) != 1.0
+                how = (ReduceOp.SUM, 1.0, 1.0, 1) if scaled else (
+                    request.op, request.prescale, request.postscale, response.divisor
+                )  # fmt: skip
+                # To read back what this rank has put aboard takes as long again as all the rest. In place the result
+                # may overwrite one of two inputs, not of more.
+                apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
+                own = entry.me if apart and not scaled else -1
+                self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, worth_it and own >= 0))
+        self._run: Callable[[Work, list[list[Buffer]]], None] = {
+            Kind.ALLREDUCE: self._reduce,
+            Kind.BROADCAST: self._broadcast,
+            Kind.ALLGATHER: self._gather,
+            Kind.ALLTOALL: self._exchange,
+            Kind.REDUCESCATTER: self._scatter,
+            Kind.BARRIER: self._nothing,
+        }[request.kind]
 
     def run(self, work: Work, tokens: tuple[int, ...]) -> None:
-        views = self._views.get(tokens)
-        if views is None:
-            if len(self._views) > 64:
-                self._views.clear()
-            views = self._views[tokens] = self._resolve(tokens)
-        response = self._entry.response
-        kind = response.kind
-        if kind is Kind.ALLREDUCE:
-            for index, srcs in enumerate(views):
-                outputs = work.outputs
-                out = outputs[index] if index < len(outputs) else work.allocate(index, tuple(srcs[0].shape))
-                self._reducers[index](out, srcs)
-        elif kind is Kind.BROADCAST:
-            root = response.members.index(response.requests[0].root)
-            for index, srcs in enumerate(views):
-                self._copy(work.allocate(index, tuple(srcs[root].shape)), srcs[root])
-        elif kind is Kind.ALLGATHER:
-            self._gather(work, views)
-        elif kind is Kind.REDUCESCATTER:
-            self._scatter(work, views)
+        """Execute the entry; every member's data lies at its token."""
+        try:
+            views = [[known[token] for known, token in zip(row, tokens)] for row in self._views]  # noqa: B905  hot
+        except KeyError:
+            views = self._learn(tokens)
+        self._run(work, views)
 
-    def _gather(self, work: Work, views: list[list[Any]]) -> None:
+    def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
+        outputs = work.outputs or [work.allocate(index, tuple(srcs[0].shape)) for index, srcs in enumerate(views)]
+        for srcs, how, source, out in zip(views, self._reductions, work.inputs, outputs):  # noqa: B905  hot
+            reduce, own, alone = how
+            if own >= 0:
+                srcs[own] = source
+            reduce(out, srcs)
+            if alone:
+                self._hand_back(srcs[1 - own])
+
+    def _hand_back(self, place: Buffer) -> None:
+        self._handover.hand_back(self._other, place, self._library)
+
+    def _broadcast(self, work: Work, views: list[list[Buffer]]) -> None:
+        root = self._entry.response.members.index(self._entry.response.requests[0].root)
         for index, srcs in enumerate(views):
+            shown = srcs[root]
+            out = work.allocate(index, tuple(shown.shape))
+            if root != self._entry.me:
+                self._copy(out, shown)
+                if self._worth_it[index]:
+                    self._hand_back(shown)
+            elif out is not work.inputs[index]:
+                self._copy(out, work.inputs[index])
+
+    def _gather(self, work: Work, views: list[list[Buffer]]) -> None:
+        me = self._entry.me
+        for index, srcs in enumerate(views):
+            srcs[me] = work.inputs[index]
             rows = [src.shape[0] for src in srcs]
             out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
             start = 0
@@ -86,23 +122,52 @@ class _Plan:
                 if count:
                     self._copy(out[start : start + count], src)
                 start += count
+            if self._worth_it[index]:
+                self._hand_back(srcs[1 - me])
 
-    def _scatter(self, work: Work, views: list[list[Any]]) -> None:
+    def _exchange(self, work: Work, views: list[list[Buffer]]) -> None:
+        (srcs,) = views
+        srcs[self._entry.me] = work.inputs[0]
+        rows = self._entry.splits
+        me, first = self._entry.me, srcs[0]
+        out = work.allocate(0, (sum(row[me] for row in rows), *first.shape[1:]))
+        at = 0
+        for src, row in zip(srcs, rows, strict=True):
+            start = sum(row[:me])
+            if row[me]:
+                self._copy(out[at : at + row[me]], src[start : start + row[me]])
+            at += row[me]
+        if self._worth_it[0]:
+            start = sum(rows[1 - me][:me])
+            self._hand_back(srcs[1 - me][start : start + rows[1 - me][me]])
+
+    def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(views):
+            reduce, own, alone = self._reductions[index]
+            if own >= 0:
+                srcs[own] = work.inputs[index]
             start, stop = slice_rows(srcs[0].shape[0], len(srcs), self._entry.me)
             out = work.allocate(index, (stop - start, *srcs[0].shape[1:]))
             if stop > start:
-                self._reducers[index](out, [src[start:stop] for src in srcs])
+                reduce(out, [src[start:stop] for src in srcs])
+                if alone:
+                    self._hand_back(srcs[1 - own][start:stop])
 
-    def _resolve(self, tokens: tuple[int, ...]) -> list[list[Any]]:
+    def _nothing(self, work: Work, views: list[list[Buffer]]) -> None:
+        """Everybody has come: that is all a barrier is for."""
+
+    def _learn(self, tokens: tuple[int, ...]) -> list[list[Buffer]]:
         response = self._entry.response
         positions = list(tokens)
-        views = []
-        for index in range(len(response.requests[0].tensors)):
-            row = []
+        views: list[list[Buffer]] = []
+        for index, row in enumerate(self._views):
+            views.append([])
             for i, rank in enumerate(response.members):
                 spec = response.request_of(i).tensors[index]
-                row.append(self._arenas[rank].view(self._kernels, positions[i], spec.dtype, spec.shape))
-                positions[i] += -(-spec.nbytes // _ALIGN) * _ALIGN
-            views.append(row)
+                view = self._arenas[rank].view(self._kernels, positions[i], spec.dtype, spec.shape)
+                positions[i] += span(spec.nbytes)
+                if len(row[i]) >= most_views(spec.nbytes):
+                    row[i].clear()
+                row[i][tokens[i]] = view
+                views[-1].append(view)
         return views

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic_ns
 
 from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
-__all__ = ["allgather", "alltoall", "broadcast", "even_splits"]
+__all__ = ["allgather", "alltoall", "broadcast"]
 
 _ALIGN = 64
-
-
-def even_splits(rows: int, parts: int) -> tuple[int, ...]:
-    """Return ``parts`` equal counts; ``rows`` must be divisible."""
-    return (rows // parts,) * parts
 
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
@@ -62,7 +58,8 @@ def _spread(
     copy_own: bool = True,
 ) -> None:
     """Everybody shows its ``counts`` elements to all; they land at ``starts`` of each output."""
-    members, copy = entry.response.members, kernels_named(work.kernels).copy
+    members, library, handover = entry.response.members, kernels_named(work.kernels), staging.handover
+    copy, pair = library.copy, len(members) == 2
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
     rounds = [(index, low) for index in range(len(inputs)) for low in range(0, max(counts[index]), steps[index])]
@@ -72,32 +69,40 @@ def _spread(
         high = min(low + steps[index], counts[index][entry.me])
         if low < high:
             slot = staging.arena.view(work.kernels, offset, dtypes[index], (high - low,))
+            began = monotonic_ns()
             copy(slot, inputs[index][low:high])  # type: ignore[index]
+            if pair:
+                handover.note((high - low) * ITEMSIZE[dtypes[index]], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         index, low = rounds[round_]
         for i, rank in enumerate(members):
             high = min(low + steps[index], counts[index][i])
-            if low < high and (copy_own or i != entry.me):
-                view = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
-                start = starts[index][i]
-                copy(outputs[index][start + low : start + high], view)  # type: ignore[index]
+            if low >= high or (i == entry.me and not copy_own):
+                continue
+            if i == entry.me:
+                # Quicker than to read back what this rank has just put into the buffer.
+                shown = inputs[index][low:high]  # type: ignore[index]
+            else:
+                shown = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
+            start = starts[index][i]
+            copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
+            if pair and i != entry.me:
+                handover.hand_back(rank, shown, library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)
 
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Send the i-th split of this rank's rows to the i-th member."""
-    response, copy = entry.response, kernels_named(work.kernels).copy
+    response, library, handover = entry.response, kernels_named(work.kernels), staging.handover
+    copy = library.copy
     members, me, parts = response.members, entry.me, len(response.members)
     spec = response.request_of(me).tensors[0]
     row = 1
     for dim in spec.shape[1:]:
         row *= dim
-    matrix = []
-    for i in range(parts):
-        request = response.request_of(i)
-        matrix.append(request.splits or even_splits(request.tensors[0].shape[0], parts))
+    matrix = entry.splits
     received = [matrix[i][me] for i in range(parts)]
     output = work.allocate(0, (sum(received), *spec.shape[1:])).reshape(-1)
     source = work.inputs[0].reshape(-1)
@@ -106,23 +111,29 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     rounds = -(-max(max(splits) for splits in matrix) * row // step)
 
     def fill(round_: int, offset: int) -> None:
-        start = 0
+        start, filled, began = 0, 0, monotonic_ns()
         for i in range(parts):
             low, stop = start + round_ * step, start + matrix[me][i] * row
             high = min(low + step, stop)
-            if low < high:
+            if low < high and i != me:
                 slot = staging.arena.view(work.kernels, offset + i * part_bytes, spec.dtype, (high - low,))
                 copy(slot, source[low:high])
+                filled += high - low
             start = stop
+        handover.note(filled * ITEMSIZE[spec.dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         start = 0
         for i, rank in enumerate(members):
             low, stop = start + round_ * step, start + received[i] * row
             high = min(low + step, stop)
-            if low < high:
+            if low < high and i != me:
                 view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, spec.dtype, (high - low,))
                 copy(output[low:high], view)
+                handover.hand_back(rank, view, library)
+            elif low < high:
+                first = sum(matrix[me][:me]) * row + round_ * step
+                copy(output[low:high], source[first : first + high - low])
             start = stop
 
     staging.rounds(sequence, members, rounds, fill, drain)

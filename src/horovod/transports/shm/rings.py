@@ -27,6 +27,9 @@ class RecordWriter:
         words64: the control page's 64-bit words.
         head: index of the head in ``words64``; written here.
         tails: indices of every reader's tail.
+
+    Attributes:
+        backlog: records that wait for a slow reader.
     """
 
     def __init__(self, ring: memoryview, words64: memoryview, head: int, tails: Sequence[int]) -> None:
@@ -37,12 +40,12 @@ class RecordWriter:
         self._tails = tails
         self._position: int = words64[head]
         self._limit = self._position + self._capacity
-        self._backlog: collections.deque[tuple[int, Sequence[int]]] = collections.deque()
+        self.backlog: collections.deque[tuple[int, Sequence[int]]] = collections.deque()
 
     def put(self, kind: int, words: Sequence[int]) -> bool:
         """Append a record; False when it waits in the backlog because a reader is far behind."""
-        if self._backlog or not self._write(kind, words):
-            self._backlog.append((kind, words))
+        if self.backlog or not self._write(kind, words):
+            self.backlog.append((kind, words))
             return False
         return True
 
@@ -59,20 +62,15 @@ class RecordWriter:
 
     def flush(self) -> bool:
         """Write what waits in the backlog, as far as there is room; True when nothing waits any more."""
-        while self._backlog:
-            if not self._write(*self._backlog[0]):
+        while self.backlog:
+            if not self._write(*self.backlog[0]):
                 return False
-            self._backlog.popleft()
+            self.backlog.popleft()
         return True
 
     def forget(self, tail: int) -> None:
         """Wait no more for the reader whose tail this is."""
         self._tails = [other for other in self._tails if other != tail]
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether records wait for a reader."""
-        return bool(self._backlog)
 
     def _write(self, kind: int, words: Sequence[int]) -> bool:
         count = len(words) + 1
@@ -123,18 +121,19 @@ class RecordReader:
 
     def get(self) -> tuple[int, list[int]] | None:
         """Return the next record as (kind, words), or None."""
-        while self._words64[self._head] != self._position:
+        ring, words64, position = self._ring, self._words64, self._position
+        while words64[self._head] != position:
             if not futex.is_strongly_ordered:
                 futex.fence()
-            ring = self._ring
-            start = self._position % self._capacity
+            start = position % self._capacity
             header = ring[start]
             kind, count = header >> 24, header & _LENGTH
+            words = ring[start + 1 : start + count].tolist() if kind != _PAD else []
+            if not futex.is_strongly_ordered:
+                futex.fence()
+            words64[self._tail] = self._position = position = position + count
             if kind == _PAD:
-                self._advance(count)
                 continue
-            words = ring[start + 1 : start + count].tolist()
-            self._advance(count)
             if kind & _CONTINUED:
                 self._parts += words
                 continue
@@ -143,10 +142,6 @@ class RecordReader:
                 self._parts = []
             return kind, words
         return None
-
-    def _advance(self, count: int) -> None:
-        self._position += count
-        self._words64[self._tail] = self._position
 
 
 def bytes_of(words: Sequence[int], start: int) -> bytes:

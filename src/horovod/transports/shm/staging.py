@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.flags import DONE, Flags
+from horovod.transports.shm.handover import Handover
 
 __all__ = ["CHUNK_BYTES", "Staging"]
 
@@ -31,6 +32,7 @@ class Staging:
     Attributes:
         rank: this rank.
         arena: this rank's arena.
+        handover: whether what was read is to be overwritten.
     """
 
     def __init__(self, flags: Flags, arenas: Sequence[Arena]) -> None:
@@ -38,6 +40,7 @@ class Staging:
         self.arenas = arenas
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]
+        self.handover = Handover(flags.control)
         self._last: tuple[Sequence[int], int] = ((), 0)
 
     def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:
@@ -73,15 +76,24 @@ class Staging:
             drain(c, self.offset(c))
         return base + count - (sequence << PHASE_BITS)
 
+    @property
+    def exchange_bytes(self) -> int:
+        """How much passes in a round of ``exchange``; the same for all ranks."""
+        return STAGING_BYTES if self.flags.control.has_large_rounds else CHUNK_BYTES
+
     def exchange(
         self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
     ) -> None:
         """Run ``count`` rounds of two steps each: after ``reduce`` everybody's result can be read in ``collect``.
 
-        Three buffers would do: everybody has collected round c-2 when it says that c-1 is reduced.
+        Three buffers would do: everybody has collected round c-2 when it says that c-1 is reduced. Where ranks
+        share cores, there is one large buffer instead: to fill one ahead is of no use then, to meet seldom is.
         """
-        flags, base = self.flags, sequence << PHASE_BITS
         self.reserve(sequence, members)
+        if self.flags.control.has_large_rounds:
+            self._exchange_in_turn(sequence, members, count, fill, reduce, collect)
+            return
+        flags, base = self.flags, sequence << PHASE_BITS
         if count:
             fill(0, self.offset(0))
             flags.post(base + 1, members)
@@ -94,6 +106,19 @@ class Staging:
             flags.post(base + 2 * c + 3, members)
             flags.wait(members, base + 2 * c + 3)
             collect(c, self.offset(c))
+
+    def _exchange_in_turn(
+        self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
+    ) -> None:
+        flags, base = self.flags, sequence << PHASE_BITS
+        for c in range(count):
+            if c:
+                flags.wait(members, base + 3 * c)
+            for step, run in enumerate((fill, reduce, collect), 3 * c + 1):
+                run(c, INLINE_BYTES)
+                flags.post(base + step, members)
+                if run is not collect:
+                    flags.wait(members, base + step)
 
     def reserve(self, sequence: int, members: Sequence[int]) -> None:
         """Wait until those who read the buffers last are through with them."""

@@ -11,35 +11,40 @@ Three ways for an allreduce, chosen by where the data lies:
 
 from __future__ import annotations
 
-import collections
-import os
+import logging
 from collections.abc import Sequence
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Watch, Work
-from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
-from horovod.transports.shm import adasum, inline, moves, reductions
-from horovod.transports.shm.arena import INLINE_BYTES, Arena
+from horovod.transports.shm import adasum, moves, reductions
+from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.boarding import KINDS, Berths, Rider
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.flags import DONE, Flags
+from horovod.transports.shm.inline import Plan
+from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
+from horovod.transports.threads import on_one_thread
 
 __all__ = ["ShmTransport", "inline_limit"]
 
-_ALIGN = 64
-_SPINS = 300
-#: Views that a signature remembers.
-_SLOTS = 64
+_logger = logging.getLogger("horovod")
+
+#: Above this, what lies in the arena is better reduced there; later where ranks share cores, since that takes one
+#: more meeting of theirs.
+_ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
 
 
-def inline_limit(size: int) -> int:
+def inline_limit(size: int, kind: Kind) -> int:
     """Return the bytes above which tensors do not ride in the request: the more ranks, the more each has to read."""
-    if size <= 2:
-        return 512 << 10
-    return 256 << 10 if size <= 4 else 64 << 10
+    if size <= 2 and kind is Kind.ALLREDUCE:
+        return 4 << 20
+    return 1 << 20 if size <= 4 else 64 << 10
 
 
 class ShmTransport:
@@ -52,64 +57,103 @@ class ShmTransport:
     """
 
     name = "shm"
+    background = 0
 
     def __init__(self, control: Control, arenas: Sequence[Arena], watch: Watch) -> None:
         self.control = control
         self.rank = control.rank
         self.arenas = arenas
         self.arena = arenas[control.rank]
-        crowded = control.size > len(os.sched_getaffinity(0))
-        self.flags = Flags(control, watch, 0 if crowded else _SPINS)
+        self.flags = Flags(control, watch)
         self.staging = Staging(self.flags, arenas)
-        self._inflight: collections.deque[Work] = collections.deque()
-        self._bump = 0
-        self._limit = inline_limit(control.size)
+        self._berths = Berths(self.flags)
+        self._has_advised = False
+        self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
-    def offer(self, work: Work, nbytes: int, slots: dict[int, list[Buffer]]) -> int:
+    def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
+        """Return what the data of such requests needs to ride along; None for what is too large or not on the host."""
+        if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
+            return None
+        rider = Rider(self.arena, self.rank, kernels, request, members)
+        limit = inline_limit(self.control.size, request.kind)
+        in_arena = all(spec.offset >= 0 for spec in request.tensors)
+        return rider if rider.nbytes <= (self._arena_limit if in_arena else limit) else None
+
+    def offer(self, work: Work, rider: Rider) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
-        if nbytes > self._limit:
-            return NO_TOKEN
-        inflight = self._inflight
-        while inflight and inflight[0].fence and self.flags.reached(inflight[0].readers, inflight[0].fence):
-            inflight.popleft()
-        if not inflight:
-            self._bump = 0
-        token = self._bump
-        end = token + nbytes + _ALIGN * len(work.inputs)
-        if end > INLINE_BYTES:
-            return NO_TOKEN
-        self._bump = end + -end % _ALIGN
-        places = slots.get(token)
-        if places is None:
-            if len(slots) >= _SLOTS:
-                slots.clear()
-            places = slots[token] = inline.slots(self.arena, work, token)
-        copy = kernels_named(work.kernels).copy
-        for place, source in zip(places, work.inputs, strict=True):
-            copy(place, source)
-        inflight.append(work)
+        token = self._berths.take(work, rider)
+        if token == NO_TOKEN:
+            return token
+        if rider.is_large and self._has_too_many_threads(work):
+            with on_one_thread(kernels_named(work.kernels)):
+                self._board(work, rider, token)
+        else:
+            self._board(work, rider, token)
         return token
+
+    def _board(self, work: Work, rider: Rider, token: int) -> None:
+        if rider.timed:
+            began = monotonic_ns()
+            rider.board(work, token)
+            self.staging.handover.note(rider.nbytes, monotonic_ns() - began)
+        else:
+            rider.board(work, token)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
-        unsettled = False
-        if len(members) == 1:
+        rides = len(members) > 1 and bool(tokens) and NO_TOKEN not in tokens
+        if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
+            with on_one_thread(kernels_named(work.kernels)):
+                unsettled = self._execute(sequence, batch, tokens, rides)
+        else:
+            unsettled = self._execute(sequence, batch, tokens, rides)
+        done = sequence << PHASE_BITS | DONE
+        for _, work in batch:
+            if work.ride is not None:
+                work.ride.readers, work.ride.fence = members, done
+        # Of what rode along, nobody waits for the others to have read it.
+        self.control.post(done, () if rides else members)
+        return done if unsettled else 0
+
+    def _execute(
+        self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...], rides: bool
+    ) -> bool:
+        """Do this rank's part; return whether the others may not be through with theirs."""
+        entry, work = batch[0]
+        if rides:
+            plan = entry.inline_plan
+            if plan is None:
+                plan = entry.inline_plan = Plan(self.arenas, self.staging.handover, entry, work.kernels)
+            plan.run(work, tokens)
+        elif len(entry.response.members) == 1:
             for entry, work in batch:
                 run_alone(entry, work)
         elif len(batch) > 1:
-            reductions.allreduce_staged(self.staging, sequence, batch)
-        elif tokens and NO_TOKEN not in tokens and entry.response.kind in inline.KINDS:
-            inline.run(self.arenas, entry, work, tokens)
+            allreduce_staged(self.staging, sequence, batch)
         else:
-            unsettled = _RUNNERS[entry.response.kind](self.staging, sequence, entry, work) is True
-        done = sequence << PHASE_BITS | DONE
-        for _, work in batch:
-            work.readers = members
-            work.fence = done
-        self.flags.post(done, members)
-        return done if unsettled else 0
+            return _RUNNERS[entry.response.kind](self.staging, sequence, entry, work) is True
+        return False
+
+    def _has_too_many_threads(self, work: Work) -> bool:
+        threads = kernels_named(work.kernels).threads()
+        if threads == 1:
+            return False
+        if get_ident() == self.background:
+            # While the caller computes, one core is what it can spare at most.
+            return True
+        control = self.control
+        if threads <= control.share:
+            return False
+        if control.rank == 0 and not self._has_advised:
+            self._has_advised = True
+            _logger.warning(
+                f"{work.kernels} uses {threads} threads in each of {control.size} ranks, which have {control.cores} "
+                f"cores together: computing will be slow. Set OMP_NUM_THREADS={control.share} or start the ranks "
+                "with horovodrun, which does so. Collectives keep to one thread."
+            )
+        return True
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
         """Whether all ``members`` have done their part."""
@@ -117,12 +161,11 @@ class ShmTransport:
 
     def skip(self, work: Work) -> None:
         """Free what rode along with a work that nobody will read."""
-        work.readers = ()
-        work.fence = 1
+        if work.ride is not None:
+            work.ride.readers, work.ride.fence = (), 1
 
     def close(self) -> None:
         """Unmap the control page and the arenas."""
-        self._inflight.clear()
         for arena in self.arenas:
             arena.close()
         self.control.close()
@@ -135,7 +178,7 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
     elif reductions.lives_in_arena(entry):
         return reductions.allreduce_arena(staging, sequence, entry, work)
     else:
-        reductions.allreduce_staged(staging, sequence, [(entry, work)])
+        allreduce_staged(staging, sequence, [(entry, work)])
     return False
 
 

@@ -1,0 +1,218 @@
+"""Allreduce of ordinary tensors: they pass in chunks through the staging buffers.
+
+For two ranks it is cheapest that both read everything; for more, rank k reduces the k-th part of each chunk and the
+others collect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import NamedTuple
+
+from horovod.core.requests import ITEMSIZE
+from horovod.transports.base import Entry, Work
+from horovod.transports.kernels import Buffer, Kernels, Reducer
+from horovod.transports.libraries import kernels_named
+from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.reductions import slice_rows
+from horovod.transports.shm.staging import CHUNK_BYTES, Staging
+
+__all__ = ["allreduce_staged"]
+
+_ALIGN = 64
+#: Up to this size, a few ranks rather read everything than synchronise twice per chunk.
+_READ_ALL_BYTES = 256 << 10
+#: Rounds whose views an entry remembers.
+_KNOWN_ROUNDS = 256
+
+
+class _Piece(NamedTuple):
+    segment: int
+    low: int
+    high: int
+    position: int
+
+
+def _pieces(nbytes: Sequence[int], itemsizes: Sequence[int], start: int, stop: int) -> list[_Piece]:
+    """Cut [start, stop) of the segments, laid end to end on cache lines, into pieces of one segment each."""
+    pieces = []
+    base = 0
+    for segment, (length, itemsize) in enumerate(zip(nbytes, itemsizes, strict=True)):
+        low, high = max(start - base, 0), min(stop - base, length)
+        if low < high:
+            pieces.append(_Piece(segment, low // itemsize, high // itemsize, base + low - start))
+        base += -(-length // _ALIGN) * _ALIGN
+        if base >= stop:
+            break
+    return pieces
+
+
+class _Layout:
+    """How the tensors of one or several entries lie end to end; each entry may be of another array library."""
+
+    def __init__(self, batch: Sequence[tuple[Entry, Work]]) -> None:
+        self.dtypes: list[str] = []
+        self.reducers: list[Reducer] = []
+        self.nbytes: list[int] = []
+        self.libraries: list[Kernels] = []
+        for entry, work in batch:
+            library = kernels_named(work.kernels)
+            request, divisor = entry.response.requests[0], entry.response.divisor
+            for spec in request.tensors:
+                self.dtypes.append(spec.dtype)
+                self.nbytes.append(spec.nbytes)
+                self.libraries.append(library)
+                self.reducers.append(
+                    library.reducer(spec.dtype, request.op, request.prescale, request.postscale, divisor)
+                )
+        self.itemsizes = [ITEMSIZE[dtype] for dtype in self.dtypes]
+        self.total = sum(-(-length // _ALIGN) * _ALIGN for length in self.nbytes)
+        self.passages: dict[int, list[_Passage]] = {}
+        self.shares: dict[int, _Shares] = {}
+
+    def view(self, arena: Arena, offset: int, segment: int, count: int) -> Buffer:
+        return arena.view(self.libraries[segment].name, offset, self.dtypes[segment], (count,))
+
+    def pieces(self, start: int, stop: int) -> list[_Piece]:
+        return _pieces(self.nbytes, self.itemsizes, start, min(stop, self.total))
+
+
+def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
+    """Reduce ordinary tensors, several works at once when they were fused."""
+    entry, _ = batch[0]
+    if len(batch) > 1:
+        layout = _Layout(batch)
+    else:
+        # Fused works meet by chance; what passes alone is likely to come again.
+        layout = entry.staged_plan = entry.staged_plan or _Layout(batch)
+    inputs, outputs = [], []
+    for one, work in batch:
+        for index, spec in enumerate(one.response.requests[0].tensors):
+            source, target = work.inputs[index], work.allocate(index, spec.shape)
+            inputs.append(source.reshape(-1))
+            outputs.append(inputs[-1] if target is source else target.reshape(-1))
+    members = entry.response.members
+    if len(members) == 2 or (len(members) <= 4 and layout.total <= _READ_ALL_BYTES):
+        _read_all(staging, sequence, entry, layout, inputs, outputs)
+    else:
+        _by_owner(staging, sequence, members, entry.me, layout, inputs, outputs)
+
+
+class _Passage(NamedTuple):
+    """A piece, and its places in the staging buffers of all members, in their order."""
+
+    segment: int
+    low: int
+    high: int
+    sources: list[Buffer]
+
+
+def _read_all(
+    staging: Staging, sequence: int, entry: Entry, layout: _Layout, inputs: list[Buffer], outputs: list[Buffer]
+) -> None:
+    """Let every rank reduce everything."""
+    arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.passages
+    copies, reducers = [library.copy for library in layout.libraries], layout.reducers
+    # Of two inputs the result may overwrite either, so this rank's own need not be read back from the buffer.
+    pair, handover = len(members) == 2, staging.handover
+
+    def passages(round_: int, offset: int) -> list[_Passage]:
+        found = known.get(round_)
+        if found is None:
+            found = []
+            for segment, low, high, position in layout.pieces(round_ * CHUNK_BYTES, (round_ + 1) * CHUNK_BYTES):
+                views = [layout.view(arenas[rank], offset + position, segment, high - low) for rank in members]
+                found.append(_Passage(segment, low, high, views))
+            if len(known) < _KNOWN_ROUNDS:
+                known[round_] = found
+        return found
+
+    def fill(round_: int, offset: int) -> None:
+        began = monotonic_ns()
+        for segment, low, high, places in passages(round_, offset):
+            copies[segment](places[me], inputs[segment][low:high])
+        if pair:
+            handover.note(CHUNK_BYTES, monotonic_ns() - began)
+
+    def drain(round_: int, offset: int) -> None:
+        for segment, low, high, sources in passages(round_, offset):
+            target = outputs[segment][low:high]
+            if not pair:
+                reducers[segment](target, sources)
+                continue
+            shown = sources[1 - me]
+            own = target if outputs[segment] is inputs[segment] else inputs[segment][low:high]
+            reducers[segment](target, [shown, own] if me else [own, shown])
+            handover.hand_back(members[1 - me], shown, layout.libraries[segment])
+
+    staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain)
+
+
+class _Shares(NamedTuple):
+    """What a rank does in one round: with pieces and their places in the staging buffers.
+
+    The buffers that it fills hold what others reduce; of the sources that it reduces its own is its input.
+    """
+
+    fill: list[tuple[int, int, int, Buffer]]
+    reduce: list[tuple[int, int, int, Buffer, list[Buffer]]]
+    collect: list[tuple[int, int, int, Buffer]]
+
+
+def _by_owner(
+    staging: Staging, sequence: int, members: Sequence[int], me: int, layout: _Layout, inputs: list[Buffer],
+    outputs: list[Buffer],
+) -> None:  # fmt: skip
+    """Let rank k reduce the k-th part of each round, and the others collect it."""
+    arenas, arena, known, handover = staging.arenas, staging.arena, layout.shares, staging.handover
+    copies, reducers = [library.copy for library in layout.libraries], layout.reducers
+    lines = -(-layout.total // _ALIGN)
+    rounds = -(-layout.total // staging.exchange_bytes)
+
+    def cut(round_: int, low: int, high: int, offset: int) -> list[tuple[int, int, int, int]]:
+        """Return the pieces in lines ``low`` to ``high`` of a round, and where they lie in the buffer."""
+        first, _ = slice_rows(lines, rounds, round_)
+        pieces = layout.pieces((first + low) * _ALIGN, (first + high) * _ALIGN)
+        return [(p.segment, p.low, p.high, offset + low * _ALIGN + p.position) for p in pieces]
+
+    def shares(round_: int, offset: int) -> _Shares:
+        found = known.get(round_)
+        if found is not None:
+            return found
+        first, last = slice_rows(lines, rounds, round_)
+        parts = [slice_rows(last - first, len(members), owner) for owner in range(len(members))]
+        found = _Shares([], [], [])
+        for low, high in ((0, parts[me][0]), (parts[me][1], last - first)):
+            for segment, start, stop, at in cut(round_, low, high, offset):
+                found.fill.append((segment, start, stop, layout.view(arena, at, segment, stop - start)))
+        for owner, (low, high) in enumerate(parts):
+            for segment, start, stop, at in cut(round_, low, high, offset):
+                views = [layout.view(arenas[rank], at, segment, stop - start) for rank in members]
+                found.collect.append((segment, start, stop, views[owner]))
+                if owner == me:
+                    found.reduce.append((segment, start, stop, views[me], views))
+        if len(known) < _KNOWN_ROUNDS:
+            known[round_] = found
+        return found
+
+    def fill(round_: int, offset: int) -> None:
+        began = monotonic_ns()
+        for segment, low, high, slot in shares(round_, offset).fill:
+            copies[segment](slot, inputs[segment][low:high])
+        handover.note(staging.exchange_bytes, monotonic_ns() - began)
+
+    def reduce(round_: int, offset: int) -> None:
+        for segment, low, high, target, views in shares(round_, offset).reduce:
+            sources = views.copy()
+            sources[me] = inputs[segment][low:high]
+            reducers[segment](target, sources)
+            for i, rank in enumerate(members):
+                if i != me:
+                    handover.hand_back(rank, views[i], layout.libraries[segment])
+
+    def collect(round_: int, offset: int) -> None:
+        for segment, low, high, view in shares(round_, offset).collect:
+            copies[segment](outputs[segment][low:high], view)
+
+    staging.exchange(sequence, members, rounds, fill, reduce, collect)
