@@ -11,7 +11,6 @@ Source: unix(7), SO_PEERCRED and SCM_RIGHTS; pidfd_open(2).
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import hashlib
@@ -20,7 +19,6 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 from dataclasses import dataclass
 
@@ -28,32 +26,15 @@ import msgspec
 
 from horovod import _version
 from horovod.errors import InitError, PeerLostError
+from horovod.phrases import list_ranks
+from horovod.rendezvous import messages
+from horovod.rendezvous.messages import DIGEST, NONCE, Answer, Hello, peer_of, sign
 from horovod.world import World
 
 __all__ = ["Meeting", "address_of", "meet"]
 
-_NONCE = 16
-_DIGEST = 32
-_MAX_MESSAGE = 64 << 10
-_MAX_FDS = 200
-_POLL_S = 0.002
+#: How long those who come a moment later than an error may take to hear of it.
 _LINGER_S = 1.0
-_CREDENTIALS = struct.Struct("3i")
-
-
-class _Hello(msgspec.Struct, array_like=True, frozen=True):
-    rank: int
-    size: int
-    host: str
-    pid: int
-    version: str
-    arena_bytes: int
-
-
-class _Answer(msgspec.Struct, array_like=True, frozen=True):
-    hellos: list[_Hello]
-    error: str = ""
-    lost: int = -1
 
 
 @dataclass
@@ -100,7 +81,7 @@ def meet(world: World, generation: int, arena_fd: int, arena_bytes: int, control
 
     Blocks until all ranks are here, or ``timeout_s``.
     """
-    hello = _Hello(world.rank, world.size, world.hostname, os.getpid(), _version.__version__, arena_bytes)
+    hello = Hello(world.rank, world.size, world.hostname, os.getpid(), _version.__version__, arena_bytes)
     address = address_of(world.job, generation)
     deadline = time.monotonic() + timeout_s
     if world.rank == 0:
@@ -108,20 +89,11 @@ def meet(world: World, generation: int, arena_fd: int, arena_bytes: int, control
     return _attend(world, hello, arena_fd, address, deadline, timeout_s)
 
 
-def _sign(key: bytes, role: bytes, nonce: bytes, body: bytes) -> bytes:
-    return hmac.digest(key, role + nonce + body, "sha256")
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid
-
-
 @dataclass
 class _Guest:
     connection: socket.socket
     nonce: bytes
-    hello: _Hello
+    hello: Hello
     arena_fd: int
     pid_fd: int
 
@@ -129,7 +101,7 @@ class _Guest:
 class _Host:
     """Rank 0's side."""
 
-    def __init__(self, world: World, hello: _Hello, arena_fd: int, control_fd: int, address: str) -> None:
+    def __init__(self, world: World, hello: Hello, arena_fd: int, control_fd: int, address: str) -> None:
         self._world = world
         self._hello = hello
         self._arena_fd = arena_fd
@@ -168,8 +140,8 @@ class _Host:
             if self._is_waiting() and not error:
                 missing = [rank for rank in range(1, self._world.size) if rank not in self._guests]
                 error = (
-                    f"ranks {missing} did not call init() within {timeout_s:g} s, the others did "
-                    "(HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
+                    f"{list_ranks(missing)} did not call init() within {timeout_s:g} s, "
+                    "the others did (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
                 )
             return self._answer(error, lost, max(deadline, time.monotonic() + _LINGER_S))
         finally:
@@ -187,7 +159,7 @@ class _Host:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            if _peer(connection)[1] != os.getuid():
+            if peer_of(connection)[1] != os.getuid():
                 connection.close()
                 return
             self._selector.register(connection, selectors.EVENT_READ)
@@ -199,21 +171,21 @@ class _Host:
                 self._selector.unregister(connection)
                 return f"rank {guest.hello.rank} (pid {guest.hello.pid}) died inside init()", guest.hello.rank
         try:
-            message, fds, flags = _receive(connection, _MAX_MESSAGE, 4)
+            message, fds, flags = messages.receive(connection, messages.MAX_MESSAGE, 4)
         except OSError:
             message, fds, flags = b"", [], 0
-        digest, nonce, body = message[:_DIGEST], message[_DIGEST : _DIGEST + _NONCE], message[_DIGEST + _NONCE :]
-        genuine = hmac.compare_digest(digest, _sign(self._world.key, b"rank", nonce, body))
+        digest, nonce, body = message[:DIGEST], message[DIGEST : DIGEST + NONCE], message[DIGEST + NONCE :]
+        genuine = hmac.compare_digest(digest, sign(self._world.key, b"rank", nonce, body))
         if not genuine or len(fds) != 1 or flags & socket.MSG_CTRUNC:
             for fd in fds:
                 os.close(fd)
             self._selector.unregister(connection)
             connection.close()
             return "", -1
-        hello = msgspec.msgpack.decode(body, type=_Hello)
+        hello = msgspec.msgpack.decode(body, type=Hello)
         error = self._unfit(hello)
         try:
-            pid_fd = os.pidfd_open(_peer(connection)[0])
+            pid_fd = os.pidfd_open(peer_of(connection)[0])
         except ProcessLookupError:
             os.close(fds[0])
             self._selector.unregister(connection)
@@ -223,7 +195,7 @@ class _Host:
         self._guests[number] = _Guest(connection, nonce, hello, fds[0], pid_fd)
         return error, -1
 
-    def _unfit(self, hello: _Hello) -> str:
+    def _unfit(self, hello: Hello) -> str:
         if hello.version != self._hello.version:
             return (
                 f"rank {hello.rank} runs khorovod {hello.version}, rank 0 {self._hello.version}; "
@@ -243,15 +215,15 @@ class _Host:
         hellos = [self._hello, *(guest.hello for guest in ranks)]
         arena_fds = [self._arena_fd, *(guest.arena_fd for guest in ranks)]
         pid_fds = [os.pidfd_open(os.getpid()), *(guest.pid_fd for guest in ranks)]
-        body = msgspec.msgpack.encode(_Answer([] if error else hellos, error, lost))
+        body = msgspec.msgpack.encode(Answer([] if error else hellos, error, lost))
         fds = [] if error else [self._control_fd, *arena_fds, *pid_fds]
         for guest in self._guests.values():
             # A guest that died just now is found by its pidfd.
             with contextlib.suppress(OSError):
                 guest.connection.setblocking(True)
-                guest.connection.send(_sign(self._world.key, b"host", guest.nonce, body) + body)
-                for start in range(0, len(fds), _MAX_FDS):
-                    _send_fds(guest.connection, fds[start : start + _MAX_FDS], deadline)
+                guest.connection.send(sign(self._world.key, b"host", guest.nonce, body) + body)
+                for start in range(0, len(fds), messages.MAX_FDS):
+                    messages.send_fds(guest.connection, fds[start : start + messages.MAX_FDS], deadline)
         if error:
             for guest in self._guests.values():
                 os.close(guest.arena_fd)
@@ -261,50 +233,27 @@ class _Host:
         return _meeting(hellos, self._control_fd, arena_fds, pid_fds)
 
 
-def _receive(connection: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes, list[int], int]:
-    """Return (message, descriptors, flags); ``socket.recv_fds`` would let children inherit the descriptors."""
-    fds = array.array("i")
-    room = socket.CMSG_LEN(max_fds * fds.itemsize)
-    message, ancillary, flags, _ = connection.recvmsg(nbytes, room, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return message, fds.tolist(), flags
-
-
-def _send_fds(connection: socket.socket, fds: list[int], deadline: float) -> None:
-    while True:
-        try:
-            socket.send_fds(connection, [b"fds"], fds)
-            return
-        except OSError as error:
-            if error.errno != errno.ETOOMANYREFS or time.monotonic() >= deadline:
-                raise
-            # Only so many descriptors of an ordinary user may be under way at once: RLIMIT_NOFILE.
-            time.sleep(_POLL_S)
-
-
-def _attend(world: World, hello: _Hello, arena_fd: int, address: str, deadline: float, timeout_s: float) -> Meeting:
+def _attend(world: World, hello: Hello, arena_fd: int, address: str, deadline: float, timeout_s: float) -> Meeting:
     gone = f"rank 0 ended inside init(), or does not know this job's key (rank {world.rank} on {world.hostname})"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         # Rank 0 itself keeps the time; a little more, so that its explanation arrives.
         connection.settimeout(max(0.1, deadline - time.monotonic()) + 2.0)
         _connect(connection, world, address, deadline, timeout_s)
-        if _peer(connection)[1] != os.getuid():
+        if peer_of(connection)[1] != os.getuid():
             raise InitError(f"a process of another user listens in place of rank 0 of job {world.job!r}")
-        nonce, body = secrets.token_bytes(_NONCE), msgspec.msgpack.encode(hello)
+        nonce, body = secrets.token_bytes(NONCE), msgspec.msgpack.encode(hello)
         try:
-            socket.send_fds(connection, [_sign(world.key, b"rank", nonce, body) + nonce + body], [arena_fd])
+            socket.send_fds(connection, [sign(world.key, b"rank", nonce, body) + nonce + body], [arena_fd])
             message = connection.recv(1 << 20)
             if not message:
                 raise PeerLostError(gone, rank=0)
-            digest, answer_body = message[:_DIGEST], message[_DIGEST:]
-            if not hmac.compare_digest(digest, _sign(world.key, b"host", nonce, answer_body)):
+            digest, answer_body = message[:DIGEST], message[DIGEST:]
+            if not hmac.compare_digest(digest, sign(world.key, b"host", nonce, answer_body)):
                 raise InitError("the process that answered in place of rank 0 does not know the job's key")
-            answer = msgspec.msgpack.decode(answer_body, type=_Answer)
+            answer = msgspec.msgpack.decode(answer_body, type=Answer)
             if answer.error:
                 _refuse(answer.error, answer.lost)
-            fds = _receive_fds(connection, 2 * world.size + 1, gone)
+            fds = messages.receive_fds(connection, 2 * world.size + 1, gone)
         except TimeoutError:
             raise InitError(f"rank 0 did not answer within {timeout_s:g} s; is it stopped?") from None
         except OSError:
@@ -324,24 +273,7 @@ def _connect(connection: socket.socket, world: World, address: str, deadline: fl
                     f"rank {world.rank} waited {timeout_s:g} s for rank 0 of job {world.job!r} on {world.hostname} "
                     "to call init() (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at its output"
                 ) from None
-            time.sleep(_POLL_S)
-
-
-def _receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
-    fds: list[int] = []
-    try:
-        while len(fds) < count:
-            _, part, flags = _receive(connection, 16, _MAX_FDS)
-            fds += part
-            if flags & socket.MSG_CTRUNC:
-                raise InitError(f"this process may not open the {count} files that its job needs; raise ulimit -n")
-            if not part:
-                raise PeerLostError(gone, rank=0)
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-    return fds
+            time.sleep(messages.POLL_S)
 
 
 def _refuse(error: str, lost: int) -> None:
@@ -350,7 +282,7 @@ def _refuse(error: str, lost: int) -> None:
     raise InitError(error)
 
 
-def _meeting(hellos: list[_Hello], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> Meeting:
+def _meeting(hellos: list[Hello], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> Meeting:
     return Meeting(
         control_fd=control_fd,
         arena_fds=arena_fds,

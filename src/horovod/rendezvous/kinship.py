@@ -1,0 +1,62 @@
+"""Whether this process was started by a rank that is in the job already: then it is none itself, whatever it inherited.
+
+Such a rank maps the control page, whose name tells the job; and a job whose ranks have met has no place for a newcomer.
+The process table is searched upwards, since shells and fork servers may stand between a rank and its child.
+Source: memfd_create(2), proc(5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from horovod.world import LAUNCHERS, World, process_status
+
+__all__ = ["control_name", "is_no_rank", "rank_above"]
+
+
+def control_name(job: str) -> str:
+    """Return the name of the memfd that every rank of ``job`` maps from the meeting to ``shutdown()``."""
+    return f"horovod-control-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+
+
+def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> int:
+    """Return the process id of the nearest ancestor that is a rank of ``job``, or 0.
+
+    Args:
+        job: the job's name, as ``World`` has it.
+        proc: where the process table is mounted.
+        pid: whose ancestors; this process's when omitted.
+    """
+    mark = f"/memfd:{control_name(job)} ".encode()
+    pid = os.getpid() if pid is None else pid
+    try:
+        while pid := int(process_status(proc, pid)[1]):
+            if mark in (proc / str(pid) / "maps").read_bytes():
+                return pid
+    except (OSError, ValueError, IndexError):
+        pass  # what belongs to another user is no rank of ours, nor is anything above it
+    return 0
+
+
+def is_no_rank(world: World, parent: int = 0) -> str:
+    """Return what to say in a process that a rank has made.
+
+    Args:
+        world: the place in the job that it has inherited.
+        parent: process id of the rank that started it; 0 when it was forked.
+    """
+    origin = f"started by rank {world.rank} (pid {parent})" if parent else f"forked from rank {world.rank}"
+    text = (
+        f"this process was {origin} and is no rank itself. Leave init() and collectives to the rank, and hand over "
+        "what is needed, such as hvd.rank(), as an argument"
+    )
+    if not parent:
+        return text
+    row = next(row for row in LAUNCHERS if row.name == world.launcher)
+    *names, last = dict.fromkeys((row.rank, row.size, *row.sign))
+    return (
+        f'{text}. A script that its own workers import again must call init() below `if __name__ == "__main__":`. A '
+        f"program of its own must be started without {', '.join(names)} and {last} in its environment"
+    )
