@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import Outcome, Ranks
+from clocks import blame_only, let_time_run_out
+from harness import LIMIT_S, Outcome, Ranks
 
 from horovod.errors import HorovodInternalError, InitError, PeerLostError, StallError
 
@@ -125,28 +127,31 @@ def test_a_rank_fails_in_the_middle_of_a_collective(way: str) -> None:
         assert "failed" in str(outcome.error)
 
 
-def _before_init(way: str, rank_of: Any = None) -> None:
+def _before_init(way: str) -> None:
     from horovod.bindings import process_sets
 
     if int(os.environ["HOROVOD_RANK"]) == VICTIM:
         WAYS[way][0]()
+    let_time_run_out(setattr)
     process_sets.init()
 
 
 @pytest.mark.parametrize("way", ["kill", "sys_exit"])
 def test_a_rank_ends_before_init(way: str) -> None:
     """No launcher watches here, so it is the start timeout that ends the others."""
-    ranks = Ranks(3, _before_init, (way,), env={"HOROVOD_START_TIMEOUT": "1"}, init=False)
+    ranks = Ranks(3, _before_init, (way,), init=False)
     outcomes = ranks.outcomes()
     assert outcomes[VICTIM].exitcode == WAYS[way][1]
     for outcome in _survivors(outcomes, InitError):
-        assert f"ranks [{VICTIM}] did not call init() within 1 s" in str(outcome.error)
+        assert f"rank {VICTIM} did not call init() within {LIMIT_S:g} s" in str(outcome.error)
         assert "HOROVOD_START_TIMEOUT" in str(outcome.error)
 
 
 def _inside_init(way: str) -> None:
     from horovod.bindings import process_sets
+    from horovod.rendezvous import unix
 
+    unix._LINGER_S = LIMIT_S  # the third may come late and shall hear of it, too
     if int(os.environ["HOROVOD_RANK"]) == VICTIM:
         send = socket.send_fds
 
@@ -191,8 +196,9 @@ def _stop(where: str) -> None:
     import horovod.numpy as hvd
     from horovod.transports.shm.staging import Staging
 
-    hvd.allreduce(np.ones(3), name="before")
     victim = {"worker": VICTIM, "coordinator": 0, "inside": VICTIM}[where]
+    blame_only(victim, {"after": (0, 2)})
+    hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
         if where == "inside":
             original = Staging.exchange
@@ -214,7 +220,7 @@ def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
     pid = ranks.pid(victim)
     others = [process for rank, process in enumerate(ranks.processes) if rank != victim]
     for process in others:
-        process.join(30)
+        process.join(LIMIT_S)
     os.kill(pid, signal.SIGKILL)
     outcomes = ranks.outcomes()
     for outcome in outcomes:
@@ -245,3 +251,25 @@ def test_an_interrupted_wait_ends_the_job_for_all() -> None:
     assert isinstance(outcomes[VICTIM].error, KeyboardInterrupt)
     for outcome in _survivors(outcomes, PeerLostError):
         assert f"rank {VICTIM}" in str(outcome.error)
+
+
+def _comes_late() -> None:
+    import horovod.numpy as hvd
+    from horovod.engine import context
+    from horovod.transports.shm.control import State
+
+    hvd.allreduce(np.ones(10), name="before")
+    if hvd.rank() == 0:
+        context._context.exception = "ended with ValueError: boom"
+        return
+    control: Any = context.engine().control
+    deadline = time.monotonic() + LIMIT_S / 2
+    while control.state_of(0) is not State.LEFT and time.monotonic() < deadline:
+        time.sleep(0.001)  # the caller computes
+    hvd.allreduce(np.ones(10), name="after")
+
+
+def test_who_comes_when_rank_0_has_left_is_told_why() -> None:
+    outcome = Ranks(2, _comes_late, ()).outcomes()[1]
+    assert isinstance(outcome.error, PeerLostError), outcome.text
+    assert "ended with ValueError: boom" in str(outcome.error)

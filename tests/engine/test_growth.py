@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import LIMIT_S, run_ranks
 
 #: What the C library may keep for itself.
 SLACK_KB = 4096
@@ -34,9 +35,13 @@ class Footprint(NamedTuple):
         )
 
 
-def _compare(before: Footprint, after: Footprint) -> None:
+def _compare(before: Footprint) -> None:
+    after, deadline = Footprint.now(), time.monotonic() + LIMIT_S / 4
+    # A thread that has been joined may still be on its way out of the kernel; then or now.
+    while after.threads > before.threads and time.monotonic() < deadline:
+        after = Footprint.now()
     assert after.files == before.files
-    assert after.threads == before.threads
+    assert after.threads <= before.threads
     assert after.maps <= before.maps + 4, "mappings grow"
     assert after.anonymous_kb <= before.anonymous_kb + SLACK_KB, "memory grows"
 
@@ -56,12 +61,12 @@ def _cycles(count: int) -> None:
     before = Footprint.now()
     for _ in range(count):
         cycle()
-    _compare(before, Footprint.now())
+    _compare(before)
 
 
 @pytest.mark.slow
 def test_init_and_shutdown(count: int = 300) -> None:
-    run_ranks(2, _cycles, count, init=False, timeout_s=150)
+    run_ranks(2, _cycles, count, init=False)
 
 
 def _collectives(count: int) -> None:
@@ -74,12 +79,12 @@ def _collectives(count: int) -> None:
             hvd.allgather(np.ones(i % 7))
             hvd.synchronize(hvd.allreduce_async(np.ones(40_000)))
 
-    some(5000)
+    some(5_000)
     before = Footprint.now()
     some(count)
-    _compare(before, Footprint.now())
+    _compare(before)
 
 
 @pytest.mark.slow
-def test_collectives(count: int = 5_000) -> None:
-    run_ranks(2, _collectives, count, timeout_s=150)
+def test_collectives(count: int = 2_500) -> None:
+    run_ranks(2, _collectives, count)

@@ -172,16 +172,38 @@ def test_forked_children_know_their_rank_and_can_do_nothing_else() -> None:
             assert initialized == "False"
             assert len(errors) == 3
             for error in errors:
-                assert "forked from a rank and is no rank itself" in error
-            assert "forked from one and is no rank itself" in init
+                assert f"this process was forked from rank {outcome.rank} and is no rank itself" in error
+            assert init == errors[0].replace("Horovod has not been initialized", "init() in a child of a rank")
 
 
-def test_spawned_children_are_strangers() -> None:
-    for outcome in Ranks(2, _children, ("spawn",)).outcomes():
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_spawned_children_are_told_whose_they_are(method: str) -> None:
+    ranks = Ranks(2, _children, (method,))
+    pids = [ranks.pid(rank) for rank in range(2)]
+    for outcome in ranks.outcomes():
         assert outcome.error is None, outcome.text
-        for who, initialized, *errors in outcome.value:
+        mine = f"this process was started by rank {outcome.rank} (pid {pids[outcome.rank]}) and is no rank itself."
+        for who, initialized, *errors, init in outcome.value:
             assert initialized == "False"
-            assert {who, *errors} == {"Horovod has not been initialized; use hvd.init()."}
+            for error in (who, *errors):
+                assert error.startswith(f"Horovod has not been initialized: {mine} Leave init() and collectives to")
+            assert init.startswith(f"init() in a child of a rank: {mine}")
+            assert 'below `if __name__ == "__main__":`' in init
+            assert "must be started without HOROVOD_RANK and HOROVOD_SIZE in its environment" in init
+
+
+def _successor() -> list[str]:
+    """After the rank has left, its child may take its place."""
+    import horovod.numpy as hvd
+
+    hvd.init()
+    hvd.shutdown()
+    script = "import horovod.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+    return subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+
+
+def test_a_child_may_be_a_rank_when_its_parent_is_none_any_more() -> None:
+    assert run_ranks(2, _successor, init=False) == [["0", "2"], ["1", "2"]]
 
 
 def _plain_fork() -> int:

@@ -129,7 +129,7 @@ def _forgets_to_join() -> int:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_ends_without_join_ends_the_wait(size: int) -> None:
-    for outcome in Ranks(size, _forgets_to_join).outcomes(timeout_s=30):
+    for outcome in Ranks(size, _forgets_to_join).outcomes():
         if outcome.rank == 1:
             assert outcome.value == -1
         else:

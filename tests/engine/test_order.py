@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import LIMIT_S, Ranks, run_ranks
 
 from horovod.errors import PeerLostError
 
@@ -114,7 +114,7 @@ def _leaves_in_a_hurry() -> bool:
 def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
     """Rank 0 is stopped meanwhile; what rank 1 says last never reaches it."""
     ranks = Ranks(2, _leaves_in_a_hurry)
-    ranks.processes[1].join(60)
+    ranks.processes[1].join(LIMIT_S)
     os.kill(ranks.pid(0), signal.SIGCONT)
     waiting, hasty = ranks.outcomes()
     assert hasty.value is True
@@ -140,7 +140,7 @@ def _leaves_in_the_middle() -> bool:
     # This process lives on for longer than rank 0 does.
     poll = select.poll()
     poll.register(other, select.POLLIN)
-    return bool(poll.poll(30_000))
+    return bool(poll.poll(LIMIT_S / 2 * 1000))
 
 
 def test_a_rank_that_leaves_with_work_in_flight_and_lives_on() -> None:
@@ -253,7 +253,7 @@ def _in_the_background() -> bool:
     import horovod.numpy as hvd
 
     handle = hvd.allreduce_async(np.ones(50_000), name="x", op=hvd.Sum)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S / 2
     while not hvd.poll(handle) and time.monotonic() < deadline:
         time.sleep(0.001)  # the caller computes
     return bool(hvd.poll(handle))
@@ -280,3 +280,26 @@ def _same_bits() -> bytes:
 def test_all_ranks_see_the_same_bits(size: int) -> None:
     results = run_ranks(size, _same_bits)
     assert results == [results[0]] * size
+
+
+def _fails_once() -> list[float]:
+    import horovod.numpy as hvd
+    from horovod.transports.shm import boarding
+
+    real = boarding.Rider.board
+
+    def board(rider: boarding.Rider, work: Any, token: int) -> None:
+        boarding.Rider.board = real  # type: ignore[method-assign]
+        raise MemoryError("no room for a copy")
+
+    if hvd.rank() == 0:
+        for name in (None, "x"):
+            boarding.Rider.board = board  # type: ignore[method-assign]
+            with pytest.raises(MemoryError, match="no room"):
+                hvd.allreduce(np.zeros(3), name=name)
+    results = [hvd.allreduce(np.ones(3), op=hvd.Sum, name=name) for name in (None, "x", None)]
+    return [float(result[0]) for result in results]
+
+
+def test_a_submission_that_failed_is_as_if_it_had_not_been() -> None:
+    assert run_ranks(2, _fails_once) == [[2, 2, 2]] * 2

@@ -109,5 +109,5 @@ def _work(seed: int, length: int) -> int:
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_ten_thousand_random_collectives(size: int, seed: int) -> None:
-    counts = run_ranks(size, _work, seed, 5_000, timeout_s=150)
+    counts = run_ranks(size, _work, seed, 5_000)
     assert min(counts) > 1_000

@@ -157,6 +157,20 @@ def test_the_limit_ends_the_job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert "missing: ranks 1, 2" in str(caught.value)
 
 
+def test_the_last_report_is_whole(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(monkeypatch, caplog, stall_shutdown_s=100.0)
+    scene.job.submit(0, request("a"))
+    scene.after(0)
+    scene.after(5)
+    scene.job.submit(1, request("b"))
+    scene.after(0)
+    assert len(scene.after(60)) == 1
+    with pytest.raises(StallError) as caught:
+        scene.after(36)  # 'a' is over the limit, 'b' nearly
+    assert "allreduce 'a' (): submitted by rank 0, missing: ranks 1, 2" in str(caught.value)
+    assert "allreduce 'b' (): submitted by rank 1, missing: ranks 0, 2" in str(caught.value)
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(monkeypatch, caplog, stall_check_disable=True, stall_shutdown_s=1.0)
     scene.job.submit(0, request("grad"))

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clocks import blame_only
 from commands import run
-from harness import Ranks
+from harness import LIMIT_S, Ranks
+from launching import PATIENT
 
 from horovod.errors import StallError
 
@@ -35,10 +37,13 @@ def _collect() -> list[str]:
     return found
 
 
-def _rank(victim: int, misbehave: Callable[[], None], follow: Callable[[], None]) -> tuple[list[str], list[str]]:
+def _rank(
+    victim: int, misbehave: Callable[[], None], follow: Callable[[], None], waiting: dict[str, tuple[int, ...]]
+) -> tuple[list[str], list[str]]:
     """Return this rank's warnings, and what its calls raised: the one in flight, and the next."""
     import horovod.numpy as hvd
 
+    blame_only(victim, waiting)
     warnings, raised = _collect(), []
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
@@ -82,19 +87,22 @@ def _stalled(
     follow: Callable[[], None] = _gradient,
     victim: int = VICTIM,
     comes_back: bool = False,
+    waiting: dict[str, tuple[int, ...]] | None = None,
     **env: str,
 ) -> tuple[int, list[Any]]:
-    """Run ranks of which one misbehaves.
+    """Run ranks of which one misbehaves; ``waiting`` as in ``blame_only``, by default the others' gradient.
 
     Returns:
         Its process id, and what the others (it too if it comes back) returned, by rank; None for it if it does not.
     """
-    ranks = Ranks(SIZE, _rank, (victim, misbehave, follow), env={**TIMES, **env})
+    if waiting is None:
+        waiting = {"gradient": tuple(rank for rank in range(SIZE) if rank != victim)}
+    ranks = Ranks(SIZE, _rank, (victim, misbehave, follow, waiting), env={**TIMES, **env})
     pid = ranks.pid(victim)
     if not comes_back:
         for rank, process in enumerate(ranks.processes):
             if rank != victim:
-                process.join(40)
+                process.join(LIMIT_S)
         os.kill(pid, signal.SIGKILL)
     outcomes = ranks.outcomes()
     for outcome in outcomes:
@@ -183,7 +191,7 @@ def _other_order() -> None:
 
 @pytest.mark.slow
 def test_ranks_that_wait_for_each_other_in_two_orders() -> None:
-    _, results = _stalled(_nothing, _other_order, comes_back=True)
+    _, results = _stalled(_nothing, _other_order, comes_back=True, waiting={"x": (1,), "y": (0, 2)})
     [warning] = results[0][0]
     line = _line(_other_order, "hvd.allreduce(np.ones(3), name=first)").split(", ")[1].replace("line ", "")
     assert (
@@ -191,6 +199,38 @@ def test_ranks_that_wait_for_each_other_in_two_orders() -> None:
         f"rank 1 in allreduce 'x' ({__file__}:{line}) for rank 0."
     ) in warning
     assert "in one order on all ranks" in warning
+
+
+def _other_order_of_optimizers() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    layers = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1)) for layer in layers]
+    if hvd.rank() == VICTIM:
+        optimizers.reverse()
+    sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
+    optimizers[0].step()
+    optimizers[1].step()
+
+
+@pytest.mark.slow
+def test_optimizers_that_step_in_two_orders() -> None:
+    first, second = "DistributedOptimizer.gradients.survey", "DistributedOptimizer.gradients#2.survey"
+    _, results = _stalled(_nothing, _other_order_of_optimizers, comes_back=True, waiting={second: (1,), first: (0, 2)})
+    line = _line(_other_order_of_optimizers, "optimizers[0].step()").split(", ")[1].replace("line ", "")
+    place = f"{__file__}:{line}"
+    circle = (
+        f"They wait for each other, and will for ever: rank 0 in allgather '{first}' ({place}) for rank 1; "
+        f"rank 1 in allgather '{second}' ({place}) for rank 0."
+    )
+    [warning] = results[0][0]
+    # The warning, and the error that ends the job, have the whole story.
+    for text in (warning, *(errors[0] for _, errors in results)):
+        assert circle in text
+        assert "in one order on all ranks; the steps of several optimizers are such calls" in text
+        assert "optimizers[0].step()" in text
 
 
 def _nothing() -> None:
@@ -208,7 +248,8 @@ def _in_another_process_set() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_waits_in_another_process_set() -> None:
-    pid, results = _stalled(_nothing, _in_another_process_set, comes_back=True)
+    waiting = {"inner": (1,), "outer": (0, 2)}
+    pid, results = _stalled(_nothing, _in_another_process_set, comes_back=True, waiting=waiting)
     [warning] = results[0][0]
     assert f"rank 1 (pid {pid} on" in warning
     assert re.search(
@@ -259,7 +300,7 @@ def _two_then_one() -> None:
 
 @pytest.mark.slow
 def test_many_tensors_make_one_warning() -> None:
-    _, results = _stalled(_long_sleep, _two_then_one)
+    _, results = _stalled(_long_sleep, _two_then_one, waiting={f"many.{i}": (0, 2) for i in range(6)})
     [warning] = results[0][0]
     assert "many.0" in warning and "and 3 more" in warning
 
@@ -274,11 +315,14 @@ def test_without_the_check_nobody_warns_and_a_late_rank_is_waited_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_warning_alone_ends_nothing() -> None:
+def test_a_warning_alone_ends_nothing(tmp_path: Path) -> None:
     def late() -> None:
-        time.sleep(1.5)
+        # Rank 0 warns, and then writes.
+        while not (tmp_path / "rank-0.json").exists():
+            time.sleep(0.01)
 
-    _, results = _stalled(late, comes_back=True, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="0")
+    env = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0", "HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path)}
+    _, results = _stalled(late, comes_back=True, **env)
     assert [len(warnings) for warnings, _ in results] == [1, 0, 0]
     assert all(raised == [] for _, raised in results)
 
@@ -293,7 +337,7 @@ def _join() -> None:
 
 @pytest.mark.slow
 def test_ranks_that_have_joined_may_wait_for_long() -> None:
-    _, results = _stalled(_nothing, _join, comes_back=True)
+    _, results = _stalled(_nothing, _join, comes_back=True, waiting={})
     assert results == [([], [])] * SIZE
 
 
@@ -308,7 +352,7 @@ class Faulty(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if hvd.rank() == 1:
+        if hvd.rank() == CULPRIT:
             raise ValueError("not a number")
         return gradient
 
@@ -321,10 +365,12 @@ optimizer.step()
 
 
 @pytest.mark.slow
-def test_an_exception_inside_backward_is_named_on_the_other_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_an_exception_inside_backward_is_named_on_the_other_ranks(tmp_path: Path, culprit: int) -> None:
     script = tmp_path / "train.py"
-    script.write_text(IN_BACKWARD)
-    code, output = run(["horovodrun", "-np", "2", "python", str(script)], tmp_path, OMP_NUM_THREADS="1")
+    script.write_text(IN_BACKWARD.replace("CULPRIT", str(culprit)))
+    code, output = run([*PATIENT, "-np", "2", "python", str(script)], tmp_path, OMP_NUM_THREADS="1")
     assert code == 1
-    [error] = [line for line in output.splitlines() if "PeerLostError: rank 1" in line and line.startswith("[0]")]
+    lost, other = f"PeerLostError: rank {culprit}", f"[{1 - culprit}]"
+    [error] = [line for line in output.splitlines() if lost in line and line.startswith(other)]
     assert f"ended with ValueError: not a number at {script}:13" in error

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import LIMIT_S, Ranks, run_ranks
 from launching import horovodrun
 
 from horovod.errors import NotInitializedError
@@ -78,7 +78,7 @@ def test_all_ranks_are_on_one_clock(tmp_path: Path) -> None:
     for negotiations in by_sequence.values():
         assert sorted(negotiations) == [0, 1, 2]
         known = [e for e in negotiations.values() if e["args"]["last"] >= 0]
-        ends = {round(e["ts"] + e["dur"], 2) for e in known}
+        ends = [e["ts"] + e["dur"] for e in known]
         assert max(ends, default=0) - min(ends, default=0) < 0.01, "they end together, when the last rank has come"
         for e in known:
             last = negotiations[e["args"]["last"]]
@@ -141,7 +141,7 @@ def _at_work(path: str) -> bool:
 
     hvd.start_timeline(path, mark_cycles=True)
     hvd.allreduce(np.ones(3), name="early")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S / 2
     while hvd.rank() == 0 and time.monotonic() < deadline:
         events = load(Path(path))
         if {e["pid"] for e in events if e["ph"] == "X"} == {1, 2}:
@@ -240,7 +240,7 @@ def test_the_flag_of_horovodrun(tmp_path: Path) -> None:
     flags = ["--timeline-filename", str(tmp_path / "t.json"), "--timeline-mark-cycles"]
     ended = horovodrun("-np", "2", *flags, sys.executable, str(tmp_path / "s.py"))
     assert ended.code == 0, ended.err
-    assert {e["pid"] for e in load(tmp_path / "t.json") if e["name"] == "CYCLE_START"} == {1, 2}
+    assert {e["pid"] for e in load(tmp_path / "t.json") if e["name"] == "CYCLE_START"} == {1}
 
 
 @pytest.mark.slow
@@ -248,6 +248,6 @@ def test_a_rank_that_fails_leaves_a_timeline_of_what_went_before(tmp_path: Path)
     (tmp_path / "s.py").write_text(SCRIPT + "if hvd.rank() == 1:\n    raise SystemExit(3)\nhvd.barrier()\n")
     environ = {**os.environ, "HOROVOD_TIMELINE": str(tmp_path / "t.json")}
     command = [sys.executable, "-m", "horovod.launch.cli", "-np", "2", sys.executable, str(tmp_path / "s.py")]
-    done = subprocess.run(command, env=environ, capture_output=True, timeout=60, text=True)
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=LIMIT_S, text=True)
     assert done.returncode == 3
     assert {e["pid"] for e in load(tmp_path / "t.json") if e["name"] == "ALLREDUCE"} == {1, 2}

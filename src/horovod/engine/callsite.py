@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
-__all__ = ["describe", "user_frame"]
+__all__ = ["describe", "here", "user_frame"]
 
 #: Packages whose frames are plumbing: the user's line is the first one outside them.
 _PLUMBING = frozenset({"horovod", "torch", "numpy", "tensorflow", "keras", "jax", "contextlib", "functools"})
@@ -37,3 +37,9 @@ def user_frame(depth: int) -> FrameType:
 def describe(frame: FrameType) -> str:
     """Return ``file:line`` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def here(depth: int) -> str:
+    """Return ``at file:line`` of the user's line, or nothing on a thread that runs none, such as one of autograd."""
+    frame = user_frame(depth + 1)
+    return "" if _known[id(frame.f_code)][1] else f"at {describe(frame)}"

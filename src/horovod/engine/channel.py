@@ -94,7 +94,7 @@ class WorkerChannel:
         self._control.ring(0)
 
     def is_behind(self) -> bool:
-        return self._writer.has_backlog and not self._flush()
+        return bool(self._writer.backlog) and not self._flush()
 
     def next(self) -> LogEntry | None:
         record = self._reader.get()
@@ -128,9 +128,10 @@ class CoordinatorChannel:
         self._writer: RecordWriter | None = None
         self._departed: set[int] = set()
         self._log_tail: list[int] = []
+        self._others = range(0)
         if control is not None:
             words64 = control.words64
-            others = range(1, control.size)
+            self._others = others = range(1, control.size)
             self._readers = [
                 (r, RecordReader(control.request_rings[r], words64, control.request_head[r], control.request_tail[r]))
                 for r in others
@@ -147,10 +148,13 @@ class CoordinatorChannel:
         self._inbox.append((signature, token, None))
 
     def leave(self, reason: str) -> None:
-        """Rank 0's own leave ends the job for everybody, by its state in the control page."""
+        """Answer who waits for rank 0, through the log; its state in the control page tells the others."""
+        self._serve()
+        self.coordinator.leave(0, reason)
+        self.publish()
 
     def is_behind(self) -> bool:
-        return self._writer is not None and self._writer.has_backlog
+        return self._writer is not None and bool(self._writer.backlog)
 
     def has_news(self) -> bool:
         if self._inbox or self._log:
@@ -161,13 +165,14 @@ class CoordinatorChannel:
         return False
 
     def next(self) -> LogEntry | None:
-        if not self._log or (self._writer is not None and self._writer.has_backlog):
+        log, writer = self._log, self._writer
+        if not log or (writer is not None and writer.backlog):
             self._serve()
-            if self._writer is not None and self._writer.has_backlog and not self._flush(self._writer):
+            if writer is not None and writer.backlog and not self._flush(writer):
                 # An entry that the others cannot see yet must not be executed: it would wait for them.
-                self._ring(range(1, len(self._readers) + 1))
+                self._ring()
                 return None
-        return self._log.popleft() if self._log else None
+        return log.popleft() if log else None
 
     def _flush(self, writer: RecordWriter) -> bool:
         if writer.flush():
@@ -179,7 +184,9 @@ class CoordinatorChannel:
 
     def _serve(self) -> None:
         coordinator, inbox = self.coordinator, self._inbox
+        came = False
         while inbox:
+            came = True
             signature, token, request = inbox.popleft()
             if request is None:
                 coordinator.submit(0, signature, token)
@@ -188,6 +195,7 @@ class CoordinatorChannel:
         for rank, reader in self._readers:
             record = reader.get()
             while record is not None:
+                came = True
                 kind, words = record
                 if kind == _SUBMIT:
                     coordinator.submit(rank, words[0], words[1])
@@ -197,7 +205,8 @@ class CoordinatorChannel:
                     self._departed.add(rank)
                     coordinator.leave(rank, bytes_of(words, 0).decode())
                 record = reader.get()
-        self.publish()
+        if came:
+            self.publish()
 
     def notice_departures(self, fate: Callable[[int], str]) -> None:
         """Tell the coordinator of ranks that have left without a word: it may not have fitted into a full ring.
@@ -229,12 +238,12 @@ class CoordinatorChannel:
                     writer.put(_RUN_FUSED, entry.ids)
             else:
                 writer.put_bytes(_DECLARED, (entry.id,), _encode(entry.response))
-        self._ring(range(1, len(self._readers) + 1))
+        self._ring()
 
-    def _ring(self, ranks: range) -> None:
+    def _ring(self) -> None:
         if self._control is None:
             return
         if self.patient:
-            self._control.nudge(ranks)
+            self._control.nudge(self._others)
         else:
-            self._control.ring_all(ranks)
+            self._control.ring_all(self._others)

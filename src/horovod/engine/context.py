@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
+import logging
 import os
 import sys
 import threading
@@ -14,12 +16,21 @@ from typing import Any
 
 from horovod import config as configuration
 from horovod import world as worlds
+from horovod.cgroups import usable_cores
 from horovod.config import Config
-from horovod.engine import logs
+from horovod.engine import logs, stacks
 from horovod.engine.board import Board
 from horovod.engine.engine import Engine
 from horovod.engine.watch import Peers
-from horovod.errors import InitError, NotInitializedError, PeerLostError
+from horovod.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    InitError,
+    NotInitializedError,
+    OptimizerUseError,
+    PeerLostError,
+)
+from horovod.rendezvous import kinship
 from horovod.rendezvous.unix import meet
 from horovod.transports.local import LocalTransport
 from horovod.transports.shm import futex
@@ -32,6 +43,8 @@ __all__ = ["config", "engine", "generation", "init", "is_initialized", "shutdown
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
+#: They say by themselves what is wrong; thirty lines of this package's inside would hide it.
+_SPEAK_FOR_THEMSELVES = (HorovodInternalError, DuplicateNameError, OptimizerUseError)
 
 
 class _Context:
@@ -42,7 +55,7 @@ class _Context:
         self.config: Config | None = None
         self.meetings: collections.Counter[str] = collections.Counter()
         self.generation = 0
-        self.owner = 0
+        self.is_child = False
         self.hooked = False
         self.exception = ""
         self.next_hook = sys.excepthook
@@ -62,24 +75,28 @@ def init() -> None:
     """
     with _context.lock:
         if _context.engine is not None:
-            if _context.owner != os.getpid():
-                raise InitError(
-                    "init() in a child of a rank: this process was forked from one and is no rank itself; "
-                    "start ranks with horovodrun or horovod.run"
-                )
+            if _context.is_child:
+                assert _context.world is not None
+                raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(_context.world)}")
             return
-        settings = configuration.load()
-        world = worlds.detect()
-        logs.configure(settings, world.rank, configuration.unknown_variables())
-        _context.engine = _build(world, settings)
-        _context.world, _context.config = world, settings
-        _context.owner = os.getpid()
-        _context.generation += 1
         if not _context.hooked:
+            # First of all, so that the errors of init() itself are short, too.
             _context.hooked = True
             atexit.register(_at_exit)
             _context.next_hook = sys.excepthook
             sys.excepthook = _note_exception
+        try:
+            settings = configuration.load()
+        except ValueError as error:
+            raise InitError(str(error)) from None
+        world = worlds.detect()
+        if world.size > 1 and (parent := kinship.rank_above(world.job)):
+            raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(world, parent)}")
+        logs.configure(settings, world.rank, configuration.unknown_variables())
+        _context.engine = _build(world, settings)
+        _context.world, _context.config = world, settings
+        _context.is_child = False
+        _context.generation += 1
         _context.engine.start()
         _start_timeline(_context.engine, settings)
 
@@ -91,7 +108,7 @@ def _start_timeline(started: Engine, settings: Config) -> None:
             started.observer.tracer.start(Path(settings.timeline), settings.timeline_mark_cycles)
         except OSError as error:
             shutdown()
-            raise InitError(f"HOROVOD_TIMELINE={settings.timeline} cannot be written: {error}") from error
+            raise InitError(f"HOROVOD_TIMELINE={settings.timeline} cannot be written: {error}") from None
 
 
 def shutdown() -> None:
@@ -101,15 +118,16 @@ def shutdown() -> None:
     """
     with _context.lock:
         engine, _context.engine = _context.engine, None
-        if engine is None or _context.owner != os.getpid():
+        if engine is None or _context.is_child:
             return
-        who = f"rank {engine.rank} (pid {os.getpid()})"
-        engine.stop(f"{who} {_context.exception or 'called hvd.shutdown() or ended its script'}")
+        who = engine.peers.describe(engine.rank) if engine.peers is not None else f"rank {engine.rank}"
+        left = "has left the job: it called hvd.shutdown() or ended its script"
+        engine.stop(f"{who} {_context.exception or left}")
 
 
 def is_initialized() -> bool:
     """Return whether ``init()`` was called, and ``shutdown()`` not."""
-    return _context.engine is not None and _context.owner == os.getpid()
+    return _context.engine is not None and not _context.is_child
 
 
 def engine() -> Engine:
@@ -119,7 +137,7 @@ def engine() -> Engine:
         NotInitializedError: there is none.
     """
     current = _context.engine
-    if current is None or _context.owner != os.getpid():
+    if current is None or _context.is_child:
         raise _not_initialized()
     return current
 
@@ -152,11 +170,14 @@ def generation() -> int:
 
 
 def _not_initialized() -> NotInitializedError:
-    if _context.engine is not None:
-        return NotInitializedError(
-            "Horovod has not been initialized in this process: it was forked from a rank and is no rank itself"
-        )
-    return NotInitializedError("Horovod has not been initialized; use hvd.init().")
+    said = "Horovod has not been initialized"
+    if _context.world is not None and _context.is_child:
+        return NotInitializedError(f"{said}: {kinship.is_no_rank(_context.world)}")
+    with contextlib.suppress(InitError):
+        world = worlds.detect()
+        if world.size > 1 and (parent := kinship.rank_above(world.job)):
+            return NotInitializedError(f"{said}: {kinship.is_no_rank(world, parent)}")
+    return NotInitializedError(f"{said}; use hvd.init().")
 
 
 def _build(world: World, settings: Config) -> Engine:
@@ -171,13 +192,14 @@ def _build(world: World, settings: Config) -> Engine:
         )
     arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     arena_fd = create_memfd("horovod-arena", arena_bytes)
-    control_fd = create_memfd("horovod-control", Board.nbytes(world.size)) if world.rank == 0 else -1
+    control_fd = create_memfd(kinship.control_name(world.job), Board.nbytes(world.size)) if world.rank == 0 else -1
     _context.meetings[world.job] += 1
     fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
     try:
         meeting = meet(world, _context.meetings[world.job], arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
-        control = Control(meeting.control_fd, world.rank, world.size)
+        # A launcher may have bound each rank to a core of its own.
+        control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))
         board = Board(meeting.control_fd, control)
         arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]
     finally:
@@ -194,27 +216,34 @@ def _build(world: World, settings: Config) -> Engine:
 
 def _at_exit() -> None:
     current = _context.engine
-    if current is not None and _context.owner == os.getpid() and current.peers is not None and current.culprit >= 0:
+    if current is not None and not _context.is_child and current.peers is not None and current.culprit >= 0:
         current.peers.wait_for_end(current.culprit, _CULPRIT_FIRST_S)
     shutdown()
 
 
 def _note_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Remember what ends this script, so that the other ranks can be told."""
-    whole = trace
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    own = stacks.without_plumbing(trace)
+    if isinstance(error, _SPEAK_FOR_THEMSELVES) and not logs.logger.isEnabledFor(logging.DEBUG):
+        trace = own
+        error = error.with_traceback(trace)
+    while own is not None and own.tb_next is not None:
+        own = own.tb_next
+    place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""
+    place *= place not in str(error)
     if not isinstance(error, PeerLostError):
-        _context.exception = f"ended with {kind.__name__}: {error}{place}"
-    if _context.engine is not None and _context.owner == os.getpid() and issubclass(kind, Exception):
-        _context.engine.observer.script_failed("".join(traceback.format_exception(kind, error, whole)))
-    _context.next_hook(kind, error, whole)
+        what = f"{kind.__name__}: {error}" if str(error) else kind.__name__
+        _context.exception = f"ended with {what}{place}"
+    if _context.engine is not None and not _context.is_child and issubclass(kind, Exception):
+        _context.engine.observer.script_failed("".join(traceback.format_exception(kind, error, trace)))
+    _context.next_hook(kind, error, trace)
 
 
 def _after_fork(*_: Any) -> None:
     # A thread of the parent may have held it; there is no such thread here.
     _context.lock = threading.RLock()
+    # Asked for in every operation, where os.getpid() would be a system call.
+    _context.is_child = _context.engine is not None
 
 
 if hasattr(os, "register_at_fork"):

@@ -6,6 +6,7 @@ together and knows what to do when the job falls apart.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -21,9 +22,10 @@ from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
 from horovod.engine.observer import Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, WAITED, new_ring, now
+from horovod.engine.records import ENDED, SUBMITTED, WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
+from horovod.engine.vigil import Vigil
 from horovod.engine.watch import Peers
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
@@ -34,8 +36,6 @@ __all__ = ["Engine"]
 
 _LOCK_S = 0.1
 _JOIN_S = 3.0
-#: How long a rank that leaves may go on with the operation that it is in.
-_LEAVE_S = 1.0
 
 
 class Engine:
@@ -86,7 +86,7 @@ class Engine:
             channel = WorkerChannel(control)
         self._channel = channel
         self._log = LogRunner(rank, channel, transport, self.sets, owns_sets=rank != 0)
-        self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, self.sets)
+        self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, self.sets, transport)
         self._submit_lock = threading.Lock()
         self.ring = new_ring()
         self._waits = self._wait_ns = 0
@@ -95,16 +95,20 @@ class Engine:
             config, job, rank, size, self.ring, self._log, self.sets, self._coordinator, peers, board,
             lambda: self.failure,
         )  # fmt: skip
+        self._vigil: Vigil | None = None
+        if control is not None and peers is not None:
+            self._vigil = Vigil(rank, control, peers, self._log, channel, self.observer)
         self.attend = self.observer.attend
         #: Whether ``step`` has something to do; spun on, so without a detour.
         self.has_news = self._log.has_news
+        self.goal = self._log.goal
         self._progress = Progress(self, channel, control)
 
     def start(self) -> None:
         """Say that this rank is here, and start the background thread."""
         if self.control is not None:
             self.control.set_state(State.RUNNING)
-        self._progress.start()
+        self.transport.background = self._progress.start()
         self.observer.start()
 
     @property
@@ -164,6 +168,7 @@ class Engine:
         frame = callsite.user_frame(depth)
         with self._submit_lock:
             signature = self._signatures.get(
+                allocator,
                 self.arena,
                 frame,
                 kind,
@@ -179,13 +184,19 @@ class Engine:
                 ranks,
                 device,
             )
-            handle = Handle(allocator, signature, inputs, outputs)
-            handle.passage = passage
+            record = [signature.request, now(), 0, 0, 0, 0, 0, None]
+            handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
+                            signature=signature, record=record, passage=passage)  # fmt: skip
             self._log.register(handle)
+            rider = signature.rider
+            try:
+                token = self.transport.offer(handle, rider) if rider is not None else NO_TOKEN
+            except BaseException:
+                self._log.withdraw(handle)
+                raise
             signature.in_flight += 1
             signature.uses += 1
-            self.ring.append(handle.record)
-            token = self.transport.offer(handle, signature.nbytes, signature.slots) if signature.may_ride else NO_TOKEN
+            self.ring.append(record)
             self._channel.submit(signature.id, token, patient=not kick)
         # A rank other than 0 has rung for the coordinator already.
         if kick and self.rank == 0:
@@ -247,38 +258,13 @@ class Engine:
 
     def watch(self, rank: int, waited_s: float) -> None:
         """Raise when waiting for ``rank`` in the middle of an operation is pointless; see ``Watch``."""
-        peers = self.peers
-        assert peers is not None
-        lost = peers.gone()
-        left = waited_s > _LEAVE_S and self.control is not None and self.control.state_of(rank) is State.LEFT
-        if lost is None and (left or peers.is_dead(rank)):
-            lost = peers.culprit_of(rank)
-        if lost is not None:
-            raise self._lost(lost, ", in the middle of a collective")
-        self.observer.in_execution(rank, waited_s)
+        assert self._vigil is not None
+        self._vigil.watch(rank, waited_s)
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; see ``Stepper``."""
-        peers = self.peers
-        if peers is None or self.failure is not None:
-            return
-        lost = peers.gone()
-        if lost is not None:
-            raise self._lost(lost, self._meanwhile())
-        control = self.control
-        assert control is not None
-        left = self._coordinator is None and control.state_of(0) is State.LEFT
-        # Who waits for nothing may go on alone.
-        if left and not self._log.is_idle() and not self._log.has_news():
-            lost = peers.culprit_of(0)
-            raise self._lost(lost, self._meanwhile())
-        late = self._log.late()
-        if late >= 0:
-            self.watch(late, waited_s)
-        self.observer.tick()
-        if isinstance(self._channel, CoordinatorChannel):
-            self._channel.notice_departures(peers.fate)
-            self._channel.publish()
+        if self._vigil is not None and self.failure is None:
+            self._vigil.tick(waited_s)
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight, here or, on rank 0, anywhere; and nobody is asked about a stall."""
@@ -286,22 +272,10 @@ class Engine:
             return False
         return self._coordinator is None or not self._coordinator.is_waiting
 
-    def _meanwhile(self) -> str:
-        waiting = [handle.signature.request for handle in self._log.in_flight()]
-        if not waiting:
-            return ""
-        first = waiting[0]
-        what = f"{first.kind.name.lower()} {first.name or '(unnamed)'!r} at {first.site}"
-        return f", while rank {self.rank} waited in {what}"
-
-    def _lost(self, rank: int, meanwhile: str) -> errors.HorovodInternalError:
-        """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
-        peers = self.peers
-        assert peers is not None
-        stalled, why = self.observer.verdict_of(rank)
-        if stalled:
-            return errors.StallError(why)
-        return errors.PeerLostError(f"{peers.fate(rank, why)}{meanwhile}", rank=rank, pid=peers.pids[rank])
+    def quiet_s(self) -> float:
+        """Return how long ago the caller has submitted what it does not wait for."""
+        last = self.ring[-1] if self.ring else None
+        return math.inf if last is None or last[WAITED] else (now() - last[SUBMITTED]) / 1e9
 
     def abandon(self, error: BaseException) -> None:
         """End the engine: this rank cannot keep in step with the log any more."""
@@ -332,6 +306,7 @@ class Engine:
         with self._submit_lock:
             if self.failure is None:
                 self._leave(reason)
+                self.observer.left(reason)
                 if self.control is not None:
                     self.control.set_state(State.LEFT, self.culprit)
         # If the thread waits for a peer that does not go on, then in an operation that is abandoned now. It
@@ -356,7 +331,7 @@ class Engine:
             # Who waits for rank 0 gets the reason through the log, before rank 0 is gone.
             try:
                 self.step()
-                self._coordinator.leave(0, reason)
+                self._channel.leave(reason)
                 self.step()
             finally:
                 self._progress.release()

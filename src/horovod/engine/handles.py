@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod.core.requests import Request
 from horovod.engine.records import ENDED, ERROR, Record, now
-from horovod.transports.base import Work
+from horovod.transports.base import Rider, Work
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Allocator", "Handle", "Passage", "Signature"]
@@ -18,6 +17,9 @@ class Allocator(Protocol):
     """The part of a framework's adapter that the engine needs."""
 
     kernels: str
+
+    def address(self, buffer: Any) -> int:
+        """Return the address of a buffer's first byte."""
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         """Return an uninitialised tensor on the device of ``like``."""
@@ -40,55 +42,49 @@ class Signature:
         id: what stands for it in a submission.
         request: what was declared.
         nbytes: of all tensors.
-        may_ride: whether the data may ride along in the request.
+        rider: what the transport needs to let the data ride along in the request; None if it does not.
         in_flight: submissions that are not done.
         uses: all submissions.
-        slots: see ``Transport.offer``.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "may_ride", "nbytes", "pin", "request", "slots", "uses")
+    __slots__ = ("id", "in_flight", "nbytes", "pin", "request", "rider", "uses")
 
-    def __init__(self, id_: int, request: Request, may_ride: bool, pin: object) -> None:
+    def __init__(self, id_: int, request: Request, rider: Rider | None, pin: object) -> None:
         self.id = id_
         self.request = request
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
-        self.may_ride = may_ride
+        self.rider = rider
         self.in_flight = 0
         self.uses = 0
         self.pin = pin
-        self.slots: dict[int, list[Buffer]] = {}
 
 
-class Handle(Work):
+class Handle(Work, kw_only=True, eq=False):
     """One submission.
 
     Attributes:
+        allocator: the framework's adapter.
         signature: what was submitted.
+        record: when what happened to it.
+        passage: for tensors of a device, else None.
         done: whether it ended, well or not.
         error: why it failed, or None.
         result: the answer of an operation that answers with a number.
         received_splits: rows that came from each member of an alltoall.
-        passage: for tensors of a device, else None.
-        record: when what happened to it.
         waiter: released when the handle is done, if somebody sleeps on it.
     """
 
-    __slots__ = ("allocator", "done", "error", "passage", "received_splits", "record", "result", "signature", "waiter")
-
-    def __init__(
-        self, allocator: Allocator, signature: Signature, inputs: Sequence[Buffer], outputs: Sequence[Buffer] | None
-    ) -> None:
-        super().__init__(allocator.kernels, inputs, outputs if outputs is not None else [])
-        self.allocator = allocator
-        self.signature = signature
-        self.record: Record = [signature.request, now(), 0, 0, 0, 0, 0, None]
-        self.done = False
-        self.error: BaseException | None = None
-        self.result = 0
-        self.passage: Passage | None = None
-        self.received_splits: tuple[int, ...] = ()
-        self.waiter: threading.Lock | None = None
+    allocator: Allocator
+    signature: Signature
+    record: Record
+    passage: Passage | None = None
+    done: bool = False
+    error: BaseException | None = None
+    result: int = 0
+    received_splits: tuple[int, ...] = ()
+    # A lock's type has no name of its own.
+    waiter: Any = None
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""

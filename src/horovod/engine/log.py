@@ -6,13 +6,14 @@ import collections
 from collections.abc import Callable
 
 from horovod import errors
-from horovod.core.coordinator import Declared, Run
+from horovod.core.coordinator import Run
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
 from horovod.engine.channel import Channel
 from horovod.engine.handles import Handle
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
 from horovod.transports.base import Entry, Transport
+from horovod.transports.shm.control import NO_GOAL
 
 __all__ = ["LogRunner"]
 
@@ -77,6 +78,16 @@ class LogRunner:
                 queue = self._unnamed[process_set] = collections.deque()
             queue.append(handle)
 
+    def withdraw(self, handle: Handle) -> None:
+        """Forget what was registered last; it was not submitted."""
+        request = handle.signature.request
+        # Unless it has been failed together with everything else meanwhile.
+        if request.name:
+            self._named.pop((request.process_set, request.name), None)
+        elif queue := self._unnamed.get(request.process_set):
+            queue.pop()
+        self._transport.skip(handle)
+
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
         return [
@@ -95,6 +106,10 @@ class LogRunner:
             return True
         unsettled = self._unsettled
         return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
+
+    def goal(self) -> int:
+        """Return the flag that the oldest operation whose end is not known waits for, or ``NO_GOAL``."""
+        return self._unsettled[0][0] if self._unsettled else NO_GOAL
 
     def late(self) -> int:
         """Return a rank that does not come to the end of what this one has done its part of, or -1."""
@@ -120,17 +135,17 @@ class LogRunner:
         Raises:
             HorovodInternalError: an entry could not be executed; this rank is out of step for good.
         """
-        channel = self._channel
         if self._unsettled:
             self._settle()
-        entry = channel.next()
+        take = self._channel.next
+        entry = take()
         while entry is not None:
-            if isinstance(entry, Declared):
-                self._entries[entry.id] = Entry(entry.response, self._rank)
-            else:
+            if isinstance(entry, Run):
                 self._sequence += 1
                 self._execute(entry)
-            entry = channel.next()
+            else:
+                self._entries[entry.id] = Entry(entry.response, self._rank)
+            entry = take()
 
     def _settle(self) -> None:
         """Finish what this rank had done its part of, as soon as the others have done theirs."""
@@ -148,17 +163,19 @@ class LogRunner:
             handle.finish()
 
     def _execute(self, run: Run) -> None:
-        batch = []
-        for key in run.ids:
-            entry = self._entries[key]
-            if entry.me >= 0:
-                batch.append((entry, self._match(entry.response)))
-        if not batch:
+        # Fused entries have the same members, so this rank takes part in all or in none.
+        entry = self._entries[run.ids[0]]
+        if entry.me < 0:
             return
-        entry, handle = batch[0]
         response = entry.response
+        handle = self._match(response)
+        handles, batch = [handle], [(entry, handle)]
+        for key in run.ids[1:]:
+            other = self._entries[key]
+            handles.append(self._match(other.response))
+            batch.append((other, handles[-1]))
         began, together, sequence = now(), len(batch), self._sequence
-        for _, one in batch:
+        for one in handles:
             record = one.record
             record[STARTED], record[SEQUENCE], record[TOGETHER] = began, sequence, together
         if together > 1:
@@ -177,13 +194,18 @@ class LogRunner:
             fence = self._transport.run(sequence, batch, run.tokens)
             if handle.passage is not None:
                 handle.passage.after(handle.outputs)
-        except BaseException:
-            for _, handle in batch:
+        except BaseException as error:
+            if len(response.members) == 1 and isinstance(error, Exception):
+                # Nobody else is out of step: only what failed fails.
+                for handle in handles:
+                    self._transport.skip(handle)
+                    handle.finish(error)
+                return
+            for handle in handles:
                 self._put_back(handle)
             raise
         if response.kind is Kind.ALLTOALL:
-            handle.received_splits = _received_splits(entry)
-        handles = [one for _, one in batch]
+            handle.received_splits = tuple(row[entry.me] for row in entry.splits)
         if fence:
             self._unsettled.append((fence, response.members, handles))
         else:
@@ -220,13 +242,3 @@ class LogRunner:
             return errors.PeerLostError(response.error, rank=response.result)
         kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
         return kind(response.error)
-
-
-def _received_splits(entry: Entry) -> tuple[int, ...]:
-    response = entry.response
-    parts = len(response.members)
-    received = []
-    for i in range(parts):
-        request = response.request_of(i)
-        received.append(request.splits[entry.me] if request.splits else request.tensors[0].shape[0] // parts)
-    return tuple(received)

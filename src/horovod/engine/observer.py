@@ -17,14 +17,18 @@ from horovod.engine.board import Board, Wish
 from horovod.engine.inquiry import Inquiry, Situation, situation
 from horovod.engine.log import LogRunner
 from horovod.engine.recorder import Recorder, Trigger
-from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring
+from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring, now
 from horovod.engine.stalls import StallWatch
 from horovod.engine.tracing import Tracer
 from horovod.engine.watch import Peers
 from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import HorovodInternalError, StallError
+from horovod.timeline.dumps import SCRIPT_ENDED
 
 __all__ = ["Observer"]
+
+#: What this rank wrote so lately need not be written again when others ask.
+_FRESH_NS = 1_000_000_000
 
 
 class Observer:
@@ -78,6 +82,7 @@ class Observer:
             self._pending,
         )
         self._trigger = Trigger(self._dump_everywhere)
+        self._signalled_ns = -_FRESH_NS
         self.tracer = Tracer(
             rank, size, ring, self._members, lambda: log.sequence, board,
             lambda other: peers is not None and not peers.has_ended(other),
@@ -134,13 +139,18 @@ class Observer:
             self._board.give_verdict(f"{type(failure).__name__}\n{failure}".encode())
         self._recorder.after_failure(type(failure).__name__)
 
+    def left(self, reason: str) -> None:
+        """Note why this rank leaves, for those who come to wait for it later."""
+        if self._board is not None:
+            self._board.give_verdict(f"\n{reason}".encode())
+
     def script_failed(self, text: str) -> None:
         """Note that an exception ends this rank's script; ``text`` is its traceback."""
         if self._failure() is None:
-            self._recorder.after_failure("the script ended with an exception", text.rstrip("\n"))
+            self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
 
     def verdict_of(self, rank: int) -> tuple[bool, str]:
-        """Return whether ``rank`` failed because of a stall, and why it failed; empty if it did not say."""
+        """Return whether ``rank`` failed because of a stall, and why it failed or left; empty if it did not say."""
         text = self._board.verdict(rank) if self._board is not None else None
         if text is None:
             return False, ""
@@ -178,13 +188,16 @@ class Observer:
         if wishes & Wish.TRACE:
             self.tracer.follow()
         if wishes & Wish.DUMP:
-            self._recorder.as_asked(f"rank {asker} asked for it")
+            # horovodrun signals every rank, and each asks all others.
+            if now() - self._signalled_ns > _FRESH_NS:
+                self._recorder.as_asked(f"rank {asker} asked for it")
         elif wishes & Wish.DUMP_IF_SET and self._failure() is None:
             self._recorder.after_failure(f"rank {asker} reported a stall")
 
     def _dump_everywhere(self) -> None:
         """Runs in a signal handler: takes no lock, and prints past every buffer."""
         path = self._recorder.as_asked("SIGUSR1")
+        self._signalled_ns = now()
         if path is not None:
             os.write(
                 2,

@@ -155,6 +155,7 @@ class Trigger:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._is_set = False
+        self._owner = os.getpid()
 
     def set(self) -> None:
         """Install the handler; does nothing outside the main thread, or when SIGUSR1 is handled already."""
@@ -175,7 +176,8 @@ class Trigger:
             self._is_set = False
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
-        self._call()
+        if os.getpid() == self._owner:  # a forked child, such as a loader's worker, has inherited the handler
+            self._call()
 
 
 def _is_caught(number: signal.Signals) -> bool:

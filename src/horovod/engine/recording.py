@@ -42,7 +42,7 @@ class Recording:
         self._members = members
         self._board = board
         title = f"rank {rank} (pid {os.getpid()} on {os.uname().nodename})"
-        self._events = Events(rank, title, session.since_ns, session.mark_cycles)
+        self._events = Events(rank, title, session.since_ns, self._marks)
         self._last: Record | None = None
         self._open: list[Record] = []
         self._noted: list[tuple[Record, int, int]] = []
@@ -59,6 +59,8 @@ class Recording:
 
     def look(self) -> list[bytes]:
         """Return the events of what is done, and known of all its ranks."""
+        if not (self._noted or self._open or (self._ring and self._ring[-1] is not self._last)):
+            return []
         noted, self._noted = self._noted, []
         for record, key, looks in noted:
             latest, last = self._readiness(record, key)
@@ -86,6 +88,10 @@ class Recording:
         self._noted = []
         return [*events, *self._events.take()]
 
+    def _marks(self, process_set: int) -> bool:
+        """One of the ranks that execute an entry of the log marks it; none when its process set is gone meanwhile."""
+        return self.session.mark_cycles and self._members(process_set)[:1] == (self._rank,)
+
     def _is_within(self, record: Record) -> bool:
         session, sequence = self.session, record[SEQUENCE]
         if not sequence:
@@ -93,16 +99,24 @@ class Recording:
         return bool(sequence > session.begin and not 0 < session.end <= sequence)
 
     def _fresh(self) -> list[Record]:
-        records = list(self._ring)
-        if not records:
-            return records
-        last, self._last = self._last, records[-1]
-        for index in range(len(records) - 1, -1, -1):
-            if records[index] is last:
-                return records[index + 1 :]
-        if len(records) == CAPACITY and records[0][SUBMITTED] > self.session.since_ns:
-            self._events.lost(records[0][SUBMITTED])
-        return records
+        """What was submitted since the last look."""
+        ring, last = self._ring, self._last
+        if not ring or ring[-1] is last:
+            return []
+        # Most looks find a few; to copy the ring would fetch thousands of records into the cache of whoever computes.
+        fresh: list[Record] = []
+        try:
+            for record in reversed(ring):
+                if record is last:
+                    break
+                fresh.append(record)
+            fresh.reverse()
+        except RuntimeError:  # another thread submits at this moment
+            fresh = _after(last, list(ring))
+        self._last = fresh[-1]
+        if len(fresh) == CAPACITY and fresh[0][SUBMITTED] > self.session.since_ns:
+            self._events.lost(fresh[0][SUBMITTED])
+        return fresh
 
     def _readiness(self, record: Record, key: int) -> tuple[int, int]:
         """When the last rank submitted it, and which rank that was."""
@@ -117,6 +131,14 @@ class Recording:
             if at_ns > latest:
                 latest, last = at_ns, member
         return latest, last
+
+
+def _after(last: Record | None, records: list[Record]) -> list[Record]:
+    """The records that follow ``last``; all, if it is not there."""
+    for index in range(len(records) - 1, -1, -1):
+        if records[index] is last:
+            return records[index + 1 :]
+    return records
 
 
 def _key(record: Record) -> int:

@@ -11,25 +11,23 @@ from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
 from horovod.engine import callsite
 from horovod.engine.channel import Channel
-from horovod.engine.handles import Signature
+from horovod.engine.handles import Allocator, Signature
 from horovod.engine.stats import Usage
+from horovod.errors import RequestError
+from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
 from horovod.transports.shm.arena import Arena
 
 __all__ = ["SignatureTable"]
 
-_RIDES = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.BARRIER})
+
+# An attribute of an enum class costs more than a name, in every operation.
+_ALLREDUCE = Kind.ALLREDUCE
 
 
 def dtype_name(buffer: Any) -> str:
     """Return the canonical dtype name of a torch tensor or a numpy array."""
     return str(buffer.dtype).rpartition(".")[2]
-
-
-def address_of(buffer: Any) -> int:
-    """Return the address of a buffer's first byte."""
-    pointer = getattr(buffer, "data_ptr", None)
-    return int(pointer() if pointer is not None else buffer.ctypes.data)
 
 
 class SignatureTable:
@@ -40,20 +38,22 @@ class SignatureTable:
         capacity: how many are remembered; those in flight are never forgotten.
         rank: this rank.
         sets: the process sets.
+        transport: moves the bytes.
     """
 
-    def __init__(self, channel: Channel, capacity: int, rank: int, sets: ProcessSetTable) -> None:
+    def __init__(self, channel: Channel, capacity: int, rank: int, sets: ProcessSetTable, transport: Transport) -> None:
         self._channel = channel
         self._rank = rank
         self._sets = sets
+        self._transport = transport
         self._capacity = capacity
         self._known: dict[Any, Signature] = {}
         self._next = 0
-        self._free: list[int] = []
         self._forgotten: dict[Kind, Usage] = {}
 
     def get(
         self,
+        allocator: Allocator,
         arena: Arena | None,
         frame: FrameType,
         kind: Kind,
@@ -72,28 +72,26 @@ class SignatureTable:
         """Return the signature of a request; see ``Engine.submit`` for the arguments.
 
         Raises:
-            ValueError: the request is wrong by itself.
+            RequestError: the request is wrong by itself.
         """
         code = frame.f_code
-        in_place = kind is Kind.ALLREDUCE and outputs is not None and arena is not None
+        in_place = kind is _ALLREDUCE and outputs is not None and arena is not None
+        how = (op, prescale, postscale, root, splits, process_set, self._sets.version, ranks, device)
         if len(inputs) == 1:
             tensor = inputs[0]
             offset = -1
             if in_place and outputs is not None and outputs[0] is tensor:
                 assert arena is not None
-                offset = arena.offset_of(address_of(tensor))
-            tensors: Any = (tensor.dtype, tensor.shape, offset)
-            offsets = [offset]
+                offset = arena.offset_of(allocator.address(tensor))
+            offsets: tuple[int, ...] = (offset,)
+            key: Any = (kind, name, tensor.dtype, tensor.shape, offset, how, id(code), frame.f_lasti)
         else:
-            offsets = [-1] * len(inputs)
+            offsets = (-1,) * len(inputs)
             if in_place and outputs is not None and all(a is b for a, b in zip(inputs, outputs, strict=True)):
                 assert arena is not None
-                offsets = [arena.offset_of(address_of(tensor)) for tensor in inputs]
+                offsets = tuple(arena.offset_of(allocator.address(tensor)) for tensor in inputs)
             tensors = tuple((t.dtype, t.shape, o) for t, o in zip(inputs, offsets, strict=True))
-        key = (
-            kind, name, tensors, op, prescale, postscale, root, splits, process_set, self._sets.version, ranks,
-            device, id(code), frame.f_lasti
-        )  # fmt: skip
+            key = (kind, name, tensors, how, id(code), frame.f_lasti)
         signature = self._known.get(key)
         if signature is not None:
             return signature
@@ -105,9 +103,9 @@ class SignatureTable:
         members = self._sets.members(process_set) if process_set in self._sets else None
         error = rules.check(request, members, self._rank)
         if error:
-            raise ValueError(f"{error} (at {request.site})")
-        rides = kind in _RIDES and op is not ReduceOp.ADASUM and device == "cpu"
-        signature = self._known[key] = Signature(self._new_id(), request, rides, code)
+            raise RequestError(f"{error} (at {request.site})")
+        rider = self._transport.rider(allocator.kernels, request, len(members or ()))
+        signature = self._known[key] = Signature(self._new_id(), request, rider, code)
         self._channel.declare(signature.id, request)
         return signature
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 
 from horovod.engine.handles import Handle
 
-__all__ = ["all_threads", "handle_waited_for", "main_thread", "render"]
+__all__ = ["all_threads", "handle_waited_for", "main_thread", "render", "without_plumbing"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
 _WAITS = ("horovod.engine.engine", "wait")
-_OWN = "horovod."
+_OWN = "horovod"
+_PLUMBING = (_OWN, "torch")
 _MOST = 40
 _LINE_LENGTH = 160
 
@@ -60,8 +61,9 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
     while frame is not None:
         frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    if not whole:
-        while len(frames) > 1 and frames[0][0].f_globals.get("__name__", "").startswith(_OWN):
+    if frames and not whole and _room(frames[0][0]) == _OWN:
+        # What torch has put around this package's functions says nothing either.
+        while len(frames) > 1 and _room(frames[0][0]) in _PLUMBING:
             del frames[0]
     lines = []
     for inner, number in reversed(frames[:_MOST]):
@@ -73,3 +75,25 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
     if len(frames) > _MOST:
         lines.insert(0, f"... {len(frames) - _MOST} outer frames ...")
     return lines
+
+
+def without_plumbing(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback that ends with the user's line: what follows inside this package and torch is cut off."""
+    entries = []
+    entry = trace
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    while entries and _room(entries[-1].tb_frame) in _PLUMBING:
+        entries.pop()
+    if not entries:
+        return trace
+    short = None
+    for entry in reversed(entries):
+        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return short
+
+
+def _room(frame: FrameType) -> str:
+    """Return the package that the code of ``frame`` belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

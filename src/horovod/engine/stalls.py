@@ -14,13 +14,14 @@ from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
-from horovod.core.stall import Waiting, list_ranks, names
+from horovod.core.stall import Waiting, names
 from horovod.engine.board import Wish
 from horovod.engine.handles import Handle
 from horovod.engine.logs import logger
 from horovod.engine.records import SUBMITTED, now
 from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import StallError
+from horovod.phrases import list_ranks
 
 __all__ = ["StallWatch"]
 
@@ -89,8 +90,9 @@ class StallWatch:
             return
         # What is nearly due goes along: it often has to do with it, and one report is better than two.
         nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
-        companies = {tuple(item.missing) for item in [*news, *nearly]} - self._warned_about
-        companies |= {tuple(item.missing) for item in fatal}
+        companies = {tuple(item.missing) for item in [*news, *nearly, *fatal]}
+        if not fatal:  # the last report is the one that everybody reads: it is whole
+            companies -= self._warned_about
         told = [item for item in waiting if tuple(item.missing) in companies]
         if not self._asked:
             self._asked = True

@@ -1,15 +1,17 @@
 """The timeline: every rank turns the records of its operations into trace events, and rank 0 writes them all.
 
-While a recording is under way each rank has a thread that looks at the ring of records fifty times a second; so an
-operation itself takes the same way with and without a recording. Rank 0 collects the events of the others from their
-rings on the board.
+While a recording is under way each rank has a thread that looks at the ring of records 25 times a second; so an
+operation itself takes the same way with and without a recording. All ranks look at the same moments, by the clock that
+they share: first each notes when it submitted what is done, a little later it knows when the others did, and makes
+events. Rank 0 comes last, collects the events of the others from their rings on the board, and writes them all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from horovod.engine.board import Board, Session, Wish
@@ -21,8 +23,9 @@ from horovod.timeline.file import TraceFile
 
 __all__ = ["Tracer"]
 
-_LOOK_S = 0.02
-_LOOK_AGAIN_S = 0.01
+_PERIOD_NS = 40_000_000
+#: When a rank looks again in the same period, if it has noted anything: rank 0 after the others.
+_AGAIN_S, _LAST_AGAIN_S = 0.008, 0.015
 _MOMENT_S = 0.001
 #: How long ranks wait for each other at the end.
 _END_S = 2.0
@@ -37,6 +40,7 @@ class _Keeper:
 
     Args:
         recording: the recording.
+        again_s: after how many seconds it looks again, if it has noted anything.
         turn: called at each look, with the events since the last one; returns whether to go on.
         conclude: called at the end, with the last events.
     """
@@ -44,28 +48,41 @@ class _Keeper:
     def __init__(
         self,
         recording: Recording,
+        again_s: float,
         turn: Callable[[Recording, list[bytes]], bool],
         conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
         self.recording = recording
+        self._again_s = again_s
         self._turn = turn
         self._conclude = conclude
-        self._leaving = threading.Event()
+        self._is_leaving = False
+        # A bare lock: to wait for an Event takes Python code, at every look.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._thread = threading.Thread(target=self._run, name="horovod-timeline", daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        """Let the thread look now."""
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._bell.release()
+
     def end(self) -> None:
         """Let the thread conclude, and wait for it."""
-        self._leaving.set()
+        self._is_leaving = True
+        self.wake()
         self._thread.join(2 * _END_S)
 
     def _run(self) -> None:
         recording = self.recording
-        pause_s = _LOOK_S
-        while not self._leaving.wait(pause_s):
-            if not self._turn(recording, recording.look()):
+        again = False
+        while True:
+            pause_s = self._again_s if again else (_PERIOD_NS - now() % _PERIOD_NS) / 1e9
+            self._bell.acquire(timeout=pause_s)
+            if self._is_leaving or not self._turn(recording, recording.look()):
                 break
-            pause_s = _LOOK_AGAIN_S if recording.is_hungry else _LOOK_S
+            again = recording.is_hungry and not again
         self._conclude(recording, recording.last_look())
 
 
@@ -153,6 +170,7 @@ class Tracer:
                 self._begin(session, self._send_all, self._conclude)
             elif self._keeper is not None:
                 self._keeper.recording.session = session
+                self._keeper.wake()
 
     def close(self) -> None:
         """Tell what is left to tell: this rank leaves the job."""
@@ -171,7 +189,8 @@ class Tracer:
         conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
         self._number = session.number
-        self._keeper = _Keeper(Recording(self._rank, self._ring, session, self._members, self._board), turn, conclude)
+        recording = Recording(self._rank, self._ring, session, self._members, self._board)
+        self._keeper = _Keeper(recording, _AGAIN_S if self._rank else _LAST_AGAIN_S, turn, conclude)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
 
@@ -186,8 +205,8 @@ class Tracer:
             if data:
                 self._write(data.split(_SEPARATOR)[:-1])
 
-    def _write(self, events: Iterable[bytes]) -> None:
-        if self._file is None:
+    def _write(self, events: Sequence[bytes]) -> None:
+        if self._file is None or not events:
             return
         try:
             self._file.append(events)

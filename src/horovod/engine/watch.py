@@ -18,8 +18,8 @@ __all__ = ["Peers"]
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 1 << 3
-# The code is known once the parent has collected it.
-_COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.005
+# The code is known once the parent has collected it, which it does at once if the machine lets it.
+_COLLECT_TRIES, _COLLECT_PAUSE_S = 100, 0.005
 
 
 class Peers:
@@ -77,12 +77,14 @@ class Peers:
 
         Args:
             rank: the one that is gone.
-            why: what it said itself, if it failed.
+            why: what it said itself, if it failed; if it left, the whole sentence.
         """
         who = self.describe(rank)
         state = self._control.state_of(rank)
         if state is State.FAILED:
             return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"
+        if state is State.LEFT and why:
+            return why
         if state is State.LEFT or not self.is_dead(rank):
             return f"{who} has left the job: it called hvd.shutdown() or ended its script"
         code = self._exit_code(rank)

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
-from horovod.core.stall import Waiting, circle, list_ranks, who_waits_for_whom
+from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
 from horovod.engine.board import Wish
 from horovod.engine.inquiry import PATIENCE_S, Inquiry, Situation
 from horovod.engine.records import now
+from horovod.phrases import list_ranks
 
 __all__ = ["Vitals", "Whereabouts", "vitals"]
 
@@ -149,5 +150,5 @@ def _circle(waits: Mapping[int, Waiting], blocked: Mapping[int, Request]) -> lis
     ]
     return [
         f"They wait for each other, and will for ever: {'; '.join(links)}.",
-        f"{_INDENT}Call these in one order on all ranks, or begin them with the _async form before waiting for any.",
+        f"{_INDENT}{BREAK_CIRCLE}",
     ]
