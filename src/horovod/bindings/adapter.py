@@ -47,6 +47,9 @@ class Adapter(Protocol):
             ValueError: it is one that cannot be sent, such as a sparse one.
         """
 
+    def address(self, buffer: Buffer) -> int:
+        """Return the address of a buffer's first byte."""
+
     def device(self, tensor: Any) -> str:
         """Return ``cpu``, or the framework's name of the device."""
 

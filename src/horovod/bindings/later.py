@@ -1,11 +1,12 @@
-"""Names of Horovod that this version does not have yet, and the feature each of them belongs to.
+"""Names of Horovod that this version does not have, and the feature each of them belongs to.
 
-Whoever asks for one is told so, instead of "has no attribute".
+Whoever asks for one is told so, instead of "has no attribute" or "no module named". Each module among them is a
+file that raises ImportError, so that scripts that try an import and go on without it keep working.
 """
 
 from __future__ import annotations
 
-__all__ = ["LATER", "explain"]
+__all__ = ["LATER", "NOT_PLANNED", "explain"]
 
 _ELASTIC = "elastic jobs, which go on when hosts come and go"
 
@@ -13,6 +14,15 @@ _ELASTIC = "elastic jobs, which go on when hosts come and go"
 LATER: dict[str, str] = {
     "common.elastic": _ELASTIC,
     "torch.elastic": _ELASTIC,
+    "tensorflow": "the TensorFlow binding",
+    "keras": "the Keras binding",
+    "jax": "the JAX binding",
+}
+
+NOT_PLANNED: dict[str, str] = {
+    "mxnet": "MXNet, which is retired",
+    "ray": "Ray",
+    "spark": "Apache Spark",
 }
 
 
@@ -22,7 +32,8 @@ def explain(name: str) -> str:
     Args:
         name: without the leading ``horovod.``.
     """
-    feature = LATER.get(name)
-    if feature is None:
-        return ""
-    return f"horovod.{name} belongs to {feature}: a later version of khorovod will have it, this one does not"
+    if name in LATER:
+        return f"horovod.{name} belongs to {LATER[name]}: a later version of khorovod will have it, this one does not"
+    if name in NOT_PLANNED:
+        return f"horovod.{name} belongs to {NOT_PLANNED[name]}: khorovod does not have it"
+    return ""

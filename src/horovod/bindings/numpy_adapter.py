@@ -24,6 +24,10 @@ class NumpyAdapter:
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
         return tensor if tensor.flags.c_contiguous else None
 
+    def address(self, buffer: Array) -> int:
+        """Return the address of an array's first byte."""
+        return buffer.ctypes.data
+
     def device(self, tensor: Array) -> str:
         """Return ``cpu``."""
         return "cpu"

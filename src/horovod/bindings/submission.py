@@ -21,13 +21,25 @@ __all__ = ["Submission", "id_of"]
 _engine = context.engine
 
 
+# A request's name begins with it; to ask an enum for its name costs more than to look it up.
+_PREFIXES = {kind: f"{kind.name.lower()}." for kind in Kind}
+
+
 class _Ticket(NamedTuple):
-    """A handle, and what its outputs mean to the caller."""
+    """A handle, and what its outputs mean to the caller.
+
+    Attributes:
+        handle: of the engine.
+        many: whether the caller gets several tensors.
+        targets: the caller's tensors, for an operation in place.
+        copies: those of them that are not contiguous, each with what is to be written back to it.
+        stage: for tensors of a device.
+    """
 
     handle: Handle
     many: bool
     targets: Sequence[Any] | None
-    copies: Sequence[Any] | None
+    copies: Sequence[tuple[Any, Any]] = ()
     stage: Stage | None = None
 
 
@@ -137,16 +149,31 @@ class Submission:
         how["device"] = adapter.device(tensors[0]) if len(tensors) else "cpu"
         if how["device"] != "cpu":
             return self._submit_staged(kind, name, tensors, targets, process_set, many, kick, how)
-        inputs = []
+        inputs, copies = [], []
         for tensor in tensors:
             buffer = adapter.buffer(tensor)
-            inputs.append(adapter.contiguous(tensor) if buffer is None else buffer)
-        wire_name = f"{kind.name.lower()}.{name}" if name else None
+            if buffer is None:
+                buffer = adapter.contiguous(tensor)
+                copies.append((tensor, buffer))
+            inputs.append(buffer)
+        if targets is not None and len(inputs) > 1:
+            self._part(inputs)
+        wire_name = f"{_PREFIXES[kind]}{name}" if name else None
         outputs = inputs if targets is not None else None
         handle = engine.submit(
             adapter, kind, wire_name, inputs, outputs, process_set=id_of(process_set), depth=3, kick=kick, **how
         )
-        return _Ticket(handle, many, targets, inputs if targets is not None else None)
+        # A list of the caller's may be another one by the time the operation is done.
+        return _Ticket(handle, many, None) if targets is None else _Ticket(handle, many, tuple(targets), copies)
+
+    def _part(self, inputs: list[Any]) -> None:
+        """Give what a group in place names again, such as tied weights, memory of its own: its result is the same."""
+        seen = set()
+        for index, buffer in enumerate(inputs):
+            key = (self.adapter.address(buffer), buffer.shape, buffer.dtype)
+            if key in seen:
+                inputs[index] = self.adapter.contiguous(buffer)
+            seen.add(key)
 
     def _submit_staged(
         self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
@@ -158,21 +185,20 @@ class Submission:
             raise RuntimeError(f"tensors of one group must be on one device, received {how['device']} and {others[0]}")
         stage = adapter.stage(tensors, targets)
         outputs = stage.hosts if kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
-        wire_name = f"{kind.name.lower()}.{name}" if name else None
+        wire_name = f"{_PREFIXES[kind]}{name}" if name else None
         handle = _engine().submit(
             adapter, kind, wire_name, stage.hosts, outputs, process_set=id_of(process_set), passage=stage, depth=4,
             kick=kick, **how,
         )  # fmt: skip
-        return _Ticket(handle, many, targets, None, stage)
+        return _Ticket(handle, many, targets, stage=stage)
 
     def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
         if ticket.stage is not None:
             return list(ticket.stage.collect())
-        if ticket.targets is None or ticket.copies is None:
+        if ticket.targets is None:
             return list(outputs)
-        for target, copy in zip(ticket.targets, ticket.copies, strict=True):
-            if self.adapter.buffer(target) is None:
-                self.adapter.write_back(target, copy)
+        for target, copy in ticket.copies:
+            self.adapter.write_back(target, copy)
         return list(ticket.targets)
 
 

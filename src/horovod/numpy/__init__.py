@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.bindings.collectives import Adasum, Average, Collectives, Max, Min, Product, Sum
+from horovod.bindings.collectives import Collectives
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import (
     ProcessSet,
@@ -10,6 +10,7 @@ from horovod.bindings.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
 from horovod.errors import HorovodInternalError
 
 _collectives = Collectives(NumpyAdapter())

@@ -1,0 +1,242 @@
+"""The reductions of Horovod's API, written once over an ``Adapter``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.submission import Submission, id_of
+from horovod.core.requests import Kind, ReduceOp
+from horovod.engine import context
+from horovod.errors import RequestError
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reductions", "Sum", "resolve_op"]
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+_engine = context.engine
+
+
+def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
+    """Return the reduction that ``op`` and Horovod's older ``average`` ask for.
+
+    Raises:
+        ValueError: both are given, or ``op`` is none of the reductions.
+    """
+    if average is None:
+        if op is None:
+            return ReduceOp.AVERAGE
+        if type(op) is ReduceOp:
+            return op
+        try:
+            return ReduceOp(op)
+        except ValueError:
+            raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}") from None
+    if op is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+    return ReduceOp.AVERAGE if average else ReduceOp.SUM
+
+
+class Reductions(Submission):
+    """Allreduce and reducescatter: what combines the tensors of all ranks.
+
+    Args:
+        adapter: the framework.
+    """
+
+    # -- allreduce -----------------------------------------------------------------------------------------------
+
+    def allreduce_async(
+        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> int:  # fmt: skip
+        """Begin an allreduce into a new tensor; ``synchronize`` returns it. See ``allreduce``."""
+        how = resolve_op(op, average)
+        return self._start(
+            Kind.ALLREDUCE, name, [tensor], None, process_set, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def allreduce_async_(
+        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> int:  # fmt: skip
+        """Begin an allreduce in place; ``synchronize`` returns ``tensor``. See ``allreduce``."""
+        how = resolve_op(op, average)
+        return self._start(
+            Kind.ALLREDUCE, name, [tensor], [tensor], process_set, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def allreduce(
+        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> Any:  # fmt: skip
+        """Combine a tensor over all ranks, element by element, into a new one.
+
+        Args:
+            tensor: same shape and dtype on every rank; is not changed.
+            average: deprecated; ``op=Average`` or ``op=Sum`` instead.
+            name: key of the match; ``None`` matches in the order of the calls.
+            op: Average (the default), Sum, Min, Max or Product.
+            prescale_factor: multiplies the tensor before it is combined.
+            postscale_factor: multiplies the result.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        how = resolve_op(op, average)
+        return self._allreduce_now(tensor, False, name, how, prescale_factor, postscale_factor, process_set)
+
+    def allreduce_(
+        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> Any:  # fmt: skip
+        """Combine a tensor over all ranks, in place. See ``allreduce``."""
+        how = resolve_op(op, average)
+        return self._allreduce_now(tensor, True, name, how, prescale_factor, postscale_factor, process_set)
+
+    def _allreduce_now(
+        self, tensor: Any, in_place: bool, name: str | None, op: ReduceOp, prescale: float, postscale: float,
+        process_set: ProcessSet,
+    ) -> Any:  # fmt: skip
+        buffer = self.adapter.buffer(tensor)
+        if buffer is None:
+            targets = [tensor] if in_place else None
+            return self._run(
+                Kind.ALLREDUCE, name, [tensor], targets, process_set, op=op, prescale=prescale, postscale=postscale
+            )[0]
+        # The hot path of small tensors: nothing but what has to be done.
+        engine = _engine()
+        buffers = (buffer,)
+        handle = engine.submit(
+            self.adapter, Kind.ALLREDUCE, f"allreduce.{name}" if name else None, buffers,
+            buffers if in_place else None, op=op, prescale=prescale, postscale=postscale,
+            process_set=id_of(process_set), depth=2, kick=False,
+        )  # fmt: skip
+        outputs = engine.wait(handle)
+        return tensor if in_place else outputs[0]
+
+    def grouped_allreduce_async(
+        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> int:  # fmt: skip
+        """Begin an allreduce of several tensors as one operation, for ``synchronize``. See ``grouped_allreduce``."""
+        how = resolve_op(op, average)
+        return self._start(
+            Kind.ALLREDUCE, name, tensors, None, process_set, many=True, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def grouped_allreduce_async_(
+        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> int:  # fmt: skip
+        """Begin an allreduce of several tensors in place, as one operation. See ``grouped_allreduce``."""
+        how = resolve_op(op, average)
+        return self._start(
+            Kind.ALLREDUCE, name, tensors, tensors, process_set, many=True, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def grouped_allreduce(
+        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> list[Any]:  # fmt: skip
+        """Combine several tensors as one operation. See ``allreduce``."""
+        how = resolve_op(op, average)
+        return self._run(
+            Kind.ALLREDUCE, name, tensors, None, process_set, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def grouped_allreduce_(
+        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    ) -> list[Any]:  # fmt: skip
+        """Combine several tensors in place, as one operation. See ``grouped_allreduce``."""
+        how = resolve_op(op, average)
+        return self._run(
+            Kind.ALLREDUCE, name, tensors, tensors, process_set, op=how, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    # -- reducescatter -------------------------------------------------------------------------------------------
+
+    def reducescatter_async(
+        self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    ) -> int:  # fmt: skip
+        """Begin a reducescatter. See ``reducescatter``."""
+        return self._start(
+            Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+    def reducescatter(
+        self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    ) -> Any:  # fmt: skip
+        """Combine a tensor over all ranks and return this rank's rows of the result.
+
+        Args:
+            tensor: same shape and dtype on every rank; of an uneven number of rows the first ranks get one more.
+            name: key of the match; ``None`` matches in the order of the calls.
+            op: Average (the default), Sum, Min, Max or Product.
+            process_set: ranks that take part; this rank must be one of them.
+            prescale_factor: multiplies the tensor before it is combined.
+            postscale_factor: multiplies the result.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        return self._run(
+            Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
+            postscale=postscale_factor,
+        )[0]  # fmt: skip
+
+    def grouped_reducescatter_async(
+        self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
+        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    ) -> int:  # fmt: skip
+        """Begin a reducescatter of several tensors as one operation. See ``grouped_reducescatter``."""
+        return self._start(
+            Kind.REDUCESCATTER, name, tensors, None, process_set, many=True, op=_scatter_op(op),
+            prescale=prescale_factor, postscale=postscale_factor,
+        )  # fmt: skip
+
+    def grouped_reducescatter(
+        self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
+        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    ) -> list[Any]:  # fmt: skip
+        """Combine several tensors and return this rank's rows of each, as one operation. See ``reducescatter``."""
+        return self._run(
+            Kind.REDUCESCATTER, name, tensors, None, process_set, op=_scatter_op(op), prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
+
+
+def _scatter_op(op: int) -> ReduceOp:
+    how = resolve_op(op, None)
+    if how is ReduceOp.ADASUM:
+        raise RequestError("reducescatter takes Average, Sum, Min, Max or Product, received Adasum")
+    return how
