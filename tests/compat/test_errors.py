@@ -121,6 +121,29 @@ def test_wrong_call_is_a_value_error(told: list[dict[str, str]], case: str) -> N
     assert all(WRONG[case][1] in one[case] for one in told), told[0][case]
 
 
+def also_internal() -> list[str]:
+    """What Horovod raises as HorovodInternalError, and as ValueError; scripts catch either."""
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.allgather(torch.tensor(1.0)),
+        lambda: hvd.reducescatter(torch.tensor(1.0)),
+        lambda: hvd.reducescatter(rows(4), op=hvd.Adasum),
+        lambda: hvd.grouped_reducescatter([rows(4)], op=hvd.Adasum),
+        lambda: hvd.alltoall(rows(9), [9, 9, 9]),
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            call()
+        found.append(type(caught.value).__name__)
+        assert isinstance(caught.value, ValueError)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_wrong_operation_is_both_of_horovods_errors(ranks: int) -> None:
+    assert run_ranks(ranks, also_internal) == [["RequestError"] * 5] * ranks
+
+
 def named_twice(name: str) -> tuple[int, bool]:
     call = {
         "allreduce": lambda tensor: hvd.allreduce_async(tensor, name="twice"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -158,8 +157,6 @@ def fails() -> None:
 
 
 def test_an_exception_inside_a_block_ends_the_job_and_hides_nothing() -> None:
-    started = time.monotonic()
     outcomes = Ranks(2, fails).outcomes()
     assert isinstance(outcomes[1].error, KeyError)
     assert isinstance(outcomes[0].error, hvd.HorovodInternalError)
-    assert time.monotonic() - started < 30

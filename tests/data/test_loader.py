@@ -50,7 +50,7 @@ def test_works_ahead_of_the_loop() -> None:
     loader = AsyncNumbers(async_loader_queue_size=2, count=10)
     batches = iter(loader)
     assert next(batches) == 0
-    assert loader.made_enough.wait(timeout=30)
+    assert loader.made_enough.wait(timeout=300)
     batches.close()
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from horovod.errors import NotInitializedError
+from horovod.errors import NotInitializedError, RequestError
+from horovod.torch.adapter import TorchAdapter
 
 
 @pytest.fixture
@@ -40,14 +41,24 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
         ({"named_parameters": [("a", torch.zeros(1))]}, "Received no name for 4"),
         ({"groups": -1}, "groups must be a number"),
         ({"groups": "two"}, "groups must be a number"),
+        ({"groups": [torch.zeros(2)]}, "a list of lists of parameters"),
+        ({"groups": [net().parameters()]}, "a list of lists of parameters"),
         ({"groups": [["weight"]]}, "groups must hold parameters. Received: str"),
-        ({"op": 77}, "77"),
+        ({"op": 77}, "op must be Average, Sum, Adasum, Min, Max or Product, received 77"),
+        ({"op": "avg"}, "op must be Average"),
+        ({"compression": torch.float16}, "such as hvd.Compression.fp16. Received: torch.float16"),
     ],
     ids=str,
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         hvd.DistributedOptimizer(sgd(net()), **options)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_model_is_no_optimizer() -> None:
+    with pytest.raises(RequestError, match=rf"such as torch.optim.SGD.* Received: Sequential \(at {__file__}:"):
+        hvd.DistributedOptimizer(net())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("alone")
@@ -150,6 +161,20 @@ def test_a_copy_is_a_plain_optimizer() -> None:
 def test_what_is_no_tensor_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=r"expected a torch.Tensor, received float"):
         getattr(hvd, name)(0.5)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_fails_on_one_rank_alone_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = hvd.allreduce_async(torch.full((2,), 1.0))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(TorchAdapter, "empty", _no_memory)
+        hvd.synchronize(waiting)
+    for number in range(3):
+        assert hvd.allreduce(torch.full((2,), float(number))).tolist() == [number, number]
+
+
+def _no_memory(*_: Any) -> Any:
+    raise MemoryError
 
 
 @pytest.mark.usefixtures("alone")

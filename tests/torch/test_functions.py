@@ -11,6 +11,7 @@ import torch
 from harness import Ranks, run_ranks
 
 import horovod.torch as hvd
+from horovod.errors import RequestError
 
 
 def net(seed: int) -> torch.nn.Module:
@@ -55,6 +56,7 @@ def test_parameters_of_a_process_set() -> None:
     [
         (torch.zeros(3), "Received: Tensor"),
         (5, "Received: int"),
+        (torch.nn.Sequential(), "Received: Sequential; pass its state_dict"),
         ([("a", 5)], "'a': int"),
         ([("a", 5, 6)], "tuple of 3"),
         ({"a": "text"}, "'a': str"),
@@ -62,8 +64,9 @@ def test_parameters_of_a_process_set() -> None:
     ids=str,
 )
 def test_what_is_no_tensor_is_refused(params: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(RequestError, match=text) as caught:
         hvd.broadcast_parameters(params, 0)
+    assert f"(at {__file__}:" in str(caught.value)
 
 
 class Counting(torch.optim.Optimizer):
@@ -118,7 +121,7 @@ def optimizer_state(name: str, who: list[int], distributed: bool) -> Any:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     hvd.broadcast_optimizer_state(optimizer, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
     return plain(optimizer.state_dict())
 
 
@@ -128,6 +131,37 @@ def test_optimizer_state_becomes_that_of_the_root_without_a_step(name: str, who:
     first, second = run_ranks(2, optimizer_state, name, who, name == "momentum")
     assert first == second
     assert bool(first["state"]) == (0 in who and name != "sgd")
+
+
+def missing_gradients() -> None:
+    """What a script finds after ``broadcast_optimizer_state`` of an optimizer that has not stepped yet."""
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model[2].bias.requires_grad_(False)
+    model[2].weight.grad = torch.full((1, 2), 7.0)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, 0, model=model)
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert not optimizer.state
+    assert model[0].weight.grad.layout is torch.sparse_coo
+    assert torch.equal(hvd.broadcast(model[1].weight.grad, 0), torch.zeros(2, 3))
+    assert model[2].bias.grad is None
+    assert model[2].weight.grad.tolist() == [[7.0, 7.0]]
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    adam = torch.optim.SparseAdam(list(embedding.parameters()))
+    hvd.broadcast_optimizer_state(adam, 0)
+    embedding(torch.tensor([1])).sum().backward()  # with no zero_grad before it
+    adam.step()
+    hvd.broadcast_optimizer_state(adam, 0)
+    adam.zero_grad()
+    hvd.broadcast_optimizer_state(adam, 0)
+    assert embedding.weight.grad is None  # only where there was no state
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_missing_gradients_become_zeros_before_the_first_step(ranks: int) -> None:
+    run_ranks(ranks, missing_gradients)
 
 
 def keeps_tensors() -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
+from collections import OrderedDict
 from typing import Any
 
+import pytest
 import torch
 from harness import Ranks, run_ranks
 
@@ -55,6 +58,7 @@ def test_more_backward_passes_than_announced_are_an_error() -> None:
     for text in run_ranks(2, too_many_passes):
         assert "came 3 times" in text
         assert "backward_passes_per_step is 2" in text
+        assert "Call optimizer.step() after every 2 backward passes; or" in text
 
 
 def fewer_passes() -> list[float]:
@@ -77,10 +81,10 @@ def test_a_step_may_come_after_fewer_passes() -> None:
     assert run_ranks(2, fewer_passes) == [[-10.5, -10.5]] * 2
 
 
-def early_zero_grad() -> str:
+def early_zero_grad(steps: int) -> str:
     net = linear()
     optimizer = wrapped(net)
-    train(net, optimizer)
+    train(net, optimizer, steps)
     net(rows()).sum().backward()
     text = ""
     try:
@@ -91,8 +95,50 @@ def early_zero_grad() -> str:
     return text
 
 
-def test_zero_grad_while_gradients_travel_is_an_error() -> None:
-    assert all("optimizer.zero_grad() was called" in text for text in run_ranks(2, early_zero_grad))
+@pytest.mark.parametrize("steps", [0, 2])
+def test_zero_grad_before_the_step_is_an_error(steps: int) -> None:
+    for rank, text in enumerate(run_ranks(2, early_zero_grad, steps)):
+        assert "optimizer.zero_grad() was called" in text
+        assert f"(rank {rank}, at {__file__}:" in text
+
+
+def zero_grad_after_the_job() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    train(net, optimizer)
+    net(rows()).sum().backward()
+    hvd.shutdown()
+    optimizer.zero_grad()
+    return net.weight.grad is None
+
+
+def test_after_the_job_nobody_counts_on_gradients() -> None:
+    assert run_ranks(2, zero_grad_after_the_job) == [True] * 2
+
+
+def skips_too_early(steps: int) -> tuple[str, bool]:
+    net = linear()
+    optimizer = wrapped(net)
+    train(net, optimizer, steps)
+    net(rows()).sum().backward()
+    with optimizer.skip_synchronize():
+        try:
+            optimizer.step()
+        except AssertionError as error:
+            text = str(error)
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return text, same_on_all_ranks(net)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_step_with_gradients_of_one_rank_is_an_error(steps: int) -> None:
+    for rank, (text, same) in enumerate(run_ranks(2, skips_too_early, steps)):
+        assert "inside optimizer.skip_synchronize() with gradients of this rank alone" in text
+        assert f"(rank {rank}, at {__file__}:" in text
+        assert "Call optimizer.synchronize() after loss.backward()" in text
+        assert same
 
 
 def grows() -> bool:
@@ -192,7 +238,8 @@ def wrapped_again() -> tuple[bool, str]:
 def test_the_newest_optimizer_of_a_model_counts_and_hooks_go_with_it() -> None:
     for same, text in run_ranks(2, wrapped_again):
         assert same
-        assert "made later" in text
+        assert "was taken over by another DistributedOptimizer at " in text
+        assert text.count(__file__) == 2
 
 
 def part_of_the_ranks() -> tuple[list[float], list[float]]:
@@ -225,13 +272,60 @@ def test_an_unregistered_process_set_is_refused() -> None:
     assert all("is not registered" in text for text in run_ranks(2, unregistered))
 
 
-def different_models() -> None:
-    net = torch.nn.Linear(3, 2 + hvd.rank()).double()
+def different_models(kind: str) -> None:
+    odd = hvd.rank() % 2
+    net = torch.nn.Sequential(linear(), torch.nn.Linear(2, 2 + odd * (kind == "shape"), bias=odd == 0).double())
+    if kind == "name":
+        net = torch.nn.Sequential(OrderedDict({"a" + "b" * odd: linear()}))
     train(net, wrapped(net), 1)
 
 
-def test_different_models_are_an_error_on_every_rank() -> None:
-    for outcome in Ranks(2, different_models).outcomes():
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "shape",
+            "number 3 of 4:\n  ranks 0, 2: 1.weight, float64, shape (2, 2), strides (2, 1)\n"
+            "  rank 1: 1.weight, float64, shape (3, 2), strides (2, 1)\n",
+        ),
+        ("count", "number 4 of 4:\n  ranks 0, 2: 1.bias, float64, shape (2,), strides (1,)\n  rank 1: none\n"),
+        ("name", "number 1 of 2:\n  ranks 0, 2: a.weight, float64, shape (2, 3), strides (3, 1)\n  rank 1: ab.weight,"),
+    ],
+)
+def test_different_models_are_an_error_on_every_rank(kind: str, said: str) -> None:
+    for outcome in Ranks(3, different_models, [kind]).outcomes():
         assert isinstance(outcome.error, MismatchError)
-        assert "rank 0: 2 parameters" in str(outcome.error)
-        assert "rank 1: 2 parameters" in str(outcome.error)
+        assert f"The first that differs is {said}" in str(outcome.error)
+
+
+def begins_somewhere(kind: str) -> list[str]:
+    torch.manual_seed(0 if kind == "equal" else hvd.rank())
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(3, 1), torch.nn.PReLU(2))
+    net = net.to({"half": torch.bfloat16, "complex": torch.complex64}.get(kind, torch.float32))
+    net[0].to(memory_format=torch.channels_last)
+    parameters = list(net[:3].named_parameters())
+    if kind == "broadcast":
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), list(net.named_parameters()))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod").addHandler(handler)
+    for _ in range(3):
+        optimizer.zero_grad()
+        # The last layer never works: what the ranks have not agreed on is asked about in every step.
+        net[:3](torch.ones(1, 2, 3, 3, dtype=parameters[0][1].dtype)).abs().sum().backward()
+        optimizer.step()
+    return said
+
+
+@pytest.mark.parametrize("kind", ["float", "half", "complex", "broadcast", "equal"])
+def test_a_forgotten_broadcast_is_a_warning(kind: str) -> None:
+    first, second = run_ranks(2, begins_somewhere, kind)
+    assert second == []
+    if kind in ("broadcast", "equal"):
+        assert first == []
+        return
+    [warning] = first
+    assert "the ranks train different models: 0.weight, 0.bias, 2.weight and 1 more" in warning
+    assert "on rank 1. Call hvd.broadcast_parameters(model.state_dict(), root_rank=0)" in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sysconfig
 import warnings
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from horovod.bindings.later import explain
 from horovod.errors import HorovodVersionMismatchError
 
 __all__ = [
@@ -35,6 +37,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+# Private in Horovod as well, and used outside of it all the same.
+_cache = functools.cache
+
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "numpy": "numpy"}
 
 
@@ -75,10 +81,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def _part_exists(name: str) -> bool:
-    try:
-        return find_spec(f"horovod.{name}") is not None
-    except ImportError:
-        return False
+    return not explain(name) and find_spec(f"horovod.{name}") is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:

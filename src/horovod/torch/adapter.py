@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from horovod.torch.inference import ordinary
+from horovod.torch.pages import prefer_large_pages
 from horovod.torch.staging import Stage
 from horovod.transports.kernels_torch import DTYPES
 
@@ -18,6 +20,7 @@ class TorchAdapter:
 
     name = "torch"
     kernels = "torch"
+    address = staticmethod(torch.Tensor.data_ptr)
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
         """Return the tensor without its history, if it is contiguous and on the host."""
@@ -30,6 +33,8 @@ class TorchAdapter:
             )
         if not tensor.is_contiguous() or not tensor.is_cpu:
             return None
+        if tensor.is_inference():
+            return ordinary(tensor)
         return tensor.detach() if tensor.requires_grad else tensor
 
     def device(self, tensor: torch.Tensor) -> str:
@@ -45,22 +50,30 @@ class TorchAdapter:
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous copy."""
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+        with torch.inference_mode(False):
+            return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def write_back(self, tensor: torch.Tensor, buffer: torch.Tensor) -> None:
         """Copy ``buffer`` over ``tensor``."""
-        tensor.detach().copy_(buffer)
+        ordinary(tensor).copy_(buffer)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> torch.Tensor:
         """Return an uninitialised tensor on the device of ``like``."""
-        return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.empty(shape, dtype, like)
+        tensor = torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
+        if tensor.is_cpu:
+            prefer_large_pages(tensor)
+        return tensor
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Return a tensor over a buffer."""
         count = 1
         for dim in shape:
             count *= dim
-        return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).view(shape)
+        with torch.inference_mode(False):
+            return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).view(shape)
 
     def dtype_name(self, dtype: Any) -> str:
         """Return the canonical name of a dtype; torch's default one for None."""
@@ -71,7 +84,7 @@ class TorchAdapter:
     def splits(self, splits: Any) -> tuple[int, ...]:
         """Return splits as numbers."""
         allowed = (torch.int32,) if isinstance(splits, torch.Tensor) else (torch.int32, torch.int64)
-        tensor = torch.as_tensor(splits)
+        tensor = splits if isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
         if (tensor.numel() and tensor.dtype not in allowed) or tensor.dim() != 1:
             raise ValueError(
                 "splits must be a one-dimensional int32 tensor or a sequence of integers. "
@@ -81,4 +94,4 @@ class TorchAdapter:
 
     def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:
         """Return received splits as an int32 tensor."""
-        return torch.tensor(splits, dtype=torch.int32)
+        return torch.tensor(splits, dtype=torch.int32, device="cpu")

@@ -11,6 +11,7 @@ import torch
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.buckets import Settings
+from horovod.torch.misuse import out_of_turn
 from horovod.torch.parameters import Named, trained
 from horovod.torch.runtime import comm
 
@@ -44,9 +45,12 @@ class AdasumMembers:
         """Refuse.
 
         Raises:
-            AssertionError: always; a step without the other ranks makes no sense here.
+            OptimizerUseError: always; a step without the other ranks makes no sense here.
         """
-        raise AssertionError("skip_synchronize() is not supported with op=Adasum, whose steps are combined in step()")
+        raise out_of_turn(
+            "optimizer.skip_synchronize() was called with op=Adasum, which combines the ranks' steps in step()",
+            "Change this rank's gradients before optimizer.step(), without skip_synchronize() and synchronize().",
+        )
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Step locally, and move the parameters by the Adasum of all ranks' steps.

@@ -16,7 +16,9 @@ from horovod.bindings.buckets import BucketLayout
 from horovod.bindings.compression import CastCompressor
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
+from horovod.phrases import few
 from horovod.torch.compression import Compressor, NoneCompressor
+from horovod.torch.misuse import out_of_turn
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
 
@@ -173,7 +175,7 @@ class Bucket:
                 view.zero_()
                 self._missing.append(index)
             flags.append(self._present if present else self._absent)
-        self._flags.copy_(torch.tensor(flags, dtype=self._flags.dtype))
+        self._flags.copy_(torch.tensor(flags, dtype=self._flags.dtype, device=self._flags.device))
         self._start()
 
     def _start(self) -> None:
@@ -187,7 +189,7 @@ class Bucket:
         """Wait for the reduction; give gradients to parameters that had none here but had one elsewhere.
 
         Raises:
-            RuntimeError: a gradient was changed or replaced while it was being reduced.
+            OptimizerUseError: a gradient was changed or replaced while it was being reduced.
         """
         handle, self.handle = self.handle, None
         changed = self._changed_in_flight()
@@ -195,10 +197,10 @@ class Bucket:
         if handle is not None:
             comm.synchronize(handle)
         if changed:
-            raise RuntimeError(
-                f"the gradient of {changed} was changed after backward() had handed it to the other ranks. To clip "
-                "or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
-                "`with optimizer.skip_synchronize():`"
+            raise out_of_turn(
+                f"the gradient of {changed} was changed after backward() had handed it to the other ranks",
+                "To clip or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
+                "`with optimizer.skip_synchronize():`.",
             )
         if self._wire is not self._buffer:
             self._buffer.copy_(self._wire)
@@ -214,7 +216,7 @@ class Bucket:
     def _changed_in_flight(self) -> str:
         """Name the parameters whose gradient somebody touched since ``submit``."""
         if self._buffer._version != self._version:
-            return f"one of {', '.join(slot.name for slot in self.slots)}"
+            return f"one of {few([slot.name for slot in self.slots])}"
         for slot in self.slots:
             grad = slot.parameter.grad
             if grad is not slot.view and grad is not None:

@@ -9,10 +9,14 @@ import torch
 
 from horovod.bindings import objects
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.torch.misuse import wrong_argument
 from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
 from horovod.torch.runtime import comm
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+_STATE_DICT = "; pass its state_dict()"
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -28,7 +32,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         process_set: ranks that take part.
 
     Raises:
-        ValueError: ``params`` is none of these.
+        RequestError: ``params`` is none of these.
         MismatchError: a tensor's shape or dtype differs between ranks.
         PeerLostError: a rank died.
 
@@ -41,22 +45,22 @@ def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
     entries: list[Any]
     if isinstance(params, Mapping):
         entries = sorted(params.items())
-    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
+    elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | torch.nn.Module | str | bytes):
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
-        raise ValueError(
+        raise wrong_argument(
             "broadcast_parameters needs a dict of tensors, or a list of tensors or of (name, tensor). "
-            f"Received: {type(params).__name__}"
+            f"Received: {type(params).__name__}{_STATE_DICT if isinstance(params, torch.nn.Module) else ''}"
         )
     found = []
     for entry in entries:
         if len(entry) != 2:
-            raise ValueError(f"broadcast_parameters needs pairs (name, tensor). Received a tuple of {len(entry)}")
+            raise wrong_argument(f"broadcast_parameters needs pairs (name, tensor). Received a tuple of {len(entry)}")
         name, tensor = entry
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
+            raise wrong_argument(
                 f"broadcast_parameters moves tensors only. Received for {name!r}: {type(tensor).__name__}; "
                 "use broadcast_object for it"
             )
@@ -89,36 +93,49 @@ def broadcast_optimizer_state(
 
     Collective over ``process_set``. Nothing is stepped: parameters, step counts and schedules stay as they
     are. Ranks that have no state yet get the root's; when the root has none, the others lose theirs.
-    Options (learning rate, momentum, ...) keep the Python types that they have on the root.
+    Options (learning rate, momentum, ...) keep the Python types that they have on the root. Where there was no
+    state, gradients that are missing become zeros, as scripts know it from Horovod.
 
     Args:
         optimizer: over the same parameters, in the same groups, on every rank.
         root_rank: global rank whose state everybody gets.
-        model: accepted for Horovod's sake; not needed.
+        model: tells which embeddings have sparse gradients.
         process_set: ranks that take part.
 
     Raises:
-        ValueError: the optimizer is LBFGS, whose state has no fixed shape; or groups differ between ranks,
+        RequestError: the optimizer is LBFGS, whose state has no fixed shape; or groups differ between ranks,
             then on every rank.
         PeerLostError: a rank died.
 
     Blocks until everything is here.
     """
-    del model
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast; start it fresh on every rank")
+        raise wrong_argument("the state of torch.optim.LBFGS cannot be broadcast; start it fresh on every rank")
+    if not optimizer.state:
+        _fill_gradients(optimizer, model)
     description = describe_state(optimizer) if comm.rank() == root_rank else None
     description = broadcast_object(description, root_rank, "optimizer_state", process_set)
     problem = description.misfit(optimizer)
     problems = allgather_object((comm.rank(), problem), "optimizer_state.fit", process_set)
     if found := [f"rank {rank}: {text}" for rank, text in problems if text]:
-        raise ValueError(
+        raise wrong_argument(
             f"the optimizer's groups must be those of rank {root_rank} on every rank. Received: {'; '.join(found)}"
         )
     if comm.rank() != root_rank:
         apply_state(optimizer, description)
     named = [(f"optimizer_state.{name}", tensor) for name, tensor in tensors_of(optimizer)]
     _broadcast(list(named), root_rank, process_set)
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    modules = model.modules() if model is not None else ()
+    embeddings = (m for m in modules if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse)
+    sparse = {id(embedding.weight) for embedding in embeddings}
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.requires_grad and parameter.grad is None:
+            is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse
+            layout = torch.sparse_coo if is_sparse else torch.strided
+            parameter.grad = torch.zeros_like(parameter, layout=layout, requires_grad=False)
 
 
 def broadcast_object(

@@ -131,7 +131,8 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients and take this rank's rows."""
         process_set: ProcessSet = ctx.process_set
-        rows = comm.allgather(torch.tensor([ctx.rows]), name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
+        rows = torch.tensor([ctx.rows], device="cpu")
+        rows = comm.allgather(rows, name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
         before = rows[: process_set.rank()].sum(dim=0).tolist()
         average = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
         reduced = _allreduce(grads, ctx.name, average)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from horovod.bindings.basics import HorovodBasics
-from horovod.bindings.collectives import resolve_op
 from horovod.bindings.later import explain
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum, resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.errors import HorovodInternalError
 from horovod.torch.compiling import keep_out_of_graphs
@@ -101,13 +101,6 @@ __all__ = [
     "uneven_inputs",
     "zeros",
 ]
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
 
 # Private in Horovod as well, and used outside of it all the same.
 _NULL = ""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from horovod.bindings.collectives import resolve_op
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.torch import gradients
 from horovod.torch.compression import Compression, Compressor

@@ -10,13 +10,23 @@ from typing import Any
 import torch
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.engine import context
 from horovod.torch.adasum import AdasumMembers
 from horovod.torch.buckets import Settings
 from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.parameters import Named, check_passes, find_duplicates, group_parameters, name_parameters, trained
+from horovod.torch.misuse import out_of_turn, wrong_argument
+from horovod.torch.parameters import (
+    Named,
+    check_kinds,
+    check_passes,
+    find_duplicates,
+    group_parameters,
+    name_parameters,
+    trained,
+)
 from horovod.torch.reducer import Reducer
 from horovod.torch.runtime import comm
 
@@ -57,7 +67,7 @@ class _Members:
         ``unscale_``) before the step, and then step inside ``with optimizer.skip_synchronize():``.
 
         Raises:
-            RuntimeError: a gradient was changed before it was reduced.
+            OptimizerUseError: a gradient was changed before it was reduced.
             MismatchError: parameters differ between ranks.
             PeerLostError: a rank died.
 
@@ -73,7 +83,10 @@ class _Members:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` inside the context use the gradients as they are, after ``synchronize()``."""
+        """Make ``step()`` inside the context use the gradients as they are, after ``synchronize()``.
+
+        Without ``synchronize()`` since the last backward pass ``step()`` raises OptimizerUseError.
+        """
         self._should_synchronize = False
         try:
             yield
@@ -92,7 +105,7 @@ class _Members:
             What the optimizer's own class returns.
 
         Raises:
-            RuntimeError: a gradient was changed before it was reduced.
+            OptimizerUseError: a gradient was changed before it was reduced.
             MismatchError: parameters differ between ranks.
             PeerLostError: a rank died.
 
@@ -111,6 +124,12 @@ class _Members:
                 )
             if not (self._synchronized and self._is_fresh()):
                 self.synchronize()
+        elif self._others_count_on_gradients():
+            raise out_of_turn(
+                "optimizer.step() was called inside optimizer.skip_synchronize() with gradients of this rank alone, "
+                "which would make the ranks' models differ",
+                "Call optimizer.synchronize() after loss.backward() and before `with optimizer.skip_synchronize():`.",
+            )
         self._synchronized = self._asked_by_scaler = False
         return own_step(*args, **kwargs)
 
@@ -141,6 +160,13 @@ class _Members:
     def _is_fresh(self) -> bool:
         return self._reducer is None or self._reducer.fresh
 
+    def _others_count_on_gradients(self) -> bool:
+        reducer = self._reducer
+        if reducer is None or reducer.fresh or not context.is_initialized():
+            return False
+        # Before the ranks have agreed on buckets nothing is in flight, and yet this step's gradients would be lost.
+        return reducer.in_flight or any(slot.passes_left <= 0 for slot in reducer.slots.values())
+
     _asked_by_scaler = False
 
     @property
@@ -160,12 +186,14 @@ class _Members:
         """Reset the gradients; the same arguments as the optimizer's own class, such as ``set_to_none``.
 
         Raises:
-            AssertionError: gradients are being reduced; ``step()`` or ``synchronize()`` must come first.
+            OptimizerUseError: gradients are being reduced; ``step()`` or ``synchronize()`` must come first.
         """
-        if self._reducer is not None and self._reducer.in_flight:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() and before optimizer.step() or "
-                "optimizer.synchronize(), while other ranks count on these gradients"
+        if self._others_count_on_gradients():
+            raise out_of_turn(
+                "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), while other "
+                "ranks count on these gradients",
+                "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
+                "skipped, call optimizer.synchronize() first, on all ranks.",
             )
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
@@ -253,19 +281,20 @@ def DistributedOptimizer(
         An optimizer whose class has the name of, and derives from, that of ``optimizer``.
 
     Raises:
-        ValueError: an argument does not fit; names are missing or doubled.
+        RequestError: an argument does not fit; names are missing or doubled.
         NotInitializedError: ``init()`` was not called.
     """
-    op = ReduceOp(op)
+    op = resolve_op(op, None)
     context.world()
     keep_out_of_graphs()
     if isinstance(optimizer, _Members | AdasumMembers):
-        raise ValueError("optimizer is a DistributedOptimizer already; wrap the plain one, once")
+        raise wrong_argument("optimizer is a DistributedOptimizer already; wrap the plain one, once")
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError(
+        raise wrong_argument(
             "gradient_predivide_factor needs op=Average. "
             f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={op.name}"
         )
+    check_kinds(optimizer, compression)
     check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated, use groups instead", DeprecationWarning, stacklevel=2)

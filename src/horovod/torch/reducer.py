@@ -22,10 +22,11 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.bindings.buckets import Item, plan_buckets
-from horovod.engine import context
+from horovod.engine import callsite, context
 from horovod.errors import HorovodInternalError
 from horovod.torch.alone import start_alone
 from horovod.torch.buckets import Bucket, Settings, Slot
+from horovod.torch.misuse import out_of_turn, wrong_argument
 from horovod.torch.runtime import comm
 from horovod.torch.survey import survey
 
@@ -125,13 +126,12 @@ class Reducer:
         process_set = self.settings.process_set
         size = process_set.size()
         if size is None:
-            raise ValueError(
+            raise wrong_argument(
                 f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
             )
         self.active = bool(process_set.included()) and size > 1
-        first = next(iter(self.slots.values())).name if self.slots else "gradients"
         if self.active:
-            self._name = _names.take(f"DistributedOptimizer.{first}", process_set.process_set_id, generation)
+            self._name = _names.take("DistributedOptimizer.gradients", process_set.process_set_id, generation)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -157,7 +157,9 @@ class Reducer:
 
     def _lose(self, parameter: torch.Tensor) -> None:
         """Another reducer has taken ``parameter`` over."""
-        self._lost = self.slots[id(parameter)].name
+        self._lost = (
+            f"{self.slots[id(parameter)].name} was taken over by another DistributedOptimizer {callsite.here(1)}"
+        )
         self._hooks.pop(id(parameter)).remove()
 
     def on_gradient(self, slot: Slot) -> None:
@@ -169,10 +171,12 @@ class Reducer:
         self.fresh = False
         left = slot.passes_left = slot.passes_left - 1
         if left < 0:
-            raise AssertionError(
-                f"the gradient of {slot.name} came {self.passes - left} times, but backward_passes_per_step is "
-                f"{self.passes}: call optimizer.step() after every {self.passes} backward passes, or raise "
-                "backward_passes_per_step to accumulate more of them"
+            times = "backward pass" if self.passes == 1 else f"{self.passes} backward passes"
+            raise out_of_turn(
+                f"the gradient of {slot.name} came {self.passes - left} times since the last step, but "
+                f"backward_passes_per_step is {self.passes}",
+                f"Call optimizer.step() after every {times}; or make DistributedOptimizer with "
+                f"backward_passes_per_step={self.passes - left} or more; or add the losses up before backward().",
             )
         bucket = slot.bucket
         if bucket is not None:
@@ -196,7 +200,7 @@ class Reducer:
         """Wait until every parameter's gradient is that of all ranks.
 
         Raises:
-            RuntimeError: a gradient was changed in flight, or another optimizer took the parameters over.
+            OptimizerUseError: a gradient was changed in flight, or another optimizer took the parameters over.
             MismatchError: the ranks' parameters differ.
             PeerLostError: a rank died.
         """
@@ -204,9 +208,9 @@ class Reducer:
         if not self.active:
             return
         if self._lost:
-            raise RuntimeError(
-                f"the gradient of {self._lost} belongs to a DistributedOptimizer that was made later; "
-                "use that one, or delete it before making a new one"
+            raise out_of_turn(
+                f"the gradient of {self._lost.rstrip()}",
+                "Step with that one alone; or delete the first one before making another of the same parameters.",
             )
         try:
             if self._undecided:

@@ -8,6 +8,7 @@ import torch
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.torch.misuse import wrong_argument
 from horovod.torch.runtime import comm
 
 __all__ = ["sparse_allreduce_async"]
@@ -30,12 +31,14 @@ def sparse_allreduce_async(
         A function that waits and returns the result, a COO tensor that is not coalesced.
 
     Raises:
-        ValueError: the tensor is not sparse, or the op is another.
+        RequestError: the tensor is not sparse, or the op is another.
     """
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async needs a tensor of layout torch.sparse_coo. Received: {tensor.layout}")
+        raise wrong_argument(
+            f"sparse_allreduce_async needs a tensor of layout torch.sparse_coo. Received: {tensor.layout}"
+        )
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"sparse tensors can be combined by Average and Sum only. Received: {ReduceOp(op).name}")
+        raise wrong_argument(f"sparse tensors can be combined by Average and Sum only. Received: {ReduceOp(op).name}")
     tensor = tensor.detach().coalesce()
     # One row per entry, so that ranks' entries can be put behind each other.
     indices = tensor.indices().t().contiguous()

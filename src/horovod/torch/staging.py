@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod.engine import context
+from horovod.torch.inference import ordinary
 
 if TYPE_CHECKING:
     from horovod.transports.shm.arena import Arena
@@ -25,7 +26,7 @@ class _Block:
 
     def __init__(self, arena: Arena | None, nbytes: int) -> None:
         if arena is None:
-            self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         else:
             self.memory = torch.frombuffer(arena.allocate(nbytes), dtype=torch.uint8)
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))  # type: ignore[no-untyped-call]
@@ -48,7 +49,8 @@ class _Pool:
         free = self._free.setdefault(nbytes, [])
         if not free:
             arena = context.engine().arena
-            block = _Block(arena, nbytes)
+            with torch.inference_mode(False):
+                block = _Block(arena, nbytes)
             if arena is not None:
                 self._registered.append(block)
             return block
@@ -118,7 +120,7 @@ class Stage:
         with torch.cuda.stream(self._stream):
             for index, output in enumerate(outputs):
                 if self._targets is not None:
-                    result = self._targets[index].detach()
+                    result = ordinary(self._targets[index])
                 else:
                     result = torch.empty(output.shape, dtype=output.dtype, device=self._device)
                 result.copy_(output, non_blocking=True)

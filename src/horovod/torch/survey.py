@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from horovod.bindings.objects import allgather_object
+from horovod.engine.logs import logger
 from horovod.errors import MismatchError
+from horovod.phrases import few, list_ranks
 from horovod.torch.buckets import Settings, Slot
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
@@ -17,6 +20,9 @@ __all__ = ["Survey", "survey"]
 
 _ABSENT, _DENSE, _SPARSE = 0, 1, 2
 _HEADER = 2
+#: So many elements of each parameter are compared: enough to see that nobody made them equal, and soon done.
+_LOOK_AT = 1024
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -53,18 +59,26 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings) -> Survey:
     Raises:
         MismatchError: the ranks' parameters differ; on every rank.
     """
-    signature = zlib.crc32("\n".join(_describe(slot) for slot in slots).encode())
-    row = [len(slots), signature, *(_kind(slot) for slot in slots), *(slot.arrival for slot in slots)]
-    gathered = comm.allgather(torch.tensor(row), name=f"{name}.survey", process_set=settings.process_set).tolist()
+    descriptions = [_describe(slot) for slot in slots]
+    signature = zlib.crc32("\n".join(descriptions).encode())
+    kinds_here = [_kind(slot) for slot in slots]
+    values = [_fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
+    row = [len(slots), signature, *kinds_here, *(slot.arrival for slot in slots), *values]
+    own = torch.tensor(row, device="cpu")
+    gathered = comm.allgather(own, name=f"{name}.survey", process_set=settings.process_set).tolist()
     rows = []
     while gathered:
-        length = _HEADER + 2 * gathered[0]
+        length = _HEADER + 3 * gathered[0]
         rows.append(gathered[:length])
         gathered = gathered[length:]
     if len({tuple(found[:_HEADER]) for found in rows}) > 1:
-        raise MismatchError(_difference(rows, slots, settings))
+        # Only now are they worth their bytes.
+        everywhere = allgather_object(comm, descriptions, f"{name}.survey.difference", settings.process_set)
+        raise MismatchError(_difference(everywhere, settings))
     count = len(slots)
-    arrivals = rows[0][_HEADER + count :]
+    arrivals = rows[0][_HEADER + count : _HEADER + 2 * count]
+    if settings.process_set.rank() == 0:
+        _warn_of_other_values(rows, slots, settings)
     # Backward meets the last parameters first.
     positions = sorted(range(count), key=lambda i: (arrivals[i] < 0, arrivals[i] if arrivals[i] >= 0 else -i))
     kinds = {id(slot.parameter): frozenset(found[_HEADER + i] for found in rows) for i, slot in enumerate(slots)}
@@ -73,7 +87,8 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings) -> Survey:
 
 def _describe(slot: Slot) -> str:
     parameter = slot.parameter
-    return f"{slot.name} {parameter.dtype} {tuple(parameter.shape)} {dense_stride(parameter)}"
+    dtype, shape, strides = str(parameter.dtype), tuple(parameter.shape), dense_stride(parameter)
+    return f"{slot.name}, {dtype.removeprefix('torch.')}, shape {shape}, strides {tuple(strides)}"
 
 
 def _kind(slot: Slot) -> int:
@@ -83,14 +98,50 @@ def _kind(slot: Slot) -> int:
     return _DENSE if grad.layout is torch.strided else _SPARSE + grad.sparse_dim()
 
 
-def _difference(rows: Sequence[Sequence[int]], slots: Sequence[Slot], settings: Settings) -> str:
+def _fingerprint(parameter: torch.Tensor) -> int:
+    """A number for the first values of a parameter, the same wherever these have the same bits."""
+    values = parameter.detach()
+    values = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)[:_LOOK_AT]
+    return int(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
+
+
+def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[Slot], settings: Settings) -> None:
+    """Say which parameters differ between ranks that have a gradient for them: nobody broadcast them."""
+    count, names, others = len(slots), [], set()
+    for i, slot in enumerate(slots):
+        found = {place: row[_HEADER + 2 * count + i] for place, row in enumerate(rows) if row[_HEADER + i] != _ABSENT}
+        first = next(iter(found.values()), 0)
+        if differing := [place for place, value in found.items() if value != first]:
+            names.append(slot.name)
+            others.update(differing)
+    if names:
+        ranks = _members(settings, len(rows))
+        logger.warning(
+            "the ranks train different models: %s began this step with other values on %s. Call "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, and after join()",
+            few(names),
+            ", ".join(f"rank {ranks[place]}" for place in sorted(others)),
+        )
+
+
+def _members(settings: Settings, count: int) -> Sequence[int]:
+    """Return whose ``count`` answers these are, in their order; their places in the set when some are missing."""
     ranks = settings.process_set.ranks or []
-    told = ", ".join(
-        f"rank {ranks[i] if len(ranks) == len(rows) else i}: {row[0]} parameters (checksum {row[1]:08x})"
-        for i, row in enumerate(rows)
-    )
-    own = "; ".join(_describe(slot) for slot in slots[:8])
+    return ranks if len(ranks) == count else range(count)
+
+
+def _difference(everywhere: Sequence[Sequence[str]], settings: Settings) -> str:
+    """Name the first parameter that is not the same one on all ranks."""
+    ranks = _members(settings, len(everywhere))
+    most = max(len(described) for described in everywhere)
+    rows = [[*described, *["none"] * (most - len(described))] for described in everywhere]
+    first = next(i for i in range(most) if len({row[i] for row in rows}) > 1)
+    who: dict[str, list[int]] = {}
+    for rank, row in zip(ranks, rows, strict=True):
+        who.setdefault(row[first], []).append(rank)
+    told = "".join(f"\n  {list_ranks(of)}: {what}" for what, of in who.items())
     return (
         "DistributedOptimizer needs parameters of the same names, dtypes, shapes and memory layouts, in the same "
-        f"order, on every rank. Received from {told}. Here they are: {own}{'; ...' if len(slots) > 8 else ''}"
+        f"order, on every rank. The first that differs is number {first + 1} of {most}:{told}\n"
+        "Make the same model, and the optimizer with the same named_parameters, on every rank."
     )

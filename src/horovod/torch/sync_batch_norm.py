@@ -138,7 +138,7 @@ class _Normalize(torch.autograd.Function):
         scale = inverse if weight is None else inverse * weight
         shift = -mean * scale if bias is None else bias - mean * scale
         output = torch.addcmul(_wide(shift, input), input.to(scale.dtype), _wide(scale, input)).to(input.dtype)
-        counted = torch.tensor(count)
+        counted = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, counted)
         return output, mean, variance, counted
 
