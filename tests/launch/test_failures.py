@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import HOROVODRUN, horovodrun, started
+from launching import HOROVODRUN, PATIENT, TIMEOUT_S, horovodrun, started
 
 PY = sys.executable
 # Rank 1 fails in the way that is asked for, the others wait for ever.
@@ -86,14 +87,14 @@ sys.exit(1)
     for r in (0, 1, 3):
         os.mkfifo(tmp_path / f"fifo.{r}")
         os.mkfifo(tmp_path / f"fifo.{r}.back")
-    ended = horovodrun("-np", "4", PY, "-c", script, cwd=tmp_path)
+    ended = horovodrun("-np", "4", PY, "-c", script, cwd=tmp_path, program=PATIENT)
     assert ended.code == 137
     assert "rank 2 on" in ended.err.splitlines()[0]
     assert ended.err.count("failed with exit code 1") == 3
 
 
 def test_all_fail_at_once() -> None:
-    ended = horovodrun("-np", "3", "bash", "-c", "exit 5")
+    ended = horovodrun("-np", "3", "bash", "-c", "exit 5", program=PATIENT)
     assert ended.code == 5
     assert ended.err.count("failed with exit code 5") == 3
 
@@ -102,6 +103,14 @@ def test_a_shell_around_a_killed_command() -> None:
     ended = horovodrun("-np", "1", "bash", "-c", f"{PY} -c 'import os; os.kill(os.getpid(), 9)'; exit $?")
     assert ended.code == 137
     assert "failed with exit code 137 (SIGKILL in a command that it ran)" in ended.err
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_doctor_is_named_where_there_is_something_to_read(tmp_path: Path, written: bool) -> None:
+    script = "mkdir -p dump; touch dump/rank-1.json; exit 3" if written else "exit 3"
+    ended = horovodrun("-np", "2", "sh", "-c", script, cwd=tmp_path, HOROVOD_FLIGHT_RECORDER_DIR="dump")
+    assert ended.code == 3
+    assert ("horovodrun --doctor dump" in ended.err) == written
 
 
 def test_command_that_cannot_be_run_after_all(tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_command_that_cannot_be_run_after_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_ignores_sigterm_is_killed_with_all_its_children(script: str) -> None:
-    with started("-np", "2", PY, script, "stubborn", ranks=2) as running:
+    with started("-np", "2", PY, script, "stubborn", ranks=2, program=PATIENT) as running:
         running.process.send_signal(signal.SIGTERM)
         assert running.still_alive() == []
         ended = running.end()
@@ -171,6 +180,31 @@ def test_what_a_rank_leaves_behind_is_ended_when_the_job_is_over(script: str) ->
         assert running.end().code == 0
 
 
+# A keeper that gets to run every ten seconds only; what the ranks left behind ignores polite requests.
+STARVED = """
+import itertools, os, socket, subprocess, sys
+from types import SimpleNamespace
+from horovod.launch import keeper
+clock = itertools.count(0, 10)
+keeper.time = SimpleNamespace(monotonic=lambda: next(clock))
+command = [sys.executable, sys.argv[1], "stubborn"]
+child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child.stdout.readline()
+wake, _ = os.pipe()
+os.set_blocking(wake, False)
+keeper.Keeper(socket.socketpair()[0], {})._sweep(wake)
+left = keeper.descendants(os.getpid())
+print(left)
+for pid in left:
+    os.kill(pid, 9)
+"""
+
+
+def test_a_keeper_that_hardly_gets_to_run_kills_all_the_same(script: str) -> None:
+    done = subprocess.run([PY, "-c", STARVED, script], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
     """A rank that hears of Ctrl-C itself would say so."""
     rank = (
@@ -180,9 +214,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
         "except KeyboardInterrupt:\n"
         "    print('heard')"
     )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(HOROVODRUN[0], [*HOROVODRUN, "-np", "2", PY, "-c", rank])
+    # pty.fork() would do, but not in a process with threads; and any test may have loaded what starts some.
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    terminal, theirs = pty.openpty()
+    launcher = [PY, "-c", take, *HOROVODRUN, "-np", "2", PY, "-c", rank]
+    process = subprocess.Popen(launcher, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
     seen = b""
     while seen.count(b"up") < 2:
         seen += os.read(terminal, 1024)
@@ -192,8 +229,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
             seen += chunk
     except OSError:  # the terminal's last user has gone
         pass
-    _, status = os.waitpid(pid, 0)
+    code = process.wait()
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 130
+    assert code == 130
     assert b"SIGINT received" in seen
     assert b"heard" not in seen

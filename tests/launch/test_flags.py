@@ -40,6 +40,9 @@ def test_flags_with_a_place_of_their_own() -> None:
     assert parse("-hostfile", "f", "x").hostfile == parse("--hostfile=f", "x").hostfile == "f"
     assert parse("-Hlocalhost:2", "x").hosts == "localhost:2"
     assert parse("-cb").check_build
+    assert parse("-prefix-timestamp", "x").timestamps
+    assert parse("--prefix-output-with-timestamp", "x").timestamps
+    assert not found.timestamps
 
 
 @pytest.mark.parametrize(
@@ -85,9 +88,11 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--fusion-treshold-mb=3", "x"), r"did you mean --fusion-threshold-mb\?"),
         (("-n", "2", "x"), r"unknown flag -n; did you mean -np\?"),
         (("-x", "A=1", "x"), r"whole environment"),
+        (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),
         (("--min-np", "2", "x"), r"--min-np is for elastic jobs"),
+        (("--nnodes", "2", "x"), r"--nnodes is for jobs of several hosts"),
         (("--ssh-port", "2", "x"), r"--ssh-port is for jobs of several hosts"),
-        (("-np", "two", "x"), r"invalid int value: 'two'"),
+        (("-np", "two", "x"), r"-np must be a whole number; received 'two'"),
         (("-np",), r"expected one argument"),
         (("--gloo", "--mpi", "x"), r"not allowed with"),
         (("-H", "a:1", "-hostfile", "f", "x"), r"not allowed with"),
@@ -100,6 +105,69 @@ def test_every_flag_of_the_table_is_known() -> None:
 def test_wrong_command_lines(argv: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse(*argv)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        # Slips of the pen.
+        ("--hostfil", "--hostfile"),
+        ("-hosfile", "-hostfile"),
+        ("--verbos", "--verbose"),
+        ("--versoin", "--version"),
+        ("--hepl", "--help"),
+        ("--num_proc", "--num-proc"),
+        ("--np", "-np"),
+        ("-np4", "-np 4"),
+        ("--log-lvl", "--log-level"),
+        ("--no-stallcheck", "--no-stall-check"),
+        ("--prefix-timestamp", "-prefix-timestamp"),
+        # Words left out.
+        ("--timeline", "--timeline-filename"),
+        ("--output", "--output-filename"),
+        ("--stall-check-time-seconds", "--stall-check-warning-time-seconds"),
+        # Other launchers' words for the same.
+        ("-n", "-np"),
+        ("--nproc-per-node", "-np"),
+        ("--nproc_per_node", "-np"),
+        ("--ntasks", "-np"),
+        ("--host", "-H"),
+        ("-machinefile", "-hostfile"),
+        ("--log-dir", "--output-filename"),
+        ("-V", "--version"),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"^unknown flag {typed}; did you mean {meant}\?$"):
+        parse(typed, "x")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("--foo", "-e", "-q", "--no", "--log", "--file", "--time", "--role", "--start-method"),
+        *("--map-by", "--bind-to", "--rank-by", "--mca", "--display-map", "--allow-run-as-root", "--wdir"),
+        *("--monitor-interval", "--tee", "--redirects", "--run-path"),
+        *("--mem", "--gpus", "--label", "--cpus-per-task", "--kill-on-bad-exit", "--exclusive"),
+    ],
+)
+def test_nothing_far_fetched_is_suggested(typed: str) -> None:
+    with pytest.raises(UsageError, match=rf"^unknown flag {typed}; see horovodrun --help$"):
+        parse(typed, "x")
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("--rdzv_backend", "the ranks find each other by themselves"),
+        ("--oversubscribe", "as many processes are started as -np says"),
+        ("--tag-output", "every line of output carries its rank"),
+        ("-m", "name the program itself, such as python -m module"),
+    ],
+)
+def test_what_other_launchers_need_to_be_told(typed: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"^{typed} is not needed: {reason}$"):
+        parse(typed, "x")
 
 
 HOROVOD_LAYOUT = """

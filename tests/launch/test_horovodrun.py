@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import horovodrun
+from launching import HOROVODRUN, horovodrun
+
+from horovod.cgroups import usable_cores
 
 PY = sys.executable
 ALL_KNOWING = """
@@ -106,6 +109,13 @@ def test_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "cannot open the output of the ranks" in ended.err
 
 
+def test_more_ranks_than_files_may_be_open() -> None:
+    limited = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *HOROVODRUN, "-np", "50", PY, "-c", "pass"]
+    ended = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 1
+    assert "lower -np, or raise the limit (ulimit -n)" in ended.stderr
+
+
 def test_standard_input_goes_to_rank_0_only() -> None:
     ended = horovodrun("-np", "2", PY, "-c", "import sys; print(repr(sys.stdin.read()))", stdin="hello")
     assert sorted(ended.lines) == ["[0]<stdout>:'hello'", "[1]<stdout>:''"]
@@ -125,10 +135,9 @@ def test_a_python_file_runs_with_the_users_python(tmp_path: Path) -> None:
 
 def test_threads_are_shared_out_and_one_line_says_so() -> None:
     show = "import os; print([os.environ[k + '_NUM_THREADS'] for k in ('OMP', 'MKL', 'OPENBLAS', 'NUMEXPR')])"
-    ended = horovodrun(
-        "-np", "2", "env", "-u", "OMP_NUM_THREADS", PY, "-m", "horovod.launch.cli", "-np", "2", PY, "-c", show
-    )
-    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    unset = [word for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR") for word in ("-u", f"{library}_NUM_THREADS")]
+    ended = horovodrun("-np", "2", "env", *unset, *HOROVODRUN, "-np", "2", PY, "-c", show)
+    share = str(max(1, usable_cores() // 2))
     assert all(line.endswith(str([share] * 4)) for line in ended.lines)
     assert len(ended.err.splitlines()) == 2  # one line of each of two inner launchers
     assert f"OMP_NUM_THREADS={share}" in ended.err

@@ -27,6 +27,11 @@ def test_wrong_hosts_are_errors(text: str) -> None:
         parse_hosts(text)
 
 
+def test_an_error_quotes_the_entry_as_it_was_typed() -> None:
+    with pytest.raises(ValueError, match=r"received 'a:x'$"):
+        parse_hosts("a:x")
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [

@@ -51,6 +51,15 @@ def test_lines_are_labelled(chunks: list[bytes], shown: bytes) -> None:
     assert screen.data == shown
 
 
+def test_a_stamp_stands_before_each_label() -> None:
+    screen = MemoryScreen()
+    times = iter(["Mon ", "Tue "])
+    stream = RankStream(screen, "0:", stamp=lambda: next(times))
+    stream.feed(b"a\nb\nc")
+    stream.finish()
+    assert screen.data == b"Mon 0:a\nMon 0:b\nTue 0:c\n"
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=6).map(lambda b: b.replace(b"\r", b"\n")))))
 def test_streams_never_mix_within_a_line(pieces: list[tuple[int, bytes]]) -> None:
     screen = MemoryScreen()

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.report import exit_code, report
-from horovod.launch.supervise import Exit, Outcome
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 PLAN = LaunchPlan(("x",), "box", {}, ({}, {}, {}))
@@ -93,4 +93,11 @@ def test_trouble_of_the_launcher_comes_first() -> None:
     assert report(PLAN, Outcome([Exit(0, 100, -9)], error="broken"))[:2] == [
         "broken",
         "rank 0 on box (pid 100) was killed by SIGKILL",
+    ]
+
+
+def test_an_interrupt_counts_ranks_whose_end_nobody_reported() -> None:
+    assert report(PLAN, Outcome([Exit(0, 100, 0)], error="no answer", interrupted=2)) == [
+        "no answer",
+        "SIGINT received; ended 2 of 3 ranks, nothing is left running",
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import started
+from launching import TIMEOUT_S, started
 
 import horovod
 from horovod.errors import LaunchError
@@ -99,7 +99,7 @@ def test_from_a_thread() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(horovod.run(rank_of_module, num_proc=2)))
     thread.start()
-    thread.join(60)
+    thread.join(TIMEOUT_S)
     assert results == [[0, 1]]
 
 
@@ -108,7 +108,7 @@ rank_of_module = eval("lambda: int(__import__('os').environ['HOROVOD_RANK'])")
 
 def test_from_standard_input() -> None:
     script = "import horovod\ndef f(x):\n    return x * 2\nprint(horovod.run(f, (4,), num_proc=2))\n"
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (done.stdout, done.returncode) == ("[8, 8]\n", 0), done.stderr
 
 
@@ -116,7 +116,7 @@ def test_functions_of_modules_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text("def f(x):\n    return x + 1\n")
     (tmp_path / "main.py").write_text("import horovod, parts\nprint(horovod.run(parts.f, (1,), num_proc=2))\n")
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "main.py")], capture_output=True, text=True, cwd="/", timeout=60
+        [sys.executable, str(tmp_path / "main.py")], capture_output=True, text=True, cwd="/", timeout=TIMEOUT_S
     )
     assert (done.stdout, done.returncode) == ("[2, 2]\n", 0), done.stderr
 

@@ -9,11 +9,11 @@ from horovod._version import __version__
 
 __all__ = ["check_build"]
 
-# Title, the module and distribution that a user installs, and our part that speaks to it.
+# Title, the module and distribution that a user installs, and our part that speaks to it, if there is one.
 _FRAMEWORKS = (
-    ("TensorFlow", "tensorflow", "horovod.tensorflow"),
+    ("TensorFlow", "tensorflow", ""),
     ("PyTorch", "torch", "horovod.torch"),
-    ("JAX", "jax", "horovod.jax"),
+    ("JAX", "jax", ""),
     ("NumPy", "numpy", "horovod.numpy"),
 )
 _CONTROLLERS = (("shared memory", "horovod.transports.shm"), ("MPI", ""), ("Gloo", ""))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from horovod import config
 from horovod._version import __version__
+from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.hosts import Host, local_slots, parse_hostfile, parse_hosts
-from horovod.launch.machine import is_this_host, oom_kills, usable_cores
+from horovod.launch.machine import is_this_host
 from horovod.launch.output import FileScreen, Screen
 from horovod.launch.plan import LaunchPlan, Wish, make_plan
 from horovod.launch.report import exit_code, report
@@ -23,7 +24,7 @@ from horovod.launch.supervise import supervise
 
 __all__ = ["check_hosts", "main"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +78,7 @@ def _plan(options: Options) -> LaunchPlan:
             flags=options.settings,
             file=options.file_settings,
             output_dir=options.output_dir,
+            timestamps=options.timestamps,
         )
     )
     config.load(plan.environ)  # a wrong value is one error here rather than one on every rank
@@ -89,6 +91,12 @@ def _doctor(folder: Path) -> int:
     lines, found = examine(folder)
     print("\n".join(lines))
     return 0 if found else 2
+
+
+def _has_dumps(folder: Path) -> bool:
+    from horovod.timeline.dumps import PATTERN
+
+    return any(folder.glob(PATTERN))
 
 
 def check_hosts(hosts: str, hostfile: str, num_proc: int) -> None:
@@ -135,7 +143,11 @@ def _run(plan: LaunchPlan) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    for line in report(plan, outcome, oom_kills() - before if before >= 0 else 0):
+    lines = report(plan, outcome, oom_kills() - before if before >= 0 else 0)
+    folder = config.load(plan.environ).flight_recorder_dir
+    if folder and outcome.first_failure is not None and not outcome.interrupted and _has_dumps(Path(folder)):
+        lines.append(f"what the ranks were doing: horovodrun --doctor {folder}")
+    for line in lines:
         _say(line)
     return exit_code(outcome)
 

@@ -8,22 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod.config import SETTINGS, Setting, nearest, parse, render
+from horovod.config import SETTINGS, Setting, parse, render
+from horovod.launch.foreign import answer
+from horovod.spelling import nearest
 
 __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
-
-_LATER = {
-    "jobs of several hosts": (
-        "-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interface", "--network-interfaces",
-        "--disable-cache",
-    ),
-    "jobs over MPI": ("--mpi-args", "--tcp", "--binding-args", "--jsrun"),
-    "elastic jobs": (
-        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
-        "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script",
-    ),
-}  # fmt: skip
-"""Flags of Horovod that come with later features."""
 
 
 class UsageError(ValueError):
@@ -40,6 +29,7 @@ class Options:
         hostfile: value of ``-hostfile``, or empty.
         command: program and arguments.
         output_dir: value of ``--output-filename``, or empty.
+        timestamps: whether each line of output begins with date and time.
         verbose: whether to say more.
         check_build: whether only to print what is built in.
         doctor: folder of flight recorder dumps to read instead of running anything, or empty.
@@ -52,6 +42,7 @@ class Options:
     hostfile: str = ""
     command: tuple[str, ...] = ()
     output_dir: str = ""
+    timestamps: bool = False
     verbose: bool = False
     check_build: bool = False
     doctor: str = ""
@@ -75,7 +66,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         What it says; the command is everything from the first word that is no flag.
 
     Raises:
-        UsageError: an unknown flag (named with the nearest known one), a wrong value, or a wrong file.
+        UsageError: an unknown flag (named with the one that was probably meant), a wrong value, or a wrong file.
         SystemExit: after ``--help`` and ``--version``.
     """
     parser, takes_value = _parser(version)
@@ -87,11 +78,12 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         if text is not None:
             settings[setting.env] = _to_variable(setting, text, setting.flag)
     return Options(
-        num_proc=found["num_proc"],
+        num_proc=_whole(found["num_proc"]),
         hosts=found["hosts"],
         hostfile=found["hostfile"],
         command=tuple(command),
         output_dir=found["output_filename"],
+        timestamps=found["prefix_output_with_timestamp"],
         verbose=found["verbose"],
         check_build=found["check_build"],
         doctor=found["doctor"],
@@ -123,8 +115,12 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
         metavar="DIR",
         help="read the flight recorders of a job that went wrong, and exit",
     )
-    add(parser, "-np", "--num-proc", type=int, metavar="N", help="number of processes")
+    add(parser, "-np", "--num-proc", metavar="N", help="number of processes")
     add(parser, "--output-filename", default="", metavar="DIR", help="also write DIR/rank.<n>/stdout and stderr")
+    add(
+        parser, "-prefix-timestamp", "--prefix-output-with-timestamp", dest="prefix_output_with_timestamp",
+        action="store_true", help="begin each line of output with date and time",
+    )  # fmt: skip
     add(parser, "--verbose", action="store_true", help="say what is started")
     add(
         parser, "--config-file", default="", metavar="YAML", help="read settings from a file; flags and environment win"
@@ -142,16 +138,32 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
     return parser, takes_value
 
 
+def _whole(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise UsageError(f"-np must be a whole number; received {text!r}") from None
+
+
 def _add_setting(group: Any, setting: Setting, add: Any) -> None:
     if not setting.flag_off:
-        unit = "MB" if setting.scale != 1 else setting.unit
-        add(group, setting.flag, dest=setting.env, metavar=(unit or setting.env.removeprefix("HOROVOD_")).upper(),
-            help=setting.help)  # fmt: skip
+        help_text = setting.help + f" One of {', '.join(setting.choices)}." * bool(setting.choices)
+        add(group, setting.flag, dest=setting.env, metavar=_value_name(setting), help=help_text)
         return
     either = group.add_mutually_exclusive_group()
-    helps = ("the opposite", setting.help) if setting.inverted else (setting.help, "the opposite")
+    if setting.inverted:
+        helps = (f"the opposite of {setting.flag_off}", setting.help)
+    else:
+        helps = (setting.help, f"the opposite of {setting.flag}")
     for name, value, help_text in zip((setting.flag, setting.flag_off), "10", helps, strict=True):
         add(either, name, dest=setting.env, action="store_const", const=value, help=help_text)
+
+
+def _value_name(setting: Setting) -> str:
+    """What stands for the value in ``--help``: its unit, N, or the last word of the flag."""
+    if setting.scale != 1 or setting.unit:
+        return "MB" if setting.scale != 1 else setting.unit.upper()
+    return setting.flag.rpartition("-")[2].upper() if isinstance(setting.default, str) else "N"
 
 
 def _to_variable(setting: Setting, text: str, source: str) -> str:
@@ -177,19 +189,11 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[s
             i += 2 if takes_value[word] else 1
         elif ("=" in word and takes_value.get(name)) or (word[:2] == "-H" and word[1] != "-"):
             i += 1
+        elif name in takes_value:
+            raise UsageError(f"{name} takes no value; received {word}")
         else:
-            raise UsageError(_unknown(name, list(takes_value)))
+            raise UsageError(answer(name, list(takes_value)))
     return list(argv[:i]), list(argv[i:])
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    for feature, flags in _LATER.items():
-        if name in flags:
-            return f"{name} is for {feature}, which this version cannot run yet"
-    if name == "-x":
-        return "-x is not needed: every rank gets the whole environment"
-    meant = "-np" if name == "-n" else nearest(name, known)
-    return f"unknown flag {name}" + (f"; did you mean {meant}?" if meant else "; see horovodrun --help")
 
 
 def _read_yaml(path: str) -> dict[str, str]:

@@ -72,7 +72,9 @@ def _host(entry: str, slots: str, where: str) -> Host:
         name, _, number = entry.partition(":")
         number = slots or number
     if not name or (number and not number.isdigit()) or number == "0" or entry.endswith(":"):
-        raise ValueError(f"{where}: expected a host and a number of slots above 0, received {entry + ' ' + slots!r}")
+        raise ValueError(
+            f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
+        )
     return Host(name, int(number or 1))
 
 

@@ -7,9 +7,10 @@ loaders, shells and daemons of a rank stay findable. Should the keeper itself be
 Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it is up in
 20 ms, and no import of the package, so that nothing but this page decides whether processes end.
 
-    launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all
+    launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all,
+                         U pass SIGUSR1 on to each rank that has a use for it
     keeper to launcher   JSON: {"pids": [...]}, {"rank": r, "pid": p, "status": s, "sent": n},
-                         {"error": "..."}, {"done": true}
+                         {"passed_on": [ranks]}, {"error": "..."}, {"done": true}
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ import sys
 import time
 from typing import Any, NoReturn
 
-__all__ = ["Keeper", "descendants", "main"]
+__all__ = ["Keeper", "catches", "descendants", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_PATIENCE_S = 1.0  # what a rank left behind may take to end by itself, such as multiprocessing's resource tracker
 _KILL_AGAIN_S = 0.1
-_GIVE_UP_S = 2.0  # a process that the kernel cannot end for so long is stuck in a driver
-_OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
+# time may pass while this process cannot run.
+_GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
+_OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def descendants(root: int) -> list[int]:
@@ -52,6 +55,16 @@ def descendants(root: int) -> list[int]:
         level = [child for parent in level for child in children.get(parent, [])]
         found += level
     return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; most signals kill one that has not."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith(b"SigCgt:")]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 class Keeper:
@@ -171,6 +184,8 @@ class Keeper:
             self._signal_all(signal.SIGSTOP)
         elif order == b"C":
             self._signal_all(signal.SIGCONT)
+        elif order == b"U":
+            self._pass_on(signal.SIGUSR1)
         else:  # K, or the launcher is gone
             if not order:
                 self._epoll.unregister(self._control)
@@ -188,6 +203,19 @@ class Keeper:
                     os.kill(pid, number)
                 except (ProcessLookupError, PermissionError):
                     pass  # ended meanwhile, or became another user
+
+    def _pass_on(self, number: int) -> None:
+        """Give each rank a signal: to its own process, or to the nearest below it, such as Python below a shell."""
+        reached = []
+        for root, rank in self._running.items():
+            listeners = [root] if catches(root, number) else [pid for pid in descendants(root) if catches(pid, number)]
+            try:
+                for pid in listeners[:1]:
+                    os.kill(pid, number)
+                    reached.append(rank)
+            except (ProcessLookupError, PermissionError):
+                pass  # ended meanwhile, or became another user
+        self._say({"passed_on": reached})
 
     def _reap(self, pid: int) -> bool:
         """Reap one dead child, a given one or (0) any, and report it if it was a rank."""
@@ -210,9 +238,11 @@ class Keeper:
         now = time.monotonic()
         deadline = now if self._sent == signal.SIGKILL else min(self._deadline or now + 9, now + _SWEEP_PATIENCE_S)
         self._signal_all(signal.SIGTERM, signal.SIGCONT)
-        while descendants(os.getpid()) and time.monotonic() < deadline + _GIVE_UP_S:
+        tries = 0
+        while descendants(os.getpid()) and (tries < _GIVE_UP_TRIES or time.monotonic() < deadline + _GIVE_UP_S):
             if time.monotonic() >= deadline:
                 self._signal_all(signal.SIGKILL)
+                tries += 1
             select.select([wake], [], [], 0.02)
             try:
                 os.read(wake, 4096)

@@ -25,6 +25,8 @@ GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""
 SAFETY_S = GRACE_S + 0.8
 """How long the keeper may take to end the job before it is not trusted any more."""
+# What is forking right now is there a moment later; what was killed may take a while to go, on a busy machine.
+_FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
 
 class LocalJob:
@@ -107,11 +109,14 @@ class LocalJob:
         if self._keeper is not None:
             self._keeper.kill()
             self._keeper.wait()
-        for pause_s in (0.0, 0.02, 0.05):  # what is forking right now is there a moment later
-            time.sleep(pause_s)
-            for pid in _members(self._plan.environ[JOB_ID]):
+        for turn in range(_MOST_LOOKS):
+            members = _members(self._plan.environ[JOB_ID])
+            if not members and turn >= _FEWEST_LOOKS:
+                return
+            for pid in members:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Let go of the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
@@ -121,8 +126,7 @@ class LocalJob:
             try:
                 self._keeper.wait(SAFETY_S)
             except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                self._keeper.wait()
+                self.kill()
 
 
 def _members(job: str) -> list[int]:

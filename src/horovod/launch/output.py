@@ -13,6 +13,7 @@ import re
 import select
 import stat
 from collections import deque
+from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 __all__ = ["FileScreen", "RankStream", "Screen", "TextScreen", "TextWriter"]
@@ -156,12 +157,20 @@ class RankStream:
         screen: where whole lines go.
         label: what stands before each line; nothing passes text through as it comes.
         file: gets everything as it comes, if given.
+        stamp: gives what stands before the label, if given.
     """
 
-    def __init__(self, screen: Screen, label: str = "", file: BinaryIO | None = None) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        label: str = "",
+        file: BinaryIO | None = None,
+        stamp: Callable[[], str] | None = None,
+    ) -> None:
         self.screen = screen
         self._label = label.encode()
         self._file = file
+        self._stamp = stamp
         self._partial = b""
         self._shown = False  # the beginning of the line in _partial stands on the screen already
         self._tail = b""
@@ -203,7 +212,8 @@ class RankStream:
         lines = text.splitlines(keepends=True)
         first = lines.pop(0) if goes_on else b""
         # A bar that returns first and then draws has an empty line before the return: not worth a label.
-        rest = [self._label + line for line in lines if line != b"\r"]
+        label = self._label if self._stamp is None else self._stamp().encode() + self._label
+        rest = [label + line for line in lines if line != b"\r"]
         self._shown = not text.endswith((b"\n", b"\r"))
         self.screen.show(self, first + b"".join(rest))
 

@@ -43,6 +43,7 @@ class Wish:
         flags: variables that command-line flags set; they beat ``environ``.
         file: variables that the YAML file sets; ``environ`` beats them.
         output_dir: folder for the output of each rank, or empty.
+        timestamps: whether each line of output begins with date and time.
     """
 
     command: tuple[str, ...]
@@ -55,6 +56,7 @@ class Wish:
     flags: Mapping[str, str] = field(default_factory=dict)
     file: Mapping[str, str] = field(default_factory=dict)
     output_dir: str = ""
+    timestamps: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class LaunchPlan:
         environ: what all ranks have in common.
         ranks: what each rank has of its own, in rank order.
         output_dirs: folder for the output of each rank; empty when not wanted.
+        timestamps: whether each line of output begins with date and time.
         notes: lines for the user, such as the number of threads.
         fds: per rank, open files that it inherits besides its output; may be empty.
     """
@@ -76,6 +79,7 @@ class LaunchPlan:
     environ: Mapping[str, str]
     ranks: tuple[Mapping[str, str], ...]
     output_dirs: tuple[str, ...] = ()
+    timestamps: bool = False
     notes: tuple[str, ...] = ()
     fds: tuple[tuple[int, ...], ...] = ()
 
@@ -111,6 +115,7 @@ def make_plan(wish: Wish) -> LaunchPlan:
         environ=environ,
         ranks=tuple(_rank_variables(rank, wish.num_proc, wish.hostname) for rank in range(wish.num_proc)),
         output_dirs=tuple(folders) if wish.output_dir else (),
+        timestamps=wish.timestamps,
         notes=_thread_note(threads, wish.num_proc, wish.cores),
     )
 

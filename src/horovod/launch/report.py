@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.supervise import Exit, Outcome
 
 __all__ = ["exit_code", "first_failure_text", "report"]
 
@@ -33,11 +33,13 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     Returns:
         Lines; none when all went well.
     """
-    if outcome.interrupted:
-        ended = sum(1 for e in outcome.exits if e.sent)
-        name = signal.Signals(outcome.interrupted).name
-        return [f"{name} received; ended {ended} of {plan.size} rank{'s' * (plan.size != 1)}, nothing is left running"]
     lines = [outcome.error] if outcome.error else []
+    if outcome.interrupted:
+        # Of those that the kernel ended, because the keeper did not answer, nobody reported.
+        ended = plan.size - sum(1 for e in outcome.exits if not e.sent)
+        name = signal.Signals(outcome.interrupted).name
+        ranks = f"{plan.size} rank{'s' * (plan.size != 1)}"
+        return [*lines, f"{name} received; ended {ended} of {ranks}, nothing is left running"]
     first = outcome.first_failure
     if first is None:
         return lines

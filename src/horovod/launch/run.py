@@ -14,14 +14,15 @@ from dataclasses import replace
 from typing import Any, TextIO
 
 from horovod import config
+from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
 from horovod.launch.cli import check_hosts
-from horovod.launch.machine import oom_kills, usable_cores
+from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileScreen, Screen, TextScreen
 from horovod.launch.plan import LaunchPlan, Wish, make_plan
 from horovod.launch.report import report
-from horovod.launch.supervise import Outcome, supervise
+from horovod.launch.supervise import supervise
 
 __all__ = ["run"]
 

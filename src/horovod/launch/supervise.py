@@ -8,70 +8,30 @@ killed, which makes the kernel kill the ranks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
 from horovod.errors import LaunchError
 from horovod.launch.local import SAFETY_S, LocalJob
+from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import RankStream, Screen
 from horovod.launch.plan import LaunchPlan
 
-__all__ = ["Exit", "Outcome", "supervise"]
+__all__ = ["supervise"]
 
 FAILURE_GRACE_S = 1.0
 """From the first failure to SIGTERM, so that the others can report what it means to them."""
 TAIL_LINES = 20
 _IDLE_S = 0.1  # the beginning of a line is shown on a terminal after so long, for prompts
 _READ_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How one rank ended.
-
-    Attributes:
-        rank: which.
-        pid: its process id.
-        status: exit code, or minus the signal that killed it.
-        sent: the last signal that we had sent to it by then; 0 for none.
-    """
-
-    rank: int
-    pid: int
-    status: int
-    sent: int = 0
-
-
-@dataclass
-class Outcome:
-    """How the job went.
-
-    Attributes:
-        exits: in the order in which ranks ended.
-        pids: process ids by rank.
-        interrupted: signal that ended the launcher; 0 for none.
-        tails: last lines of standard error, by rank.
-        error: what went wrong with the launcher itself.
-    """
-
-    exits: list[Exit] = field(default_factory=list)
-    pids: list[int] = field(default_factory=list)
-    interrupted: int = 0
-    tails: dict[int, list[str]] = field(default_factory=dict)
-    error: str = ""
-
-    @property
-    def first_failure(self) -> Exit | None:
-        """The rank that ended first of those that did not end well."""
-        return next((e for e in self.exits if e.status != 0), None)
 
 
 def supervise(
@@ -86,7 +46,7 @@ def supervise(
     Args:
         plan: what to start.
         screens: where standard output and standard error of the ranks go.
-        signals: signals to this process that end the job; only heeded on the main thread.
+        signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
         stdin: standard input of rank 0, as ``subprocess`` takes it.
 
     Returns:
@@ -130,7 +90,8 @@ class _Supervision:
                     theirs.append(self._open_stream(rank, name))
             self._job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), stdin)
         except OSError as error:
-            raise LaunchError(f"cannot open the output of the ranks: {error}") from error
+            hint = "; lower -np, or raise the limit (ulimit -n)" if error.errno == errno.EMFILE else ""
+            raise LaunchError(f"cannot open the output of the ranks: {error}{hint}") from error
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -143,8 +104,8 @@ class _Supervision:
             folder = Path(self._plan.output_dirs[rank])
             folder.mkdir(parents=True, exist_ok=True)
             file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - the stream closes it
-        label = f"[{rank}]<{name}>:" if self._plan.size > 1 else ""
-        stream = RankStream(self._console[name == "stderr"], label, file)
+        label = f"[{rank}]<{name}>:" if self._plan.size > 1 or self._plan.timestamps else ""
+        stream = RankStream(self._console[name == "stderr"], label, file, time.ctime if self._plan.timestamps else None)
         end, their_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(end, False)
         self._streams[end] = stream
@@ -154,11 +115,14 @@ class _Supervision:
         return their_end
 
     def signal(self, number: int) -> None:
-        """A signal arrived: end the job, or the second time kill it. Runs inside the signal handler."""
+        """A signal arrived: pass it on, or end the job, or the second time kill it. Runs inside the signal handler."""
         if number == signal.SIGTSTP:
             self._job.tell(b"S")
             os.kill(os.getpid(), signal.SIGSTOP)
             self._job.tell(b"C")
+            return
+        if number == signal.SIGUSR1:
+            self._job.tell(b"U")
             return
         self._end(b"K" if self.outcome.interrupted else b"T")
         self.outcome.interrupted = self.outcome.interrupted or number
@@ -261,12 +225,20 @@ class _Supervision:
             self.outcome.exits.append(Exit(rank, event["pid"], status, event["sent"]))
             if status != 0 and self._dead_at is None and self._term_at is None:
                 self._term_at = time.monotonic() + FAILURE_GRACE_S
+        elif "passed_on" in event:
+            if not event["passed_on"]:
+                self._say("SIGUSR1 was not passed on: no rank handles it before hvd.init(), or after its end")
         elif "error" in event:
             self.outcome.error = f"the ranks could not all be started: {event['error']}"
         elif "done" in event:
             self._over = True
         elif not self._over:
             self._abandon("the process that watches the ranks was killed")
+
+    def _say(self, line: str) -> None:
+        screen = self._console[1]
+        screen.end_line()
+        screen.put(f"horovodrun: {line}\n".encode())
 
     def _abandon(self, reason: str) -> None:
         self._job.kill()

@@ -1,0 +1,48 @@
+"""How a job went, and how each of its ranks ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Exit", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank ended.
+
+    Attributes:
+        rank: which.
+        pid: its process id.
+        status: exit code, or minus the signal that killed it.
+        sent: the last signal that we had sent to it by then; 0 for none.
+    """
+
+    rank: int
+    pid: int
+    status: int
+    sent: int = 0
+
+
+@dataclass
+class Outcome:
+    """How the job went.
+
+    Attributes:
+        exits: in the order in which ranks ended.
+        pids: process ids by rank.
+        interrupted: signal that ended the launcher; 0 for none.
+        tails: last lines of standard error, by rank.
+        error: what went wrong with the launcher itself.
+    """
+
+    exits: list[Exit] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    interrupted: int = 0
+    tails: dict[int, list[str]] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def first_failure(self) -> Exit | None:
+        """The rank that ended first of those that did not end well."""
+        return next((e for e in self.exits if e.status != 0), None)

@@ -1,0 +1,104 @@
+"""SIGUSR1 to horovodrun is for the ranks: the flight recorders of all are written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from launching import started
+
+from horovod.timeline.dumps import read_folder
+
+PY = sys.executable
+# Each rank waits, in Python, for a file; rank 1 in an operation, for rank 0: it is up when it waits there.
+SCRIPT = """
+import os, sys, threading, time
+from pathlib import Path
+import numpy as np
+import horovod.numpy as hvd
+from horovod.engine import stacks
+
+def up():
+    print("up", os.getpid(), flush=True)
+
+def up_when_waiting():
+    while stacks.handle_waited_for(stacks.main_thread()) is None:
+        time.sleep(0.01)
+    up()
+
+if "init" in sys.argv:
+    hvd.init()
+if "init" in sys.argv and hvd.rank() == 1:
+    threading.Thread(target=up_when_waiting).start()
+    hvd.allreduce(np.ones(1), name="late")
+else:
+    up()
+while not Path("go").exists():
+    time.sleep(0.01)
+if "init" in sys.argv and hvd.rank() != 1:
+    hvd.allreduce(np.ones(1), name="late")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOROVOD_FLIGHT_RECORDER_DIR", raising=False)
+
+
+@pytest.mark.parametrize("command", [[PY, "s.py", "init"], ["sh", "-c", f"{PY} s.py init; exit $?"]], ids=["py", "sh"])
+def test_all_ranks_write_their_flight_recorders(command: list[str]) -> None:
+    with started("-np", "3", *command, ranks=3) as running:
+        running.process.send_signal(signal.SIGUSR1)
+        folder = Path("horovod-flight-recorder")
+        while len(list(folder.glob("rank-*.json"))) < 3:
+            assert running.process.poll() is None
+        # Now, while rank 1 waits: a rank that was asked late writes again.
+        dumps, notes = read_folder(folder)
+        Path("go").touch()
+        ended = running.end()
+    assert ended.code == 0, ended.err
+    assert [dump.rank for dump in dumps] == [0, 1, 2] and not notes
+    assert any(dump.reason == "SIGUSR1" for dump in dumps)
+    assert dumps[1].wait is not None and dumps[1].wait.name == "allreduce.late"
+    assert f"horovodrun --doctor {folder}" in ended.err
+
+
+def test_ranks_that_do_not_listen_are_left_alone() -> None:
+    """Before ``init`` the signal would kill them."""
+    with started("-np", "2", PY, "s.py", ranks=2) as running:
+        running.process.send_signal(signal.SIGUSR1)
+        assert running.process.stderr is not None
+        said = running.process.stderr.readline()
+        Path("go").touch()
+        ended = running.end()
+    assert said.startswith("horovodrun: SIGUSR1 was not passed on: no rank handles it")
+    assert ended.code == 0, ended.err
+
+
+def test_a_handler_of_the_script_gets_the_signal() -> None:
+    code = (
+        "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True));"
+        "print('up', os.getpid(), flush=True); signal.pause()"
+    )
+    with started("-np", "2", PY, "-c", code, ranks=2) as running:
+        running.process.send_signal(signal.SIGUSR1)
+        ended = running.end()
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["[0]<stdout>:mine", "[1]<stdout>:mine"]
+
+
+def test_the_keeper_survives_a_signal_to_everybody() -> None:
+    """As a batch system sends it."""
+    with started("-np", "2", PY, "s.py", "init", ranks=2) as running:
+        keepers = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+        for pid in (*map(int, keepers), *running.pidfds.values()):
+            os.kill(pid, signal.SIGUSR1)
+        Path("go").touch()
+        ended = running.end()
+    assert keepers
+    assert ended.code == 0, ended.err
