@@ -8,7 +8,7 @@ import pytest
 
 from horovod.launch.cli import main
 from horovod.timeline.doctor import diagnose, examine
-from horovod.timeline.dumps import VERSION, Dump, Operation, Pending, Wait, write
+from horovod.timeline.dumps import SCRIPT_ENDED, VERSION, Dump, Operation, Pending, Wait, write
 
 SECOND = 1_000_000_000
 
@@ -63,6 +63,7 @@ def report(*dumps: Dump) -> str:
 def test_a_healthy_job() -> None:
     text = report(*(dump(rank, op("a", 1)) for rank in range(3)))
     assert "dumps of ranks 0, 1, 2, written within 0.2 s" in text
+    assert "\nRanks 0, 1, 2: SIGUSR1\n" in text
     assert "Nothing is wrong here" in text
 
 
@@ -71,7 +72,7 @@ def test_a_rank_that_did_not_submit_is_named_with_its_stack() -> None:
     text = report(waiting[0], dump(1, op("a", 1)), waiting[1])
     assert "* allreduce 'b' (b.py:1) waited for 10.0 s: submitted by ranks 0, 2, not by rank 1." in text
     assert 'Rank 1 was in other code; its main thread:\n      File "train.py", line 7, in compute' in text
-    assert "0     100  1          1          allreduce 'a' (a.py:1)  waiting in allreduce 'b' (b.py:1)" in text
+    assert "0     100  1          1          allreduce 'a'  waiting in allreduce 'b' (b.py:1)" in text
 
 
 def test_what_a_rank_finished_after_the_dump_of_another_was_not_missing() -> None:
@@ -129,6 +130,23 @@ def test_the_first_failure_comes_first() -> None:
         dump(2, failure="out of memory\nreally", reason="HorovodInternalError", time_s=7.0),
     )
     assert "* Rank 2 failed first:\n    out of memory\n    really\n    (ranks 1, 0 failed afterwards.)" in text
+
+
+def test_a_stall_is_told_once() -> None:
+    failure = "rank 1 is stopped by a signal\n(limit: X=4)"
+    stalled = [
+        dump(rank, op("b", ended=False), wait="b", failure=failure, reason="StallError", time_s=float(rank))
+        for rank in (0, 2)
+    ]
+    text = report(stalled[0], dump(1, op("a", 1)), stalled[1])
+    assert "* Rank 0 gave up first:\n    (limit: X=4)\n    (rank 2 gave up afterwards.)" in text
+    assert "submitted by ranks 0, 2, not by rank 1." in text
+    assert "stopped by a signal" in report(*stalled), "what only the ranks knew that were there"
+
+
+def test_ranks_whose_scripts_ended() -> None:
+    text = report(*(dump(rank, failure="ValueError: no", reason=SCRIPT_ENDED) for rank in (0, 1, 2)))
+    assert text.count("at the end of its script") == 3
 
 
 def test_another_process_set() -> None:

@@ -12,8 +12,8 @@ from horovod.timeline.file import MOST_BYTES
 REQUEST = Request("allreduce.w", Kind.ALLREDUCE, 0, (TensorSpec("float32", (2, 3)),), site="train.py:7")
 
 
-def events_of(*spans: Span, rank: int = 0, mark_cycles: bool = False) -> list[dict[str, Any]]:
-    events = Events(rank, f"rank {rank}", 1_000_000, mark_cycles)
+def events_of(*spans: Span, rank: int = 0, marks: bool = False) -> list[dict[str, Any]]:
+    events = Events(rank, f"rank {rank}", 1_000_000, lambda process_set: marks)
     for span in spans:
         events.add(span)
     return parsed(events)
@@ -68,10 +68,8 @@ def test_what_is_executed_together_is_one_execution() -> None:
 
 def test_cycles_are_marked_if_wanted() -> None:
     assert not [e for e in events_of(span()) if e["name"] == "CYCLE_START"]
-    [mark] = [e for e in events_of(span(), mark_cycles=True) if e["name"] == "CYCLE_START"]
+    [mark] = [e for e in events_of(span(), marks=True) if e["name"] == "CYCLE_START"]
     assert (mark["ph"], mark["s"], mark["ts"]) == ("i", "g", 3.0)
-    [mark] = [e for e in events_of(span(), mark_cycles=True, rank=1) if e["name"] == "CYCLE_START"]
-    assert mark["s"] == "p"
 
 
 def test_a_failure_is_told() -> None:
@@ -85,6 +83,15 @@ def test_without_knowledge_of_the_others_there_is_no_queue() -> None:
         "NEGOTIATE_ALLREDUCE",
         "ALLREDUCE",
         "ALLREDUCE",
+    ]
+
+
+def test_every_box_of_the_last_rank_has_a_length() -> None:
+    tensor = [s for s in slices(events_of(span(ready=1_000_000))) if s[0] == "allreduce.w"]
+    assert [(name, begin, end) for _, name, begin, end in tensor] == [
+        ("NEGOTIATE_ALLREDUCE", 0.0, 0.001),
+        ("QUEUE", 0.002, 2.999),
+        ("ALLREDUCE", 3.0, 9.999),
     ]
 
 
@@ -120,7 +127,7 @@ def test_rows_are_not_endless() -> None:
 
 def test_no_event_is_too_long_for_the_file() -> None:
     long = Request("allreduce." + "ä" * 9000, Kind.ALLREDUCE, 0, REQUEST.tensors * 900, site="s" * 9000)
-    events = Events(0, "rank 0", 0, False)
+    events = Events(0, "rank 0", 0, lambda process_set: False)
     events.add(span(long, error="e" * 9000))
     texts = events.take()
     assert max(map(len, texts)) <= MOST_BYTES

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod.core.stall import list_ranks
+from horovod.core.stall import BREAK_CIRCLE
+from horovod.errors import StallError
+from horovod.phrases import list_ranks
 from horovod.timeline.divergence import Open, open_operations, under_way, wait_circle
-from horovod.timeline.dumps import Dump, Operation, read_folder
+from horovod.timeline.dumps import SCRIPT_ENDED, Dump, Operation, read_folder
 
 __all__ = ["diagnose", "examine"]
 
@@ -26,7 +28,11 @@ def examine(folder: Path) -> tuple[list[str], bool]:
     """
     dumps, notes = read_folder(folder)
     if not dumps:
-        return [f"{folder}: no dump of a flight recorder (rank-*.json) is there", *notes], False
+        return [
+            f"{folder}: no dump of a flight recorder (rank-*.json) is there. Ranks that fail or stall write them to "
+            "the folder that HOROVOD_FLIGHT_RECORDER_DIR names, and all running ones after kill -USR1 of horovodrun",
+            *notes,
+        ], False
     return [*diagnose(dumps), *(f"({note})" for note in notes)], True
 
 
@@ -40,7 +46,9 @@ def diagnose(dumps: Sequence[Dump]) -> list[str]:
         The report in lines.
     """
     by_rank = {dump.rank: dump for dump in dumps}
-    findings = [*_failures(dumps), *_absent(dumps), *_under_way(by_rank), *_open(by_rank), *_circle(by_rank)]
+    absent = _absent(dumps)
+    findings = [*absent, *_under_way(by_rank), *_open(by_rank), *_circle(by_rank)]
+    findings = [*_failures(dumps, is_explained=bool(findings) and not absent), *findings]
     if not findings:
         findings = ["Nothing is wrong here: no rank had failed, and nothing waited for a rank."]
     return [*_head(dumps), "", *_table(dumps), "", *findings]
@@ -51,9 +59,12 @@ def _head(dumps: Sequence[Dump]) -> list[str]:
     hosts = ", ".join(sorted({dump.host for dump in dumps}))
     spread_s = max(dump.time_s for dump in dumps) - min(dump.time_s for dump in dumps)
     who, size = list_ranks(dump.rank for dump in dumps), first.size
+    reasons: dict[str, list[int]] = {}
+    for dump in dumps:
+        reasons.setdefault(dump.reason, []).append(dump.rank)
     return [
         f"Job of {size} rank{'s' * (size != 1)} on {hosts}; dumps of {who}, written within {spread_s:.1f} s.",
-        *(f"Rank {dump.rank}: {dump.reason}" for dump in dumps),
+        *(f"{list_ranks(ranks).capitalize()}: {reason}" for reason, ranks in reasons.items()),
     ]
 
 
@@ -61,20 +72,25 @@ def _table(dumps: Sequence[Dump]) -> list[str]:
     rows = [("rank", "pid", "log entry", "in flight", "last finished", "main thread")]
     for dump in dumps:
         finished = [op for op in dump.operations if not op.is_in_flight and op.sequence and not op.error]
-        last = _what(max(finished, key=lambda op: op.sequence)) if finished else "-"
+        latest = max(finished, key=lambda op: op.sequence, default=None)
+        last = f"{latest.kind} {_label(latest.name)}" if latest else "-"
         flying = sum(op.is_in_flight for op in dump.operations)
         rows.append((str(dump.rank), str(dump.pid), str(dump.position), str(flying), last, _doing(dump)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _failures(dumps: Sequence[Dump]) -> list[str]:
+def _failures(dumps: Sequence[Dump], is_explained: bool) -> list[str]:
+    """Who failed first, and why; of a stall that is explained anyway only which setting ended it."""
     failed = sorted((dump for dump in dumps if dump.failure), key=lambda dump: dump.time_s)
     if not failed:
         return []
     first, *rest = failed
-    verb = "gave up" if first.reason == "StallError" else "failed"
-    lines = [f"* Rank {first.rank} {verb} first:", *(_INDENT + line for line in first.failure.splitlines())]
+    is_stall = first.reason == StallError.__name__
+    verb, text = "gave up" if is_stall else "failed", first.failure.splitlines()
+    if is_stall and is_explained:
+        text = text[-1:]
+    lines = [f"* Rank {first.rank} {verb} first:", *(_INDENT + line for line in text)]
     if rest:
         lines.append(f"{_INDENT}({list_ranks(dump.rank for dump in rest)} {verb} afterwards.)")
     return lines
@@ -140,7 +156,7 @@ def _circle(by_rank: dict[int, Dump]) -> list[str]:
         return []
     return [
         f"* They waited for each other, and would have for ever: {'; '.join(links)}.",
-        f"{_INDENT}Call these in one order on all ranks, or begin them with the _async form before waiting for any.",
+        f"{_INDENT}{BREAK_CIRCLE}",
     ]
 
 
@@ -154,6 +170,8 @@ def _label(name: str) -> str:
 
 def _doing(dump: Dump) -> str:
     wait = dump.wait
+    if dump.reason == SCRIPT_ENDED:
+        return "at the end of its script"
     if wait is None:
         place = next((line for line in reversed(dump.stack) if line.startswith("File ")), "not known")
         return f"in other code: {place}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["VERSION", "Dump", "Operation", "Pending", "Wait", "read_folder", "write"]
+__all__ = ["PATTERN", "SCRIPT_ENDED", "VERSION", "Dump", "Operation", "Pending", "Wait", "read_folder", "write"]
 
 VERSION = 1
-_PATTERN = "rank-*.json"
+#: Reason of a dump that is written while the script ends.
+SCRIPT_ENDED = "the script ended with an exception"
+#: Names of the files.
+PATTERN = "rank-*.json"
+_numbers = itertools.count()
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
@@ -134,7 +139,8 @@ def write(dump: Dump, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{dump.rank}.json"
-    part = folder / f".rank-{dump.rank}.{os.getpid()}"
+    # A signal may interrupt another dump of this process.
+    part = folder / f".rank-{dump.rank}.{os.getpid()}.{next(_numbers)}"
     part.write_bytes(msgspec.json.format(msgspec.json.encode(dump), indent=1))
     part.replace(path)
     return path
@@ -151,7 +157,7 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
     """
     dumps: list[Dump] = []
     notes = []
-    for path in sorted(folder.glob(_PATTERN)):
+    for path in sorted(folder.glob(PATTERN)):
         try:
             dump = msgspec.json.decode(path.read_bytes(), type=Dump)
         except (OSError, msgspec.MsgspecError) as error:

@@ -9,6 +9,7 @@ while it is executed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 from horovod.core.requests import Kind, ReduceOp, Request
@@ -18,7 +19,8 @@ __all__ = ["BLOCK_CHARS", "CYCLE", "ENGINE_ROW", "WAITING_ROW", "Events", "Span"
 #: Rows of a rank; tensors follow.
 ENGINE_ROW, WAITING_ROW = 1, 2
 _FIRST_TENSOR_ROW = 100
-_ROWS_PER_RANK = 1_000_000
+#: Rows have numbers that are unique in the trace, and none that is a rank's: readers take them for threads.
+_ROWS_PER_RANK = 10_000
 #: So many characters at most make a block of events, if one alone is not longer; JSON of ours is plain ASCII.
 BLOCK_CHARS = 4000
 _TEXT = 400
@@ -81,19 +83,19 @@ class Events:
         rank: the rank.
         title: what to call it.
         origin: time 0 of the trace, in nanoseconds on the clock of the host.
-        mark_cycles: whether each execution gets a mark across all ranks.
+        marks: whether executions of a process set get a mark across all ranks, from here.
     """
 
-    def __init__(self, rank: int, title: str, origin: int, mark_cycles: bool) -> None:
+    def __init__(self, rank: int, title: str, origin: int, marks: Callable[[int], bool]) -> None:
         self._rank = rank
+        self._first_row = (rank + 1) * _ROWS_PER_RANK
         self._origin = origin
-        self._mark_cycles = mark_cycles
+        self._marks = marks
         self._shapes: dict[int, _Shape] = {}
-        self._rows: dict[str, list[int]] = {_WAITING: [rank * _ROWS_PER_RANK + WAITING_ROW]}
+        self._rows: dict[str, list[int]] = {_WAITING: [self._first_row + WAITING_ROW]}
         self._free_at: dict[int, int] = {}
         self._seen: set[int] = set()
         self._queue = _template(rank, "QUEUE", '"seq":%d')
-        self._first_row = rank * _ROWS_PER_RANK
         self._next_row = self._first_row + _FIRST_TENSOR_ROW
         self._new: list[str] = []
         self._meta("process_name", 0, f'"name":{json.dumps(title)}')
@@ -139,7 +141,8 @@ class Events:
             length = max(ended - submitted - 1, 0) / 1000
             new.append(shape.negotiate % ((submitted - origin) / 1000, length, row, sequence, last, why))
             return
-        ready = min(max(ready, submitted), started) if ready else started
+        # The last rank does not wait, but a box without length would be drawn below its neighbour.
+        ready = min(max(ready, submitted + 2), started) if ready else started
         # One nanosecond less: readers round, and what follows at once must not seem to overlap.
         length = max(ready - submitted - 1, 0) / 1000
         new.append(shape.negotiate % ((submitted - origin) / 1000, length, row, sequence, last, ""))
@@ -154,8 +157,8 @@ class Events:
         if sequence not in self._seen:
             self._see(sequence)
             new.append(shape.engine % (begun, length, self._first_row + ENGINE_ROW, sequence, together))
-            if self._mark_cycles:
-                self._instant(CYCLE, started, "g" if self._rank == 0 else "p")
+            if self._marks(request.process_set):
+                self._instant(CYCLE, started, "g")
 
     def _see(self, sequence: int) -> None:
         self._seen.add(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,9 @@ __all__ = ["Op", "RankTrace", "Span", "read"]
 
 #: Begin and end, in microseconds since the recording began.
 Span = tuple[float, float]
+
+#: Ends the row of what overlaps with another of its name.
+_AGAIN = re.compile(r" \(\d+\)$")
 
 
 @dataclass
@@ -129,8 +133,9 @@ def _take(event: _Event, row: str, trace: RankTrace, ops: dict[tuple[int, str, i
     if row == "engine":
         trace.executions.append((begin, end))
         return
-    is_wait = row.split(" (")[0] == "waiting"
-    name = event.name if is_wait else row.split(" (")[0]
+    row = _AGAIN.sub("", row)
+    is_wait = row == "waiting"
+    name = event.name if is_wait else row
     key = (event.pid, name, event.number("seq", 0))
     op = ops.get(key)
     if op is None:

@@ -13,6 +13,8 @@ from horovod.timeline.summary import StepSummary, Summary
 
 __all__ = ["show"]
 
+#: Shares of a step below this are not worth a sentence.
+_NOTABLE = 0.05
 _WORDS = """\
   compute  no thread waited for communication
   ranks    a thread waited, because some rank had not come yet
@@ -38,6 +40,7 @@ def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors:
         console.print(f"A step begins where {summary.anchor} is submitted.", markup=False, highlight=False)
     else:
         console.print("No operation was repeated: all of it counts as one step.")
+    console.print(_verdict(summary), highlight=False)
     console.print()
     console.print(_ranks(summary))
     console.print(_WORDS, highlight=False, style="dim")
@@ -46,6 +49,19 @@ def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors:
     console.print(_tensors(summary, most_tensors))
     for error in summary.errors:
         console.print(f"error: {error}", markup=False)
+
+
+def _verdict(summary: Summary) -> str:
+    """In one sentence where the time goes that is not computing."""
+    step_ms = statistics.fmean(rank.mean.total_ms for rank in summary.ranks)
+    data_ms = statistics.fmean(rank.mean.for_data_ms for rank in summary.ranks)
+    slowest = max(summary.ranks, key=lambda rank: rank.delay_ms)
+    of_step = f"ms of an average step of {step_ms:.2f} ms"
+    if slowest.delay_ms >= max(data_ms, _NOTABLE * step_ms):
+        return f"Rank {slowest.rank} holds the others up: for {slowest.delay_ms:.2f} {of_step} they wait for it alone."
+    if data_ms >= _NOTABLE * step_ms:
+        return f"For {data_ms:.2f} {of_step} communication is waited for that computing does not hide."
+    return f"Little is waited for: {data_ms:.2f} {of_step} for communication."
 
 
 def _table(title: str, *headings: str) -> Table:
