@@ -60,6 +60,15 @@ def test_training_agrees_with_ddp(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_being_observed(tmp_path: Path) -> None:
+    [row] = bench(tmp_path, "timeline", "--tiny", "--models", "gpt", "--rounds", "2", "--steps", "2")["rows"]
+    assert set(row["results"]) == {"no timeline", "timeline", "flight recorder"}
+    assert row["operations"] >= 1
+    # The thread looks 25 times a second: it need not have looked in turns as short as these.
+    assert row["results"]["timeline"]["busy_s"] >= 0 < row["results"]["flight recorder"]["beyond_s"]
+
+
+@pytest.mark.slow
 def test_startup(tmp_path: Path) -> None:
     names = {row["name"] for row in bench(tmp_path, "startup", "--rounds", "1")["rows"]}
     assert {"rank: hvd.init()", "horovodrun beyond python", "whole job beyond torchrun's"} <= names
@@ -109,3 +118,26 @@ def test_a_wrong_command_line_says_what_is_wrong(
         parse(words)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_flags_alone_are_for_the_usual_benchmark() -> None:
+    for args in (parse([]), parse(["-np", "3"])):
+        assert (args.command, args.arena, args.against) == ("allreduce", True, ("gloo", "mpich", "openmpi"))
+    assert parse(["-np", "3"]).np == 3
+
+
+@pytest.mark.parametrize("content", [None, "no JSON"])
+def test_a_file_that_is_no_result(content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.json"
+    if content is not None:
+        file.write_text(content)
+    assert main(["show", str(file)]) == 2
+    assert f"{file} is no result that --json wrote: " in capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["allreduce"]) == 2
+    assert "needs torch: pip install torch" in capsys.readouterr().err

@@ -32,6 +32,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "allreduce": COLLECTIVE,
     "async": {**COLLECTIVE, "op": "async", "batch": 50},
     "train": {"model": "mlp", "parameters": 1000, "results": {"no communication": STEP, "horovod": STEP}},
+    "timeline": {
+        "model": "mlp",
+        "operations": 7,
+        "results": {
+            "no timeline": {**TIME, "fastest_s": 9e-4, "beyond_s": 0.0, "share": 0.0},
+            "timeline": {**TIME, "fastest_s": 9e-4, "busy_s": 3e-6, "beyond_s": 5e-6, "share": 0.005},
+            "flight recorder": {"beyond_s": 2e-6, "share": 0.002},
+        },
+    },
     "memory": {"model": "mlp", "gradient_bytes": 4000, "held_bytes": {"ddp": 5000}, "beyond_bytes": {"ddp": 1000}},
     "idle": {"name": "rank 0", "cpu_s": 0.001, "core_share": 0.0001, "wakeups_s": 10.0},
     "startup": {"name": "hvd.init()", **TIME},
@@ -40,6 +49,7 @@ EXPECTED = {
     "allreduce": ["1 MiB", "1.00 ms", "5.00x", "50%"],
     "async": ["1 MiB x 50"],
     "train": ["mlp", "1,000", "91.0%", "100 µs"],
+    "timeline": ["flight recorder", "3.00 µs", "5.00 µs", "0.50%"],
     "memory": ["1000 B", "25.0%"],
     "idle": ["rank 0", "0.010%"],
     "startup": ["hvd.init()", "900 µs"],

@@ -7,6 +7,7 @@
     mpi            contender that runs mpi4py in processes of its own, between our rounds
     collective     the interleaved rounds; async is one of its cases
     train, models  an optimizer step beyond no communication
+    observed       what a timeline and the flight recorder add to such a step
     startup, idle, memory
     report, plot, host     table, JSON, SVG
 

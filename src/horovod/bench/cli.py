@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m horovod.bench",
         description="Measure horovod on this machine, beside its alternatives and in the same run. "
         "Starts its own ranks (-np), or runs in those of a launcher: horovodrun -np 2 python -m horovod.bench …",
-        epilog=f"Without arguments: {' '.join(_DEFAULT)}.",
+        epilog=f"Without WHAT: {' '.join(_DEFAULT)}.",
     )
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
@@ -68,8 +69,10 @@ def _parser() -> argparse.ArgumentParser:
         _add_collective(commands, op, common)
     train = commands.add_parser("train", parents=[common], help="a training step, against DDP and no communication")
     train.add_argument("--steps", type=_read(_positive), default=3, help="timed steps of one turn (default 3)")
+    observed = commands.add_parser("timeline", parents=[common], help="what a timeline adds to a training step")
+    observed.add_argument("--steps", type=_read(_positive), default=5, help="timed steps of one turn (default 5)")
     memory = commands.add_parser("memory", parents=[common], help="bytes per rank beyond model and gradients")
-    for command in (train, memory):
+    for command in (train, observed, memory):
         command.add_argument("--models", type=_list_of(MODELS), default=MODELS, help="of mlp,resnet,gpt (default all)")
         command.add_argument("--tiny", action="store_true", help="tiny models: only to see that it runs")
     commands.add_parser("startup", parents=[common], help="import, launch, init, shutdown, against torchrun")
@@ -108,7 +111,13 @@ def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line; exits with a message when it is wrong."""
-    return _parser().parse_args(argv)
+    return _parser().parse_args(_complete(argv))
+
+
+def _complete(argv: Sequence[str]) -> list[str]:
+    """Put the usual WHAT before flags that stand alone."""
+    has_what = bool(argv) and (not argv[0].startswith("-") or argv[0] in ("-h", "--help"))
+    return [*argv] if has_what else [*_DEFAULT, *argv]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,11 +126,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    typed = list(sys.argv[1:] if argv is None else argv) or list(_DEFAULT)
+    typed = _complete(sys.argv[1:] if argv is None else argv)
     args = parse(typed)
     if args.command == "show":
-        show_files(args.files, as_markdown=args.markdown)
-        return 0
+        return show_files(args.files, as_markdown=args.markdown)
+    if importlib.util.find_spec("torch") is None:
+        print("horovod.bench needs torch: pip install torch", file=sys.stderr)
+        return 2
     world = detect()
     launched = args.events or world.launcher != "none"
     if args.command in ("startup", "memory"):

@@ -17,7 +17,11 @@ def _wakeups() -> int:
     """How often the threads of this process went to sleep so far, each of them a wake-up."""
     total = 0
     for status in Path("/proc/self/task").glob("*/status"):
-        for line in status.read_text().splitlines():
+        try:
+            lines = status.read_text().splitlines()
+        except OSError:  # the thread has ended since it was listed
+            continue
+        for line in lines:
             if line.startswith("voluntary_ctxt_switches"):
                 total += int(line.split()[1])
     return total

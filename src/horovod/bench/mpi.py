@@ -42,7 +42,7 @@ class MpiJob:
 
     def __init__(self, install: MpiInstall, size: int) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="horovod-bench-"))
-        self._log = (self._directory / "log").open("w+b")
+        self._log = (self._directory / "log").open("a+b")
         self._streams: list[BinaryIO] = []
         self._process: subprocess.Popen[bytes] | None = None
         try:

@@ -17,6 +17,7 @@ from horovod.bench.gloo import Gloo, start_gloo, stop_gloo
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.idle import run_idle
 from horovod.bench.mpi import Mpi
+from horovod.bench.observed import run_observed
 from horovod.bench.ours import Ours
 from horovod.bench.train import ddp_arm, horovod_arm, local_arm, run_train
 
@@ -47,6 +48,8 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         arms = (local_arm, horovod_arm, ddp_arm)
         rows = run_train(args.models, arms, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
         stop_gloo(control)
+    elif args.command == "timeline":
+        rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
     else:
         rows = run_idle(control, tell, seconds=args.seconds)
     used = Load.now().since(start)

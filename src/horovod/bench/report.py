@@ -25,7 +25,8 @@ def table(result: Result) -> Table:
     title = f"{kind}, {ranks} ranks on {host['cores']} cores ({host['cpu']})"
     if kind in OPS:
         return _collectives(result, title)
-    return {"train": _train, "memory": _memory, "idle": _idle, "startup": _startup}[kind](result, title)
+    tables = {"train": _train, "timeline": _observed, "memory": _memory, "idle": _idle, "startup": _startup}
+    return tables[kind](result, title)
 
 
 def markdown(result: Result) -> str:
@@ -97,6 +98,21 @@ def _train(result: Result, title: str) -> Table:
                 format_seconds(one["median_s"]),
                 format_seconds(one["exposed_s"]),
                 f"{one['efficiency']:.1%}",
+                end_section=number == len(row["results"]) - 1,
+            )
+    return made
+
+
+def _observed(result: Result, title: str) -> Table:
+    made = _new(title, "model", ["operations", "way", "step", "fastest", "CPU of its thread", "adds", "of a step"])
+    for row in result["rows"]:
+        for number, (name, one) in enumerate(row["results"].items()):
+            made.add_row(
+                "" if number else row["model"],
+                "" if number else str(row["operations"]),
+                name,
+                *(format_seconds(one[key]) if key in one else "-" for key in ("median_s", "fastest_s", "busy_s")),
+                *((format_seconds(one["beyond_s"]), f"{one['share']:.2%}") if number else ("-", "-")),
                 end_section=number == len(row["results"]) - 1,
             )
     return made
@@ -182,6 +198,9 @@ def picture(result: Result) -> str:
         if kind == "train":
             for name, one in row["results"].items():
                 items.append((f"{row['model']}, {name}", one["median_s"], format_seconds(one["median_s"])))
+        elif kind == "timeline":
+            for name, one in row["results"].items():
+                items.append((f"{row['model']}, {name}", max(one["share"], 0.0), f"{one['share']:.2%}"))
         elif kind == "memory":
             for name, beyond in row["beyond_bytes"].items():
                 items.append((f"{row['model']}, {name}", beyond, format_bytes(beyond)))

@@ -48,14 +48,23 @@ def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
     return 0
 
 
-def show_files(files: Sequence[Path], *, as_markdown: bool = False) -> None:
-    """Print results that were written to ``files``."""
+def show_files(files: Sequence[Path], *, as_markdown: bool = False) -> int:
+    """Print results that were written to ``files``.
+
+    Returns:
+        The exit status: 2 when one of them cannot be read.
+    """
     for file in files:
-        result = json.loads(file.read_text())
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            print(f"horovod.bench show: {file} is no result that --json wrote: {error}", file=sys.stderr)
+            return 2
         if as_markdown:
             sys.stdout.write(markdown(result))
         else:
             _print(result)
+    return 0
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from horovod.bench.events import Tell
 from horovod.bench.models import Task, make_task
 from horovod.bench.stats import slowest, summarize
 
-__all__ = ["Arm", "ddp_arm", "horovod_arm", "local_arm", "run_train"]
+__all__ = ["Arm", "ddp_arm", "horovod_arm", "local_arm", "run_train", "time_steps"]
 
 _CHECK_STEPS = 2
 _RATE = 0.01
@@ -113,16 +113,21 @@ def run_train(
     return rows
 
 
-def _measure(arm: Arm, control: Control, steps: int) -> list[float]:
+def time_steps(arm: Arm, steps: int) -> list[float]:
+    """Return how many seconds each of some steps took."""
     clock = time.perf_counter
     spent = []
-    control.barrier()
-    arm.step()
     for _ in range(steps):
         start = clock()
         arm.step()
         spent.append(clock() - start)
-    return slowest(control.gather(spent))
+    return spent
+
+
+def _measure(arm: Arm, control: Control, steps: int) -> list[float]:
+    control.barrier()
+    arm.step()
+    return slowest(control.gather(time_steps(arm, steps)))
 
 
 def _flat(arm: Arm) -> torch.Tensor:
