@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from leaks import Belongings, leaked_since
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +18,9 @@ _LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_", "RA
 for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
     del os.environ[_name]
 
+# The same examples in every run, and none that is judged by how long it takes: a machine may be busy.
+settings.register_profile("khorovod", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("khorovod")
 
 # Under nohup this process ignores hang-ups, and what the tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -9,10 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["run"]
+__all__ = ["printed", "run"]
 
 
-def run(command: str | list[str], cwd: Path, timeout_s: float = 120.0, **environ: str) -> tuple[int, str]:
+def printed(output: str, label: str = "") -> list[str]:
+    """The lines with ``label``, without it; and without the marks ``~~^^`` in tracebacks, which depend on Python."""
+    lines = [line.removeprefix(label) for line in output.splitlines() if line.startswith(label)]
+    return [line for line in lines if not line.strip() or line.strip("~^ ")]
+
+
+def run(command: str | list[str], cwd: Path, timeout_s: float = 300.0, **environ: str) -> tuple[int, str]:
     """Run ``command``, in a shell when it is one text, with this interpreter's programs first on the path.
 
     Args:

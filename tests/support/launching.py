@@ -11,10 +11,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["HOROVODRUN", "Ended", "Running", "horovodrun", "started"]
+__all__ = ["HOROVODRUN", "PATIENT", "Ended", "Running", "horovodrun", "started"]
 
 HOROVODRUN = [sys.executable, "-m", "horovod.launch.cli"]
-TIMEOUT_S = 60.0
+#: Gives the others as long as they need to end by themselves after a failure, and the keeper to end the job.
+PATIENT = [
+    sys.executable,
+    "-c",
+    "import sys; from horovod.launch import cli, supervise;"
+    "supervise.FAILURE_GRACE_S = supervise.SAFETY_S = 300; sys.exit(cli.main())",
+]
+TIMEOUT_S = 300.0
 
 
 class Ended:
@@ -29,10 +36,12 @@ class Ended:
         return self.out.splitlines()
 
 
-def horovodrun(*args: str, cwd: Path | None = None, stdin: str = "", **environ: str) -> Ended:
+def horovodrun(
+    *args: str, program: Sequence[str] = HOROVODRUN, cwd: Path | None = None, stdin: str = "", **environ: str
+) -> Ended:
     """Run to the end. One thread per rank unless told otherwise, so that the note on threads stays away."""
     process = subprocess.run(
-        [*HOROVODRUN, *args],
+        [*program, *args],
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -60,7 +69,7 @@ class Running:
                     with contextlib.suppress(ProcessLookupError):  # ended already
                         self.pidfds[os.pidfd_open(int(pid))] = int(pid)
 
-    def still_alive(self, timeout_s: float = 20.0) -> list[int]:
+    def still_alive(self, timeout_s: float = 120.0) -> list[int]:
         """The processes that the ranks named and that do not end within ``timeout_s``."""
         poll = select.poll()
         waiting = dict(self.pidfds)

@@ -11,7 +11,7 @@ __all__ = ["Belongings", "leaked_since"]
 
 # One per process, started on first use and ended at exit by multiprocessing itself.
 _HELPERS_OF_MULTIPROCESSING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-_WATCHED_FILES = ("socket:", "/memfd:", "anon_inode:[pidfd]")
+_WATCHED_FILES = ("socket:", "/memfd:", "anon_inode:[pidfd]", "anon_inode:[eventpoll]")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Belongings:
     Attributes:
         children: process id and command line of each child, zombies included.
         threads: the living Python threads.
-        files: descriptor and target of each open socket, memfd and pidfd.
+        files: descriptor and target of each open socket, memfd, pidfd and epoll.
         shared: names under /dev/shm that carry the project's name.
     """
 
@@ -36,7 +36,7 @@ class Belongings:
         return cls(_children(), frozenset(threading.enumerate()), _files(), _shared())
 
 
-def leaked_since(before: Belongings, grace_s: float = 5.0) -> list[str]:
+def leaked_since(before: Belongings, grace_s: float = 60.0) -> list[str]:
     """Tell what is there now and was not ``before``.
 
     Args:
@@ -63,14 +63,19 @@ def leaked_since(before: Belongings, grace_s: float = 5.0) -> list[str]:
 def _children() -> frozenset[str]:
     found = set()
     for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if not any(helper in command for helper in _HELPERS_OF_MULTIPROCESSING):
+        for pid in (_read(path) or b"").decode().split():
+            command = _read(Path(f"/proc/{pid}/cmdline"))
+            if command is not None and not any(helper in command for helper in _HELPERS_OF_MULTIPROCESSING):
                 found.add(f"{pid}: {command.replace(bytes(1), b' ').decode(errors='replace').strip() or '(zombie)'}")
     return frozenset(found)
+
+
+def _read(path: Path) -> bytes | None:
+    """What a file of /proc holds; None when its thread or process has ended since it was listed."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _files() -> frozenset[str]:
