@@ -81,6 +81,10 @@ class Rider:
         self.timed = members == 2 and bool(shown) and self.nbytes >= LEAST_BYTES
         self._copiers = [library.copier(spec.dtype, scale_aboard(request, spec, members)) for spec in shown]
 
+    def knows(self, token: int) -> bool:
+        """Whether ``board`` has filled the place ``token`` before."""
+        return token in self._places
+
     def board(self, work: Work, token: int) -> None:
         """Copy the inputs of ``work`` to the place ``token``."""
         places = self._places.get(token)

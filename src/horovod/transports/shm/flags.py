@@ -80,3 +80,4 @@ class Flags:
                     self._watch(member, time.monotonic() - started)
         finally:
             words32[mode] = 0
+            spinner.slept(time.monotonic() - started)

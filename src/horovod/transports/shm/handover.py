@@ -18,8 +18,8 @@ __all__ = ["LEAST_BYTES", "Handover"]
 LEAST_BYTES = 32 << 10
 #: Nanoseconds that a slow fill takes per byte, at least; a quick one takes a tenth, from main memory a third.
 _SLOW = 0.25
-#: So many slow fills in a row are no accident.
-_STREAK = 4
+#: So many slow fills in a row are no accident, and not the first use of the staging buffers either.
+_STREAK = 8
 #: Fills until every place has been overwritten by its reader, after the wish became known.
 _SETTLING = 64
 #: Fills until a rank looks whether its wish is still needed, and until it wishes again when that was of no use.
