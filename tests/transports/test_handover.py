@@ -12,9 +12,11 @@ from harness import run_ranks
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES
 from horovod.transports.shm.handover import Handover
+from horovod.transports.shm.staging import CHUNK_BYTES
 
 MIB = 1 << 20
 QUICK, SLOW = 26_000, 427_000
+STAGING_BUFFERS = STAGING_BYTES // CHUNK_BYTES
 
 
 class Pair:
@@ -44,9 +46,14 @@ def test_one_slow_fill_is_an_accident() -> None:
     assert not any(Pair(lambda _: next(costs)).fills(4000))
 
 
+def test_the_first_use_of_the_staging_buffers_is_slow_for_another_reason() -> None:
+    costs = iter([SLOW] * STAGING_BUFFERS + [QUICK] * 100)
+    assert not any(Pair(lambda _: next(costs)).fills(100))
+
+
 def test_where_overwriting_helps_it_is_wished_for_nearly_always() -> None:
     wishes = Pair(lambda overwritten: QUICK if overwritten else SLOW).fills(10_000)
-    assert wishes[:4] == [False] * 4
+    assert wishes[:8] == [False] * 8
     assert wishes.count(True) > 9_900
     # Now and then the rank looks whether it still needs it.
     assert wishes.count(False) > 10

@@ -187,6 +187,21 @@ def test_places_change_so_that_none_is_still_in_its_readers_cache(host: Host) ->
     assert tokens == set(range(0, ROTATION_BYTES, LIMIT))
 
 
+def test_the_first_use_of_a_place_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(2)
+    transport, work = host.ranks[0], _work([np.empty(LIMIT, "uint8")])
+    rider = transport.rider("numpy", _request(Kind.ALLREDUCE, work), 2)
+    assert rider is not None
+    timed: list[int] = []
+    monkeypatch.setattr(transport.staging.handover, "note", lambda nbytes, _: timed.append(nbytes))
+    tokens = []
+    for _ in range(20):
+        tokens.append(transport.offer(work, rider))
+        transport.skip(work)
+    host.close()
+    assert len(timed) == len(tokens) - len(set(tokens)) > 0
+
+
 def test_many_at_once_ride_although_the_first_are_read_meanwhile(host: Host) -> None:
     works = []
     for turn in range(200):

@@ -2,26 +2,77 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
+from horovod.transports.shm import spinner
 from horovod.transports.shm.spinner import Spinner
 
 
-def test_who_waits_in_vain_looks_less_and_less() -> None:
-    spinner = Spinner(crowded=False)
-    turns = [len(spinner.turns()) for _ in range(64)]
-    first = turns[0]
+class _Counted:
+    """Counts how often the core was offered to others, and keeps the time: a millisecond each time."""
+
+    def __init__(self) -> None:
+        self.offers = 0
+
+    def sched_yield(self) -> None:
+        self.offers += 1
+
+    def monotonic(self) -> float:
+        return self.offers / 1000
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
+    counted = _Counted()
+    monkeypatch.setattr(os, "sched_yield", counted.sched_yield)
+    monkeypatch.setattr(spinner.time, "monotonic", counted.monotonic)
+    return counted
+
+
+def _in_vain(looker: Spinner, counted: _Counted) -> int:
+    """Look until there is no patience left; return how many looks came before the core was offered to others."""
+    before = counted.offers
+    return sum(counted.offers == before for _ in looker.looks())
+
+
+def _found_at(looker: Spinner, count: int) -> None:
+    for number, _ in enumerate(looker.looks(), 1):
+        if number == count:
+            looker.succeeded()
+            return
+
+
+def test_who_waits_in_vain_looks_eagerly_less_and_less(counted: _Counted) -> None:
+    looker = Spinner(crowded=False)
+    eager = [_in_vain(looker, counted) for _ in range(64)]
+    first = eager[0]
     assert first > 0
-    assert turns[:4] == [first] * 4
-    assert [index for index, count in enumerate(turns[4:], 4) if count] == [16, 32, 48]
-    assert all(count > first for count in turns[16::16])
+    assert eager[:4] == [first] * 4
+    assert [index for index, count in enumerate(eager[4:], 4) if count] == [16, 32, 48]
+    assert all(count > first for count in eager[16::16])
 
 
-def test_success_makes_it_hope_again() -> None:
-    spinner = Spinner(crowded=False)
-    first = [len(spinner.turns()) for _ in range(10)]
+def test_success_makes_it_hope_again(counted: _Counted) -> None:
+    looker = Spinner(crowded=False)
+    first = [_in_vain(looker, counted) for _ in range(16)]
     assert not first[-1]
-    spinner.succeeded()
-    assert [len(spinner.turns()) for _ in range(10)] == first
+    _found_at(looker, 1)
+    assert [_in_vain(looker, counted) for _ in range(10)] == first[:10]
 
 
-def test_ranks_that_share_cores_sleep_at_once() -> None:
-    assert not any(len(Spinner(crowded=True).turns()) for _ in range(64))
+def test_success_of_polite_looks_makes_nobody_eager(counted: _Counted) -> None:
+    looker = Spinner(crowded=False)
+    eager = _in_vain(looker, counted)
+    for _ in range(3):
+        _found_at(looker, eager + 1)
+    assert _in_vain(looker, counted) == 0
+
+
+def test_ranks_that_share_cores_offer_theirs_before_a_second_look(counted: _Counted) -> None:
+    looker = Spinner(crowded=True)
+    for _ in range(64):
+        before = counted.offers
+        assert _in_vain(looker, counted) == 0
+        assert counted.offers > before

@@ -189,7 +189,7 @@ class Progress:
             step()
             if handle.done:
                 return heard
-            for _ in spinner.turns():
+            for _ in spinner.looks():
                 if has_news():
                     spinner.succeeded()
                     break
@@ -197,12 +197,10 @@ class Progress:
                 control.insist()
                 seen = words[bell]
                 control.announce(stepper.goal())
-                lay_down = time.monotonic()
                 if not has_news():
                     control.sleep(seen, _BEHIND_SLICE_S if channel.is_behind() else _SLICE_S, HOLDER)
                 words[mode] = 0
                 now = time.monotonic()
-                spinner.slept(now - lay_down)
                 started = started or now
                 if now - last_look >= _SLICE_S:
                     last_look = now

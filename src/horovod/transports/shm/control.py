@@ -73,7 +73,7 @@ class Control:
 
     Attributes:
         cores: on which all ranks together may run.
-        crowded: whether ranks share cores, so that who waits had better sleep at once.
+        crowded: whether ranks share cores, so that who waits had better give the core away at once.
         share: cores that there are for each rank, at least 1.
     """
 

@@ -1,4 +1,4 @@
-"""Wait for the flags of other ranks: spin a few microseconds, then sleep."""
+"""Wait for the flags of other ranks: look for a while, then sleep."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Flags:
 
     def _wait_for(self, member: int, value: int) -> None:
         words, index, spinner = self._words, self._index[member], self._spinner
-        for _ in spinner.turns():
+        for _ in spinner.looks():
             if words[index] >= value:
                 spinner.succeeded()
                 return
@@ -80,4 +80,3 @@ class Flags:
                     self._watch(member, time.monotonic() - started)
         finally:
             words32[mode] = 0
-            spinner.slept(time.monotonic() - started)

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
+
 __all__ = ["Spinner"]
 
 _TURNS = 300
-#: Where to be woken takes long, as in some virtual machines, more looks are cheaper than a nap; about half a
-#: millisecond of them.
-_MOST_TURNS = 16 * _TURNS
-#: After so many short naps in a row, spin only every so often; then at length, since the peer has to wake up first.
-_TRIES, _RETRY = 6, 64
-#: A longer sleep was none for lack of patience: the peer had something else to do.
-_NAP_S = 0.002
+#: After so many waits in which that was in vain, only try it every so often; and then longer.
+_TRIES, _RETRY, _LONGER = 4, 16, 3
+#: To be woken takes up to a quarter of a millisecond on virtual machines, and some microseconds elsewhere.
+_POLITE_S = 0.0005
 
 
 class Spinner:
-    """Spinning is for a peer that runs beside this rank and is about to come.
+    """Looks eagerly first, for a peer that runs beside this rank; then politely, giving the core away between looks.
 
-    If it does not run, for example because another program has taken its core, then spinning only keeps it from
-    running. Both look the same at first: a short sleep. So a rank tries more patience, and gives up if that is of no
-    use.
+    Eager looks only keep a peer from running that needs this core, because ranks share cores, or another program has
+    taken the peer's. Polite ones cost nobody anything but a switch; not to begin with them is for the sake of the core,
+    which the other program would keep for some milliseconds.
 
     Args:
-        crowded: whether ranks share cores, so that it is of no use at all.
+        crowded: whether ranks share cores, so that eager looks are of no use at all.
     """
 
     def __init__(self, crowded: bool) -> None:
-        self._least = range(0 if crowded else _TURNS)
-        self._most = range(0 if crowded else _MOST_TURNS)
-        self._turns = self._least
-        self._naps = 0
+        turns = 0 if crowded else _TURNS
+        self._short, self._long, self._none = range(turns), range(turns * _LONGER), range(0)
+        self._in_vain = 0
+        self._eager = True
 
-    def turns(self) -> range:
-        """Return how often to look now."""
-        naps = self._naps
-        if naps < _TRIES:
-            return self._turns
-        return self._most if naps % _RETRY == 0 else range(0)
+    def looks(self) -> Iterator[None]:
+        """Return when to look; whoever found what it waits for says so, with ``succeeded``."""
+        in_vain = self._in_vain
+        self._in_vain = in_vain + 1
+        self._eager = True
+        for _ in self._short if in_vain < _TRIES else self._none if in_vain % _RETRY else self._long:
+            yield
+        self._eager = False
+        until = time.monotonic() + _POLITE_S
+        while True:
+            os.sched_yield()
+            yield
+            if time.monotonic() > until:
+                return
 
     def succeeded(self) -> None:
         """Note that a look was worth it."""
-        self._naps = 0
-
-    def slept(self, seconds: float) -> None:
-        """Note that looking was in vain, and how long this rank slept then."""
-        if seconds > _NAP_S:
-            self._naps = 0
-            self._turns = self._least
-            return
-        self._naps += 1
-        self._turns = range(min(2 * len(self._turns), len(self._most)))
+        if self._eager:
+            self._in_vain = 0

@@ -44,7 +44,7 @@ def inline_limit(size: int, kind: Kind) -> int:
     """Return the bytes above which tensors do not ride in the request: the more ranks, the more each has to read."""
     if size <= 2 and kind is Kind.ALLREDUCE:
         return 4 << 20
-    return 1 << 20 if size <= 4 else 64 << 10
+    return 512 << 10 if size <= 4 else 64 << 10
 
 
 class ShmTransport:
