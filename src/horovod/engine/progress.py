@@ -25,7 +25,8 @@ __all__ = ["Progress", "Stepper"]
 
 _SLICE_S = 0.1
 _BEHIND_SLICE_S = 0.001
-_IDLE_SLICE_S = 1.0
+#: A rank with nothing in flight is rung for whatever concerns it; and to run at all, after a pause, may take 20 ms.
+_IDLE_SLICE_S = 30.0
 #: A caller that has submitted nothing for so long does something else now; and how often to wait for that.
 _QUIET_S, _PAUSES = 0.0005, 40
 
