@@ -14,6 +14,7 @@ from commands import run
 from horovod.bench.cases import OPS
 from horovod.bench.cli import main, parse
 from horovod.bench.events import result
+from horovod.bench.profile import PARTS
 
 PYTHON = [sys.executable, "-m", "horovod.bench"]
 SMALL = ["--sizes", "64,4K", "--rounds", "1", "--round-ms", "1"]
@@ -66,6 +67,17 @@ def test_being_observed(tmp_path: Path) -> None:
     assert row["operations"] >= 1
     # The thread looks 25 times a second: it need not have looked in turns as short as these.
     assert row["results"]["timeline"]["busy_s"] >= 0 < row["results"]["flight recorder"]["beyond_s"]
+
+
+@pytest.mark.slow
+def test_a_profile_accounts_for_the_whole_call(tmp_path: Path) -> None:
+    rows = bench(tmp_path, "profile", "--sizes", "64,64K", "--rounds", "1")["rows"]
+    assert [row["nbytes"] for row in rows] == [64, 65536]
+    for row in rows:
+        assert row["copy_s"] > 0 < row["add_s"]
+        assert set(row["results"]) == {"horovod", "horovod arena"}
+        for parts in row["results"].values():
+            assert all(parts[f"{part}_s"] > 0 for part in PARTS), parts
 
 
 @pytest.mark.slow

@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     for command in (train, observed, memory):
         command.add_argument("--models", type=_list_of(MODELS), default=MODELS, help="of mlp,resnet,gpt (default all)")
         command.add_argument("--tiny", action="store_true", help="tiny models: only to see that it runs")
+    parts = commands.add_parser("profile", parents=[common], help="where the time of an allreduce goes")
+    parts.add_argument(
+        "--sizes",
+        type=_read(parse_sizes),
+        default="64,64K,1M,4M,64M",
+        help="bytes of a tensor (default 64,64K,1M,4M,64M)",
+    )
     commands.add_parser("startup", parents=[common], help="import, launch, init, shutdown, against torchrun")
     idle = commands.add_parser("idle", parents=[common], help="CPU of an initialised job that does nothing")
     idle.add_argument("--seconds", type=float, default=10.0, help="how long to watch (default 10)")

@@ -19,6 +19,7 @@ from horovod.bench.idle import run_idle
 from horovod.bench.mpi import Mpi
 from horovod.bench.observed import run_observed
 from horovod.bench.ours import Ours
+from horovod.bench.profile import run_profile
 from horovod.bench.train import ddp_arm, horovod_arm, local_arm, run_train
 
 __all__ = ["run_rank"]
@@ -50,6 +51,8 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         stop_gloo(control)
     elif args.command == "timeline":
         rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
+    elif args.command == "profile":
+        rows = run_profile(args.sizes, control, tell, rounds=args.rounds)
     else:
         rows = run_idle(control, tell, seconds=args.seconds)
     used = Load.now().since(start)

@@ -25,7 +25,14 @@ def table(result: Result) -> Table:
     title = f"{kind}, {ranks} ranks on {host['cores']} cores ({host['cpu']})"
     if kind in OPS:
         return _collectives(result, title)
-    tables = {"train": _train, "timeline": _observed, "memory": _memory, "idle": _idle, "startup": _startup}
+    tables = {
+        "train": _train,
+        "timeline": _observed,
+        "profile": _profile,
+        "memory": _memory,
+        "idle": _idle,
+        "startup": _startup,
+    }
     return tables[kind](result, title)
 
 
@@ -118,6 +125,17 @@ def _observed(result: Result, title: str) -> Table:
     return made
 
 
+def _profile(result: Result, title: str) -> Table:
+    made = _new(title, "size", ["way", "call", "submit", "agree", "execute", "rest", "copy alone", "add alone"])
+    for row in result["rows"]:
+        alone = [format_seconds(row[key]) for key in ("copy_s", "add_s")]
+        for number, (name, one) in enumerate(row["results"].items()):
+            parts = (format_seconds(one[f"{key}_s"]) for key in ("median", "submit", "agree", "execute", "rest"))
+            size = "" if number else format_bytes(row["nbytes"])
+            made.add_row(size, name, *parts, *(("", "") if number else alone))
+    return made
+
+
 def _memory(result: Result, title: str) -> Table:
     made = _new(title, "model", ["gradients", "way", "held per rank", "beyond", "of the gradients"])
     for row in result["rows"]:
@@ -195,9 +213,10 @@ def picture(result: Result) -> str:
         return _curves(result, title)
     items: list[tuple[str, float, str]] = []
     for row in result["rows"]:
-        if kind == "train":
+        if kind in ("train", "profile"):
+            what = row["model"] if kind == "train" else format_bytes(row["nbytes"])
             for name, one in row["results"].items():
-                items.append((f"{row['model']}, {name}", one["median_s"], format_seconds(one["median_s"])))
+                items.append((f"{what}, {name}", one["median_s"], format_seconds(one["median_s"])))
         elif kind == "timeline":
             for name, one in row["results"].items():
                 items.append((f"{row['model']}, {name}", max(one["share"], 0.0), f"{one['share']:.2%}"))

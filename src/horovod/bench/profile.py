@@ -1,0 +1,95 @@
+"""Where the time of a synchronous allreduce goes, by the flight recorders of all ranks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from horovod.bench.cases import Case
+from horovod.bench.control import Control
+from horovod.bench.events import Tell
+from horovod.bench.ours import Ours
+from horovod.bench.stats import calls_for
+from horovod.core.requests import Kind
+from horovod.engine import context
+from horovod.engine.records import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
+
+__all__ = ["PARTS", "run_profile"]
+
+#: Until the caller waits (small tensors are copied aboard meanwhile); until the execution begins (the other ranks come,
+#: the coordinator answers); the execution; and Python before and after.
+PARTS = ("submit", "agree", "execute", "rest")
+
+
+def run_profile(
+    sizes: Sequence[int], control: Control, tell: Tell, *, rounds: int = 7, round_s: float = 0.05
+) -> list[dict[str, Any]]:
+    """Take allreduces of ordinary tensors and of tensors in the arena to pieces; called on all ranks.
+
+    Args:
+        sizes: bytes of the tensors.
+        control: how the ranks agree.
+        tell: progress.
+        rounds: how often each is measured.
+        round_s: seconds of one measurement.
+
+    Returns:
+        A row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks. Beside them,
+        what copying and adding as many bytes takes in memory of a rank's own, on all ranks at once.
+    """
+    rows = []
+    ways = (Ours(control), Ours(control, arena=True))
+    for number, nbytes in enumerate(sizes):
+        case = Case("allreduce", nbytes, "float32", 1)
+        results = {}
+        for way in ways:
+            tell(number, len(sizes), f"{way.name} {nbytes}")
+            way.prepare(case)
+            warm = way.measure(3)
+            parts: list[list[float]] = []
+            for _ in range(rounds):
+                calls = control.broadcast(calls_for(min(warm), round_s))
+                warm = way.measure(calls)
+                parts += _mean_of_ranks(control.gather(_parts(warm)))
+            way.release()
+            names = [f"{part}_s" for part in ("median", *PARTS)]
+            results[way.name] = dict(zip(names, map(median, zip(*parts, strict=True)), strict=True))
+        rows.append({"nbytes": nbytes, "results": results} | _alone(nbytes, control, rounds))
+    tell(1, 1, "done")
+    return rows
+
+
+def _parts(calls: Sequence[float]) -> list[list[float]]:
+    """For each of the last calls its time, and that of each part, on this rank; seconds."""
+    records = [record for record in context.engine().ring if record[REQUEST].kind is Kind.ALLREDUCE][-len(calls) :]
+    found = []
+    for call, record in zip(calls, records, strict=True):
+        # Who found the operation done did not wait.
+        waited = record[WAITED] or record[ENDED]
+        marks = (record[SUBMITTED], min(waited, record[STARTED]), record[STARTED], record[ENDED])
+        parts = [(end - start) / 1e9 for start, end in itertools.pairwise(marks)]
+        found.append([call, *parts, call - sum(parts)])
+    return found
+
+
+def _mean_of_ranks(by_rank: Sequence[list[list[float]]]) -> list[list[float]]:
+    return [[sum(values) / len(values) for values in zip(*call, strict=True)] for call in zip(*by_rank, strict=True)]
+
+
+def _alone(nbytes: int, control: Control, rounds: int) -> dict[str, float]:
+    tensor = torch.zeros(max(1, nbytes // 4))
+    other = torch.zeros_like(tensor)
+    steps: dict[str, Callable[[], Any]] = {"copy_s": lambda: other.copy_(tensor), "add_s": lambda: tensor.add_(other)}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(4 * rounds):
+        control.barrier()
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    return {name: median(map(median, control.gather(spent))) for name, spent in times.items()}
