@@ -345,13 +345,16 @@ def test_a_rank_that_is_gone_before_it_is_heard(job: str, monkeypatch: pytest.Mo
         raise ProcessLookupError(errno.ESRCH, "no such process")
 
     monkeypatch.setattr(os, "pidfd_open", no_such_process)
-    host = Attempt(job, 0, 2)
+    # Nobody waits for it once the others are there.
+    monkeypatch.setattr(unix, "_LINGER_S", 10 * LONG_S)
+    host = Attempt(job, 0, 3, timeout_s=10 * LONG_S)
     with closing(_dial(job)) as victim:
-        _send(victim, _greeting())
+        _send(victim, _greeting(size=3))
         assert victim.recv(100) == b""
-    error = host.done()
-    assert isinstance(error, PeerLostError)
-    assert "rank 1" in str(error)
+    guest = Attempt(job, 2, 3)
+    for error in (host.done(), guest.done()):
+        assert isinstance(error, PeerLostError)
+        assert "rank 1" in str(error)
 
 
 def test_rank_0_dies_inside_init(job: str) -> None:

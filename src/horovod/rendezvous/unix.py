@@ -107,6 +107,8 @@ class _Host:
         self._arena_fd = arena_fd
         self._control_fd = control_fd
         self._guests: dict[int, _Guest] = {}
+        # Also those who died since.
+        self._heard: set[int] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             self._listener.bind(address)
@@ -153,7 +155,7 @@ class _Host:
                 guest.connection.close()
 
     def _is_waiting(self) -> bool:
-        return len({guest.hello.rank for guest in self._guests.values()}) < self._world.size - 1
+        return len(self._heard) < self._world.size - 1
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -183,6 +185,7 @@ class _Host:
             connection.close()
             return "", -1
         hello = msgspec.msgpack.decode(body, type=Hello)
+        self._heard.add(hello.rank)
         error = self._unfit(hello)
         try:
             pid_fd = os.pidfd_open(peer_of(connection)[0])
