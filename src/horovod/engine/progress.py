@@ -236,12 +236,13 @@ class Progress:
                     words[mode] = 0
                     if not self._waiters:
                         stepper.step()
-                    if stepper.is_idle():
-                        slice_s = _IDLE_SLICE_S
                     now = time.monotonic()
-                    if now - last_look >= slice_s:
+                    if now - last_look >= _SLICE_S:
                         last_look = now
-                        stepper.tick(slice_s)
+                        stepper.tick(_SLICE_S)
+                        # Only who has just looked may sleep for long: it may have been rung for what that shows.
+                        if stepper.is_idle():
+                            slice_s = _IDLE_SLICE_S
                     words[mode] = PARKED
                     futex.fence()
                     seen = words[bell]
