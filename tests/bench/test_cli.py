@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from commands import run
 
-from horovod.bench.cases import OPS
+from horovod.bench.cases import OPS, PARTS
 from horovod.bench.cli import main, parse
 from horovod.bench.events import result
-from horovod.bench.profile import PARTS
 
 PYTHON = [sys.executable, "-m", "horovod.bench"]
 SMALL = ["--sizes", "64,4K", "--rounds", "1", "--round-ms", "1"]

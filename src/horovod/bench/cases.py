@@ -11,6 +11,7 @@ __all__ = [
     "LIMIT",
     "MODELS",
     "OPS",
+    "PARTS",
     "PEERS",
     "Case",
     "bus_factor",
@@ -28,6 +29,9 @@ LIMIT = "memory sweep"
 """Name of the contender that only reads and writes memory: the yardstick."""
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async")
+PARTS = ("submit", "agree", "execute", "rest")
+"""Of a call: until its caller waits (small tensors are copied aboard meanwhile); until the execution begins (the other
+ranks come, the coordinator answers); the execution; and Python before and after."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -10,20 +10,16 @@ from typing import Any
 
 import torch
 
-from horovod.bench.cases import Case
+from horovod.bench.cases import PARTS, Case
 from horovod.bench.control import Control
 from horovod.bench.events import Tell
 from horovod.bench.ours import Ours
-from horovod.bench.stats import calls_for
+from horovod.bench.stats import calls_for, mean_of_ranks
 from horovod.core.requests import Kind
 from horovod.engine import context
 from horovod.engine.records import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
 
-__all__ = ["PARTS", "run_profile"]
-
-#: Until the caller waits (small tensors are copied aboard meanwhile); until the execution begins (the other ranks come,
-#: the coordinator answers); the execution; and Python before and after.
-PARTS = ("submit", "agree", "execute", "rest")
+__all__ = ["run_profile"]
 
 
 def run_profile(
@@ -51,21 +47,22 @@ def run_profile(
             tell(number, len(sizes), f"{way.name} {nbytes}")
             way.prepare(case)
             warm = way.measure(3)
-            parts: list[list[float]] = []
+            columns: list[list[float]] = [[] for _ in ("call", *PARTS)]
             for _ in range(rounds):
                 calls = control.broadcast(calls_for(min(warm), round_s))
                 warm = way.measure(calls)
-                parts += _mean_of_ranks(control.gather(_parts(warm)))
+                for column, by_rank in zip(columns, zip(*control.gather(_parts(warm)), strict=True), strict=True):
+                    column += mean_of_ranks(by_rank)
             way.release()
             names = [f"{part}_s" for part in ("median", *PARTS)]
-            results[way.name] = dict(zip(names, map(median, zip(*parts, strict=True)), strict=True))
+            results[way.name] = dict(zip(names, map(median, columns), strict=True))
         rows.append({"nbytes": nbytes, "results": results} | _alone(nbytes, control, rounds))
     tell(1, 1, "done")
     return rows
 
 
 def _parts(calls: Sequence[float]) -> list[list[float]]:
-    """For each of the last calls its time, and that of each part, on this rank; seconds."""
+    """Of the last calls, the times of the whole and then of each part, on this rank; seconds."""
     records = [record for record in context.engine().ring if record[REQUEST].kind is Kind.ALLREDUCE][-len(calls) :]
     found = []
     for call, record in zip(calls, records, strict=True):
@@ -74,11 +71,7 @@ def _parts(calls: Sequence[float]) -> list[list[float]]:
         marks = (record[SUBMITTED], min(waited, record[STARTED]), record[STARTED], record[ENDED])
         parts = [(end - start) / 1e9 for start, end in itertools.pairwise(marks)]
         found.append([call, *parts, call - sum(parts)])
-    return found
-
-
-def _mean_of_ranks(by_rank: Sequence[list[list[float]]]) -> list[list[float]]:
-    return [[sum(values) / len(values) for values in zip(*call, strict=True)] for call in zip(*by_rank, strict=True)]
+    return [list(column) for column in zip(*found, strict=True)]
 
 
 def _alone(nbytes: int, control: Control, rounds: int) -> dict[str, float]:

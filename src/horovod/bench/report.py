@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horovod.bench import plot
-from horovod.bench.cases import LIMIT, OPS, format_bytes, format_seconds
+from horovod.bench.cases import LIMIT, OPS, PARTS, format_bytes, format_seconds
 
 __all__ = ["markdown", "notes", "picture", "table"]
 
@@ -126,11 +126,11 @@ def _observed(result: Result, title: str) -> Table:
 
 
 def _profile(result: Result, title: str) -> Table:
-    made = _new(title, "size", ["way", "call", "submit", "agree", "execute", "rest", "copy alone", "add alone"])
+    made = _new(title, "size", ["way", "call", *PARTS, "copy alone", "add alone"])
     for row in result["rows"]:
         alone = [format_seconds(row[key]) for key in ("copy_s", "add_s")]
         for number, (name, one) in enumerate(row["results"].items()):
-            parts = (format_seconds(one[f"{key}_s"]) for key in ("median", "submit", "agree", "execute", "rest"))
+            parts = (format_seconds(one[f"{key}_s"]) for key in ("median", *PARTS))
             size = "" if number else format_bytes(row["nbytes"])
             made.add_row(size, name, *parts, *(("", "") if number else alone))
     return made
