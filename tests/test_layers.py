@@ -17,6 +17,7 @@ GROUND = (
     "horovod.config",
     "horovod.config_page",
     "horovod.world",
+    "horovod.logs",
 )
 SHARED_WORDS = "horovod.core.requests"
 
@@ -26,12 +27,15 @@ MAY_IMPORT = {
     "transports": ("core.adasum",),
     "rendezvous": (),
     "timeline": ("core",),
-    "engine": ("core", "transports", "rendezvous", "timeline"),
-    "bindings": ("engine", "transports.kernels"),
+    "engine": ("core", "transports", "observe", "links"),
+    "observe": ("core", "engine", "timeline", "links"),
+    "links": ("core", "engine", "transports", "rendezvous"),
+    "context": ("engine", "links", "observe", "transports", "rendezvous"),
+    "bindings": ("context", "engine", "transports.kernels"),
     "launch": ("rendezvous", "timeline"),
-    "numpy": ("bindings", "engine"),
-    "torch": ("bindings", "engine", "transports.kernels_torch"),
-    "bench": ("bindings", "engine", "transports", "launch", "numpy", "torch"),
+    "numpy": ("bindings", "context", "engine"),
+    "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
+    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),

@@ -255,7 +255,7 @@ def test_an_interrupted_wait_ends_the_job_for_all() -> None:
 
 def _comes_late() -> None:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
     from horovod.transports.shm.control import State
 
     hvd.allreduce(np.ones(10), name="before")

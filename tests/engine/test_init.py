@@ -219,7 +219,7 @@ def _plain_fork() -> int:
             sys.exit(7)
         finally:
             # What atexit would do, without the harness's own handlers.
-            from horovod.engine import context
+            from horovod import context
 
             context._at_exit()
             os._exit(7)

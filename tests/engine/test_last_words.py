@@ -13,7 +13,7 @@ import pytest
 from commands import printed, run
 from launching import PATIENT
 
-from horovod.engine import stacks
+from horovod.observe import stacks
 
 LONELY = """
 import horovod.numpy as hvd

@@ -97,7 +97,7 @@ def test_a_rank_that_runs_thousands_of_operations_ahead() -> None:
 
 def _leaves_in_a_hurry() -> bool:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     hvd.barrier()
     if hvd.rank() == 0:
@@ -125,7 +125,7 @@ def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
 
 def _leaves_in_the_middle() -> bool:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     hvd.barrier()
     if hvd.rank() == 0:

@@ -18,7 +18,7 @@ from harness import LIMIT_S, Ranks, run_ranks
 from launching import PATIENT
 
 from horovod.engine import records
-from horovod.engine.recorder import DEFAULT_FOLDER, Trigger
+from horovod.observe.recorder import DEFAULT_FOLDER, Trigger
 from horovod.timeline.doctor import examine
 from horovod.timeline.dumps import read_folder
 
@@ -63,7 +63,7 @@ def test_a_signal_to_one_rank_makes_all_write(tmp_path: Path) -> None:
 
 def _too_many() -> int:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     for _ in range(records.CAPACITY + 100):
         hvd.allreduce(np.ones(1), name="w")
@@ -147,7 +147,7 @@ def test_debugging_shows_tracebacks_as_they_are(tmp_path: Path) -> None:
 
 def _stall_and_read(folder: str) -> Any:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     blame_only(1, {"gradient": (0, 2)})
     if hvd.rank() == 1:
@@ -179,7 +179,7 @@ def _write_nowhere() -> list[str]:
     import logging
 
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     messages: list[str] = []
 

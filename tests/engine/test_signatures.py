@@ -26,7 +26,7 @@ def _declarations(engine: Any) -> list[int]:
 
 def _declared_once() -> int:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     count = _declarations(context.engine())
     array = np.ones(10)
@@ -142,7 +142,7 @@ def test_lines_of_code_that_no_longer_exists_are_right() -> None:
 
 def _one_name_from_many_lines() -> int:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     count = _declarations(context.engine())
     for _ in range(10):

@@ -11,9 +11,9 @@ from paper import PaperJob, request
 from horovod.config import Config
 from horovod.core.requests import Kind
 from horovod.core.stall import Waiting
-from horovod.engine import stalls
-from horovod.engine.stalls import StallWatch
 from horovod.errors import StallError
+from horovod.observe import stalls
+from horovod.observe.stalls import StallWatch
 
 
 class Clock:

@@ -200,7 +200,7 @@ def _many(count: int) -> None:
 
 def _until_the_recording_has_looked() -> None:
     """Wait for its thread, which a machine under load may not let run for a while; more may be lost then."""
-    from horovod.engine import context
+    from horovod import context
 
     engine = context.engine()
     submitted = engine.ring[-1]

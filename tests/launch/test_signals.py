@@ -19,7 +19,7 @@ import os, sys, threading, time
 from pathlib import Path
 import numpy as np
 import horovod.numpy as hvd
-from horovod.engine import stacks
+from horovod.observe import stacks
 
 def up():
     print("up", os.getpid(), flush=True)

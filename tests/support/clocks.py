@@ -9,7 +9,7 @@ from typing import Any
 
 from horovod.core.coordinator import Coordinator
 from horovod.core.requests import Request
-from horovod.engine.stalls import StallWatch
+from horovod.observe.stalls import StallWatch
 from horovod.rendezvous import unix
 
 __all__ = ["blame_only", "let_time_run_out"]

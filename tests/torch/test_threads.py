@@ -53,7 +53,7 @@ def _in_the_background() -> tuple[int, int]:
     import torch
 
     import horovod.torch as hvd
-    from horovod.engine import context
+    from horovod import context
 
     context.engine().transport.control.share = 2
     torch.set_num_threads(1)

@@ -76,7 +76,7 @@ def test_where_overwriting_does_not_help_it_is_hardly_wished_for() -> None:
 def _wish() -> Any:
     """Wish to have everything overwritten, from now on; return this rank's transport."""
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     transport: Any = context.engine().transport
     control = transport.control
@@ -112,7 +112,7 @@ def test_overwriting_changes_no_result_and_leaves_nothing(elements: int, dtype: 
 def _moved(kind: str, rows: int) -> tuple[int, int]:
     """Return how many elements this rank has shown, and how many of them are left."""
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     transport = _wish()
     rank = hvd.rank()

@@ -11,7 +11,7 @@ from harness import run_ranks
 
 def _reduce(large: bool, counts: list[int]) -> None:
     import horovod.numpy as hvd
-    from horovod.engine import context
+    from horovod import context
 
     control: Any = context.engine().control
     rank, size = hvd.rank(), hvd.size()

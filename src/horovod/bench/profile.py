@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from horovod import context
 from horovod.bench.cases import PARTS, Case
 from horovod.bench.control import Control
 from horovod.bench.events import Tell
 from horovod.bench.ours import Ours
 from horovod.bench.stats import calls_for, mean_of_ranks
 from horovod.core.requests import Kind
-from horovod.engine import context
 from horovod.engine.records import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
 
 __all__ = ["run_profile"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Reductions
 from horovod.bindings.worldly import Worldly
 from horovod.core.requests import Kind
-from horovod.engine import context
 
 __all__ = ["Collectives"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from horovod import context
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
-from horovod.engine import context
 
 __all__ = [
     "ProcessSet",

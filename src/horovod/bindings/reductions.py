@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.submission import Submission, id_of
 from horovod.core.requests import Kind, ReduceOp
-from horovod.engine import context
 from horovod.errors import RequestError
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reductions", "Sum", "resolve_op"]

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from horovod import context
 from horovod.bindings.adapter import Adapter, Stage
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ITEMSIZE, Kind
-from horovod.engine import context
 from horovod.engine.handles import Handle
 
 __all__ = ["Submission", "id_of"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from horovod import context
 from horovod.bindings import process_sets as sets
-from horovod.engine import context
 from horovod.engine.stats import Stats
 
 __all__ = ["Worldly"]

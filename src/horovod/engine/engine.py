@@ -16,17 +16,17 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
 from horovod.engine import callsite
-from horovod.engine.board import Board
 from horovod.engine.channel import Channel, CoordinatorChannel, WorkerChannel
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
-from horovod.engine.observer import Observer
 from horovod.engine.progress import Progress
 from horovod.engine.records import ENDED, SUBMITTED, WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
 from horovod.engine.vigil import Vigil
-from horovod.engine.watch import Peers
+from horovod.links.shm.board import Board
+from horovod.links.shm.peers import Peers
+from horovod.observe.observer import Observer
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
 from horovod.transports.shm.arena import Arena

@@ -6,8 +6,8 @@ from horovod import errors
 from horovod.core.mismatch import describe_waiting
 from horovod.engine.channel import Channel, CoordinatorChannel
 from horovod.engine.log import LogRunner
-from horovod.engine.observer import Observer
-from horovod.engine.watch import Peers
+from horovod.links.shm.peers import Peers
+from horovod.observe.observer import Observer
 from horovod.transports.shm.control import Control, State
 
 __all__ = ["Vigil"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.engine import callsite, context
+from horovod import context
+from horovod.engine import callsite
 from horovod.errors import OptimizerUseError, RequestError
 
 __all__ = ["out_of_turn", "wrong_argument"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
-from horovod.engine import context
 from horovod.torch.adasum import AdasumMembers
 from horovod.torch.buckets import Settings
 from horovod.torch.compiling import keep_out_of_graphs

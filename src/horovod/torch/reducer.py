@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from horovod import context
 from horovod.bindings.buckets import Item, plan_buckets
-from horovod.engine import callsite, context
+from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
 from horovod.torch.alone import start_alone
 from horovod.torch.buckets import Bucket, Settings, Slot

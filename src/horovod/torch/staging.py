@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from horovod.engine import context
+from horovod import context
 from horovod.torch.inference import ordinary
 
 if TYPE_CHECKING:

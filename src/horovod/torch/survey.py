@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from horovod.bindings.objects import allgather_object
-from horovod.engine.logs import logger
 from horovod.errors import MismatchError
+from horovod.logs import logger
 from horovod.phrases import few, list_ranks
 from horovod.torch.buckets import Settings, Slot
 from horovod.torch.optimizer_state import dense_stride

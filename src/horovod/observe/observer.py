@@ -13,16 +13,16 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting
-from horovod.engine.board import Board, Wish
-from horovod.engine.inquiry import Inquiry, Situation, situation
 from horovod.engine.log import LogRunner
-from horovod.engine.recorder import Recorder, Trigger
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring, now
-from horovod.engine.stalls import StallWatch
-from horovod.engine.tracing import Tracer
-from horovod.engine.watch import Peers
-from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import HorovodInternalError, StallError
+from horovod.links.shm.board import Board, Wish
+from horovod.links.shm.peers import Peers
+from horovod.observe.inquiry import Inquiry, Situation, situation
+from horovod.observe.recorder import Recorder, Trigger
+from horovod.observe.stalls import StallWatch
+from horovod.observe.tracer import Tracer
+from horovod.observe.whereabouts import Whereabouts
 from horovod.timeline.dumps import SCRIPT_ENDED
 
 __all__ = ["Observer"]

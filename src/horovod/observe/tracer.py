@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.board import Board, Session, Wish
-from horovod.engine.logs import logger
-from horovod.engine.recording import Recording
 from horovod.engine.records import Ring, now
+from horovod.links.shm.board import Board, Session, Wish
+from horovod.logs import logger
+from horovod.observe.recording import Recording
 from horovod.timeline.events import Events
 from horovod.timeline.file import TraceFile
 

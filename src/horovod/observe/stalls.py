@@ -15,12 +15,12 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, names
-from horovod.engine.board import Wish
 from horovod.engine.handles import Handle
-from horovod.engine.logs import logger
 from horovod.engine.records import SUBMITTED, now
-from horovod.engine.whereabouts import Whereabouts
 from horovod.errors import StallError
+from horovod.links.shm.board import Wish
+from horovod.logs import logger
+from horovod.observe.whereabouts import Whereabouts
 from horovod.phrases import list_ranks
 
 __all__ = ["StallWatch"]

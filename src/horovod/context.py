@@ -15,13 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from horovod import config as configuration
+from horovod import logs
 from horovod import world as worlds
 from horovod.cgroups import usable_cores
 from horovod.config import Config
-from horovod.engine import logs, stacks
-from horovod.engine.board import Board
 from horovod.engine.engine import Engine
-from horovod.engine.watch import Peers
 from horovod.errors import (
     DuplicateNameError,
     HorovodInternalError,
@@ -30,6 +28,9 @@ from horovod.errors import (
     OptimizerUseError,
     PeerLostError,
 )
+from horovod.links.shm.board import Board
+from horovod.links.shm.peers import Peers
+from horovod.observe import stacks
 from horovod.rendezvous import kinship
 from horovod.rendezvous.unix import meet
 from horovod.transports.local import LocalTransport

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
-from horovod.engine.board import Wish
-from horovod.engine.inquiry import PATIENCE_S, Inquiry, Situation
 from horovod.engine.records import now
+from horovod.links.shm.board import Wish
+from horovod.observe.inquiry import PATIENCE_S, Inquiry, Situation
 from horovod.phrases import list_ranks
 
 __all__ = ["Vitals", "Whereabouts", "vitals"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.stall import Waiting
-from horovod.engine import stacks
-from horovod.engine.inquiry import Situation
-from horovod.engine.logs import logger
 from horovod.engine.records import Record, Ring, now
+from horovod.logs import logger
+from horovod.observe import stacks
+from horovod.observe.inquiry import Situation
 from horovod.timeline import dumps
 
 __all__ = ["DEFAULT_FOLDER", "Recorder", "Trigger"]

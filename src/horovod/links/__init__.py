@@ -1,0 +1,1 @@
+"""A link assembles what an engine needs between ranks: channel, doorbell, peers, board and transport."""

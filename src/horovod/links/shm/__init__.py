@@ -1,0 +1,1 @@
+"""The link of the ranks of one host, over memory that they share."""
