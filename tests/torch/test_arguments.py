@@ -200,3 +200,12 @@ def test_compression_casts_floating_point_only(name: str, wire: torch.dtype | No
     restored = compression.decompress(packed, context)
     assert restored.dtype is dtype
     assert torch.equal(restored, tensor)
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
+    expanded = torch.zeros(1).expand(4)
+    for operation in (hvd.allreduce_, hvd.allreduce_async_):
+        with pytest.raises(ValueError, match=r"several elements of which are one in memory.*pass tensor.clone"):
+            operation(expanded)
+    assert torch.equal(hvd.allreduce(expanded), torch.zeros(4))

@@ -33,19 +33,32 @@ class Adapter(Protocol):
     Attributes:
         name: of the framework.
         kernels: name of the kernels that understand its buffers.
+        writable: whether tensors can be written in place; if not, collectives in place are refused.
     """
 
     name: str
     kernels: str
+    writable: bool
 
     def buffer(self, tensor: Any) -> Buffer | None:
-        """Return a contiguous alias of ``tensor`` that no autograd watches; None if it is not contiguous
-        or not in host memory.
+        """Return a contiguous alias of ``tensor`` that no autograd watches, and that is only read; None if it is
+        not contiguous or not in host memory.
 
         Raises:
             TypeError: it is no tensor of this framework.
             ValueError: it is one that cannot be sent, such as a sparse one.
         """
+
+    def target(self, tensor: Any) -> Buffer | None:
+        """Return ``buffer(tensor)`` for an operation in place, which writes it; never called if not ``writable``.
+
+        Raises:
+            TypeError: as ``buffer``.
+            ValueError: as ``buffer``, or this tensor cannot be written.
+        """
+
+    def wrap(self, buffer: Buffer) -> Any:
+        """Return the framework's tensor over a result buffer that ``empty`` or ``over`` made; zero copy if possible."""
 
     def address(self, buffer: Buffer) -> int:
         """Return the address of a buffer's first byte."""
@@ -62,11 +75,11 @@ class Adapter(Protocol):
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
         """Copy ``buffer`` over ``tensor``, which need not be contiguous."""
 
-    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        """Return an uninitialised tensor on the device of ``like``."""
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Buffer) -> Buffer:
+        """Return an uninitialised buffer for a result, on the device of ``like``; aligned as ``wrap`` needs it."""
 
-    def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor over a buffer, which it keeps alive."""
+    def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Buffer:
+        """Return a buffer over memory of the arena, which it keeps alive."""
 
     def dtype_name(self, dtype: Any) -> str:
         """Return the canonical name of a dtype of the framework; None is its default."""

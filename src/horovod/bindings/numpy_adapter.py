@@ -1,15 +1,27 @@
-"""The adapter of numpy arrays."""
+"""The adapter of numpy arrays, and of frameworks whose tensors cannot be written but read as numpy arrays."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["NumpyAdapter"]
+__all__ = ["ImmutableAdapter", "NumpyAdapter", "aligned"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Where frameworks want the first byte of memory that they adopt: the width of the widest vector registers.
+_ALIGN_BYTES = 64
+
+
+def aligned(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an uninitialised array that begins on a 64-byte boundary, so that any framework can adopt its memory."""
+    kind = np.dtype(dtype)
+    memory = np.empty(math.prod(shape) * kind.itemsize + _ALIGN_BYTES, np.uint8)
+    array: Array = np.ndarray(shape, kind, memory, -memory.ctypes.data % _ALIGN_BYTES)
+    return array
 
 
 class NumpyAdapter:
@@ -17,12 +29,27 @@ class NumpyAdapter:
 
     name = "numpy"
     kernels = "numpy"
+    writable = True
 
     def buffer(self, tensor: Any) -> Array | None:
         """Return the array itself if it is C-contiguous."""
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"expected a numpy array, received {type(tensor).__name__}; use numpy.asarray()")
         return tensor if tensor.flags.c_contiguous else None
+
+    def target(self, tensor: Any) -> Array | None:
+        """Return the array itself if it is C-contiguous; it must not be read-only."""
+        buffer = self.buffer(tensor)
+        if not tensor.flags.writeable:
+            raise ValueError(
+                "a read-only numpy array cannot be the target of an operation in place; use the operation without _, "
+                "or copy the array first"
+            )
+        return buffer
+
+    def wrap(self, buffer: Array) -> Any:
+        """Return the buffer, which is an array."""
+        return buffer
 
     def address(self, buffer: Array) -> int:
         """Return the address of an array's first byte."""
@@ -67,3 +94,28 @@ class NumpyAdapter:
     def received_splits(self, splits: tuple[int, ...], like: Any) -> Array:
         """Return received splits as an int32 array."""
         return np.array(splits, dtype=np.int32)
+
+
+class ImmutableAdapter(NumpyAdapter):
+    """The base of adapters whose tensors cannot be written, and show their memory to numpy.
+
+    A framework gives ``name``, ``buffer`` and ``wrap``, and what its words for dtypes and splits are.
+    """
+
+    writable = False
+
+    def buffer(self, tensor: Any) -> Array | None:
+        """Return a contiguous alias, which may be read-only."""
+        raise NotImplementedError
+
+    def wrap(self, buffer: Array) -> Any:
+        """Return the framework's tensor over a 64-byte aligned array, which stays as it is from now on."""
+        raise NotImplementedError
+
+    def contiguous(self, tensor: Any) -> Array:
+        """Return a contiguous copy; ``buffer`` had none to offer."""
+        return np.array(tensor, order="C", copy=True)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
+        """Return an uninitialised array that ``wrap`` can adopt."""
+        return aligned(shape, dtype)

@@ -114,7 +114,7 @@ class Reductions(Submission):
         self, tensor: Any, in_place: bool, name: str | None, op: ReduceOp, prescale: float, postscale: float,
         process_set: ProcessSet,
     ) -> Any:  # fmt: skip
-        buffer = self.adapter.buffer(tensor)
+        buffer = self._target(tensor) if in_place else self.adapter.buffer(tensor)
         if buffer is None:
             targets = [tensor] if in_place else None
             return self._run(
@@ -129,7 +129,7 @@ class Reductions(Submission):
             process_set=id_of(process_set), depth=2, kick=False,
         )  # fmt: skip
         outputs = engine.wait(handle)
-        return tensor if in_place else outputs[0]
+        return tensor if in_place else self.adapter.wrap(outputs[0])
 
     def grouped_allreduce_async(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,

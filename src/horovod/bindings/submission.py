@@ -15,6 +15,7 @@ from horovod.bindings.adapter import Adapter, Stage
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ITEMSIZE, Kind
 from horovod.engine.handles import Handle
+from horovod.transports.kernels import Buffer
 
 __all__ = ["Submission", "id_of"]
 
@@ -114,8 +115,8 @@ class Submission:
         arena = _engine().arena
         memory = bytearray(max(nbytes, 1)) if arena is None else arena.allocate(max(nbytes, 1))
         if nbytes == 0:
-            return self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8"))
-        return self.adapter.over(memory, dims, name)
+            return self.adapter.wrap(self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8")))
+        return self.adapter.wrap(self.adapter.over(memory, dims, name))
 
     #: The same as ``zeros``: fresh memory of the arena is zero anyway.
     empty = zeros
@@ -149,9 +150,10 @@ class Submission:
         how["device"] = adapter.device(tensors[0]) if len(tensors) else "cpu"
         if how["device"] != "cpu":
             return self._submit_staged(kind, name, tensors, targets, process_set, many, kick, how)
+        alias = adapter.buffer if targets is None else self._target
         inputs, copies = [], []
         for tensor in tensors:
-            buffer = adapter.buffer(tensor)
+            buffer = alias(tensor)
             if buffer is None:
                 buffer = adapter.contiguous(tensor)
                 copies.append((tensor, buffer))
@@ -165,6 +167,12 @@ class Submission:
         )
         # A list of the caller's may be another one by the time the operation is done.
         return _Ticket(handle, many, None) if targets is None else _Ticket(handle, many, tuple(targets), copies)
+
+    def _target(self, tensor: Any) -> Buffer | None:
+        """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
+        if not self.adapter.writable:
+            raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")
+        return self.adapter.target(tensor)
 
     def _part(self, inputs: list[Any]) -> None:
         """Give what a group in place names again, such as tied weights, memory of its own: its result is the same."""
@@ -196,7 +204,7 @@ class Submission:
         if ticket.stage is not None:
             return list(ticket.stage.collect())
         if ticket.targets is None:
-            return list(outputs)
+            return [self.adapter.wrap(output) for output in outputs]
         for target, copy in ticket.copies:
             self.adapter.write_back(target, copy)
         return list(ticket.targets)

@@ -20,6 +20,7 @@ class TorchAdapter:
 
     name = "torch"
     kernels = "torch"
+    writable = True
     address = staticmethod(torch.Tensor.data_ptr)
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
@@ -36,6 +37,23 @@ class TorchAdapter:
         if tensor.is_inference():
             return ordinary(tensor)
         return tensor.detach() if tensor.requires_grad else tensor
+
+    def target(self, tensor: Any) -> torch.Tensor | None:
+        """Return ``buffer(tensor)``; an expanded tensor, whose elements share memory, cannot be written."""
+        buffer = self.buffer(tensor)
+        if buffer is None and any(
+            step == 0 and dim > 1 for step, dim in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
+            raise ValueError(
+                "an expanded tensor, several elements of which are one in memory, cannot be the target of an operation "
+                "in place; pass tensor.clone()"
+            )
+        return buffer
+
+    @staticmethod
+    def wrap(buffer: torch.Tensor) -> torch.Tensor:
+        """Return the buffer, which is a tensor."""
+        return buffer
 
     def device(self, tensor: torch.Tensor) -> str:
         """Return ``cpu``, or the device's name."""

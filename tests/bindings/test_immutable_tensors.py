@@ -1,0 +1,123 @@
+"""A framework whose tensors cannot be written: what TensorFlow and JAX rely on, shown by a toy of a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.numpy_adapter import ImmutableAdapter, aligned
+from horovod.core.requests import ReduceOp
+
+
+class Frozen:
+    """A tensor that nobody can write."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+        self._values.flags.writeable = False
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self._values, dtype=dtype, copy=copy)
+
+
+class FrozenAdapter(ImmutableAdapter):
+    name = "frozen"
+
+    def buffer(self, tensor: Any) -> Any:
+        if not isinstance(tensor, Frozen):
+            raise TypeError(f"expected a Frozen, received {type(tensor).__name__}")
+        values = tensor._values
+        return values if values.flags.c_contiguous else None
+
+    def wrap(self, buffer: Any) -> Frozen:
+        assert isinstance(buffer, np.ndarray)
+        assert buffer.ctypes.data % 64 == 0
+        return Frozen(buffer)
+
+
+def _same(got: Any, wanted: Any) -> None:
+    assert isinstance(got, Frozen)
+    np.testing.assert_array_equal(np.asarray(got), wanted)
+
+
+def _collectives(elements: int) -> None:
+    hvd = Collectives(FrozenAdapter())
+    rank, size = hvd.rank(), hvd.size()
+    values = np.arange(size * elements, dtype=np.float32).reshape(size, elements)
+    mine = Frozen(values + rank)
+    total = sum(values + other for other in range(size))
+    _same(hvd.allreduce(mine, op=ReduceOp.SUM, name="a"), total)
+    _same(hvd.allreduce(Frozen((values + rank).T), op=ReduceOp.SUM), total.T)
+    _same(hvd.synchronize(hvd.allreduce_async(mine, op=ReduceOp.SUM)), total)
+    _same(hvd.allgather(Frozen(values[: rank + 1])), np.concatenate([values[: n + 1] for n in range(size)]))
+    _same(hvd.broadcast(mine, 1), values + 1)
+    _same(hvd.alltoall(mine), np.stack([values[rank] + other for other in range(size)]))
+    rows, received = hvd.alltoall(mine, splits=[size] + [0] * (size - 1))
+    _same(rows, np.concatenate([values + other for other in range(size)]) if rank == 0 else values[:0])
+    np.testing.assert_array_equal(received, [size] * size if rank == 0 else [0] * size)
+    _same(hvd.reducescatter(mine, op=ReduceOp.SUM), total[rank : rank + 1])
+    first, second = hvd.grouped_allreduce([mine, Frozen(np.float32(3))], op=ReduceOp.SUM)
+    _same(first, total)
+    _same(second, 3 * size)
+    _same(hvd.grouped_allgather([Frozen([rank])])[0], list(range(size)))
+    _same(hvd.grouped_reducescatter([mine], op=ReduceOp.SUM)[0], total[rank : rank + 1])
+    _same(hvd.allreduce(Frozen(np.zeros((0, 3)))), np.zeros((0, 3)))
+    _same(hvd.zeros(3), np.zeros(3))
+    _same(mine, values + rank)
+
+
+@pytest.mark.parametrize("elements", [3, 1 << 19])
+def test_collectives_of_tensors_that_cannot_be_written(elements: int) -> None:
+    run_ranks(2, _collectives, elements)
+
+
+def _in_place() -> None:
+    hvd = Collectives(FrozenAdapter())
+    tensor = Frozen(np.zeros(3))
+    for attempt in (
+        lambda: hvd.allreduce_(tensor),
+        lambda: hvd.allreduce_async_(tensor),
+        lambda: hvd.broadcast_(tensor, 0),
+        lambda: hvd.grouped_allreduce_([tensor, tensor]),
+    ):
+        with pytest.raises(TypeError, match="a tensor of frozen cannot be written in place; use the operation without"):
+            attempt()
+    hvd.barrier()
+
+
+def test_in_place_operations_of_tensors_that_cannot_be_written_are_refused_at_the_call() -> None:
+    run_ranks(1, _in_place)
+
+
+def test_aligned_arrays_begin_on_a_boundary_of_64_bytes() -> None:
+    for shape in ((), (0,), (3,), (5, 7), (1 << 16,)):
+        array = aligned(shape, "float32")
+        assert array.ctypes.data % 64 == 0
+        assert array.shape == shape
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+
+
+def _read_only() -> None:
+    import horovod.numpy as hvd
+
+    array = np.zeros(4)
+    array.flags.writeable = False
+    for attempt in (
+        lambda: hvd.allreduce_(array),
+        lambda: hvd.broadcast_async_(array, 0),
+        lambda: hvd.grouped_allreduce_([np.zeros(4), array]),
+        lambda: hvd.allreduce_(np.broadcast_to(np.zeros(1), (4,))),
+    ):
+        with pytest.raises(ValueError, match="read-only numpy array"):
+            attempt()
+    # The job goes on.
+    np.testing.assert_array_equal(hvd.allreduce(array + hvd.rank(), op=hvd.Sum), np.ones(4))
+
+
+def test_a_read_only_numpy_array_in_place_is_an_error_at_the_call() -> None:
+    run_ranks(2, _read_only)
