@@ -36,7 +36,8 @@ from horovod.rendezvous.unix import meet
 from horovod.transports.local import LocalTransport
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.control import Control, create_memfd
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import create_memfd
 from horovod.transports.shm.transport import ShmTransport
 from horovod.world import World
 
@@ -202,7 +203,10 @@ def _build(world: World, settings: Config) -> Engine:
         # A launcher may have bound each rank to a core of its own.
         control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))
         board = Board(meeting.control_fd, control)
-        arenas = [Arena(fd, size) for fd, size in zip(meeting.arena_fds, meeting.arena_bytes, strict=True)]
+        arenas = [
+            Arena(fd, size, is_own=rank == world.rank)
+            for rank, (fd, size) in enumerate(zip(meeting.arena_fds, meeting.arena_bytes, strict=True))
+        ]
     finally:
         for fd in fds:
             os.close(fd)

@@ -10,7 +10,8 @@ import pytest
 
 from horovod.engine import progress
 from horovod.engine.progress import Progress
-from horovod.transports.shm.control import PARKED, Control, create_memfd
+from horovod.transports.shm.control import PARKED, Control
+from horovod.transports.shm.mapping import create_memfd
 
 
 class Caller:

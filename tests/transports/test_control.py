@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.transports.shm.control import NO_GOAL, Control, create_memfd
+from horovod.transports.shm.control import NO_GOAL, Control
+from horovod.transports.shm.mapping import create_memfd
 
 
 @pytest.fixture

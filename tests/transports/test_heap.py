@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena, Heap
-from horovod.transports.shm.control import create_memfd
+from horovod.transports.shm.mapping import create_memfd
 
 PAGE = 4096
 FRONT = INLINE_BYTES + STAGING_BYTES

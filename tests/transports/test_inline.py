@@ -14,7 +14,8 @@ from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response, T
 from horovod.transports.base import Entry, Work
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
-from horovod.transports.shm.control import Control, create_memfd
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import create_memfd
 from horovod.transports.shm.transport import ShmTransport, inline_limit
 
 Array = np.ndarray[Any, Any]

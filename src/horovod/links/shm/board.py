@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import map_shared
 
 __all__ = ["Board", "Session", "Wish"]
 
@@ -81,7 +82,7 @@ class Board:
         self.rank, self.size, self._control = control.rank, control.size, control
         header = _LINE + _LINE * _WORDS_PER_RANK * self.size
         length = _pages(header) + _RANK_BYTES * self.size
-        self._map = mmap.mmap(fd, length, offset=_pages(Control.nbytes(self.size)))
+        self._map = map_shared(fd, length, _pages(Control.nbytes(self.size)))
         self._whole = memoryview(self._map)
         self._words = self._whole[:header].cast("Q")
         self._texts = _pages(header)

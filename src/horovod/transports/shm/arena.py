@@ -12,12 +12,14 @@ import collections
 import contextlib
 import ctypes
 import mmap
+import os
 import threading
 import weakref
 from typing import Any
 
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
+from horovod.transports.shm.mapping import address_of, map_shared
 
 __all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
@@ -72,20 +74,20 @@ class Arena:
     """One rank's arena, as mapped by this process.
 
     Args:
-        fd: the memfd; closed when no longer needed by nobody here, stays the caller's.
+        fd: the memfd; stays the caller's.
         nbytes: its size.
+        is_own: whether it is this rank's; only there does this process allocate.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, is_own: bool = True) -> None:
         self.nbytes = nbytes
-        self.memory = mmap.mmap(fd, nbytes)
+        self.memory = map_shared(fd, nbytes, has_tensors=is_own)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_DONTDUMP)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
-        anchor = ctypes.c_char.from_buffer(self.memory)
-        self.base = ctypes.addressof(anchor)
-        del anchor
+        self.base = address_of(self.memory)
+        self._owner = os.getpid()
         self._heap = Heap(_HEAP_START, nbytes)
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
@@ -127,6 +129,9 @@ class Arena:
             self.memory.close()
 
     def _release(self, offset: int, nbytes: int) -> None:
+        if os.getpid() != self._owner:
+            # A forked child has dropped its copy; the parent's tensor lives on.
+            return
         length = -(-nbytes // _ALIGN) * _ALIGN
         with contextlib.suppress(OSError, ValueError):
             self.memory.madvise(mmap.MADV_REMOVE, offset, length)

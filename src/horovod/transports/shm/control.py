@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import mmap
 import os
 from collections.abc import Sequence
 
 from horovod.transports.shm import futex
+from horovod.transports.shm.mapping import map_shared
 
-__all__ = ["HOLDER", "NO_GOAL", "PARKED", "PHASE_BITS", "Control", "State", "create_memfd"]
+__all__ = ["HOLDER", "NO_GOAL", "PARKED", "PHASE_BITS", "Control", "State"]
 
 #: Channel of the thread that holds the engine's lock and waits for a peer.
 HOLDER = 2
@@ -55,13 +55,6 @@ class State(enum.IntEnum):
     FAILED = 3
 
 
-def create_memfd(name: str, nbytes: int) -> int:
-    """Return a sealed-size anonymous file of ``nbytes``, sparse; nothing of it survives its last user."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(fd, nbytes)
-    return fd
-
-
 class Control:
     """One rank's view of the control page.
 
@@ -85,7 +78,7 @@ class Control:
         self.share = max(1, self.cores // size)
         self._nudged: set[int] = set()
         nbytes = self.nbytes(size)
-        self._map = mmap.mmap(fd, nbytes)
+        self._map = map_shared(fd, nbytes)
         whole = memoryview(self._map)
         stride = _LINE * _WORDS_PER_RANK
         header = whole[: stride * size + _LINE]

@@ -1,0 +1,153 @@
+"""Memory that all ranks of the host have mapped, and what forked children of a rank see of it.
+
+A child that wrote to the memory of its parent would change what all ranks compute with; so nothing stays shared with
+a child. Of the memory in which tensors lie it gets a copy, made page by page when it writes; of everything else
+nothing at all, in the same place, so that what was made over it can be taken apart as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import weakref
+from typing import Any
+
+from horovod.errors import InitError
+
+__all__ = ["address_of", "create_memfd", "map_shared"]
+
+_PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x02, 0x10, 0x20, 0x4000
+_READ, _READ_WRITE = 1, 3
+_HINTS = {
+    errno.EMFILE: "this process has too many files open; raise `ulimit -n`, or close some before hvd.init()",
+    errno.ENFILE: "this machine has too many files open",
+    errno.ENOMEM: "there is no room for it in this process; raise `ulimit -v`, or set HOROVOD_ARENA_BYTES to less",
+    errno.EFBIG: "it is larger than a file may be here; raise `ulimit -f`, or set HOROVOD_ARENA_BYTES to less",
+    errno.ENOSPC: "this machine has no memory left for it; set HOROVOD_ARENA_BYTES to less",
+    errno.EOVERFLOW: "no file can be as large; set HOROVOD_ARENA_BYTES to less",
+}
+_HINTS[errno.EINVAL] = _HINTS[errno.EOVERFLOW]
+
+
+def create_memfd(name: str, nbytes: int) -> int:
+    """Return an anonymous file of ``nbytes``, sparse; nothing of it survives its last user.
+
+    Raises:
+        InitError: the system refuses.
+    """
+    fd = -1
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+    except (OSError, OverflowError) as error:
+        if fd >= 0:
+            os.close(fd)
+        raise _refused(f"create {nbytes} bytes of shared memory", error) from None
+    return fd
+
+
+def map_shared(fd: int, nbytes: int, offset: int = 0, has_tensors: bool = False) -> mmap.mmap:
+    """Map a memfd for this process, and for no child that it forks.
+
+    Args:
+        fd: stays the caller's.
+        nbytes: how much of it.
+        offset: where that begins.
+        has_tensors: whether children keep what they have of it, as a copy of their own.
+
+    Raises:
+        InitError: the system refuses.
+    """
+    try:
+        memory = mmap.mmap(fd, nbytes, offset=offset)
+        keeper = os.dup(fd) if has_tensors else -1
+    except OSError as error:
+        raise _refused(f"map {nbytes} bytes of shared memory", error) from None
+    _mapped[:] = [known for known in _mapped if known.is_there()]
+    place = _Place(memory, nbytes, offset, keeper)
+    _mapped.append(place)
+    weakref.finalize(memory, place.close).atexit = False
+    return memory
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return where a mapping begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class _Place:
+    """A mapping of this process; ``fd`` is a descriptor of its own, or -1 if children get nothing."""
+
+    def __init__(self, memory: mmap.mmap, nbytes: int, offset: int, fd: int) -> None:
+        self._memory = weakref.ref(memory)
+        self._address = address_of(memory)
+        self._nbytes, self._offset, self._fd = nbytes, offset, fd
+        self._file = os.fstat(fd)[1:3] if fd >= 0 else None
+        self._owner = os.getpid()
+
+    def is_there(self) -> bool:
+        memory = self._memory()
+        return memory is not None and not memory.closed
+
+    def leave_to_parent(self) -> None:
+        """Put memory of this child's own in its place."""
+        if self._fd < 0:
+            self._replace(_ANONYMOUS, -1, 0)
+        elif not self._is_file(self._fd) or not self._replace(0, self._fd, self._offset):
+            # To read it does no harm.
+            _mprotect(self._address, self._nbytes, _READ)
+        self._owner = os.getpid()
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor, unless this is a child that has not noticed."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and os.getpid() == self._owner and self._is_file(fd):
+            os.close(fd)
+
+    def _is_file(self, fd: int) -> bool:
+        # The script may have closed all descriptors that it does not know.
+        try:
+            return os.fstat(fd)[1:3] == self._file
+        except OSError:
+            return False
+
+    def _replace(self, flags: int, fd: int, offset: int) -> bool:
+        flags |= _PRIVATE | _FIXED | _NORESERVE
+        return bool(_mmap(self._address, self._nbytes, _READ_WRITE, flags, fd, offset) == self._address)
+
+
+_mapped: list[_Place] = []
+
+
+def _after_fork() -> None:
+    """Keep this child's hands off its parent's memory."""
+    for place in _mapped:
+        if place.is_there():
+            place.leave_to_parent()
+    # A child of this child copies what is private already.
+    _mapped.clear()
+
+
+def _refused(what: str, error: Exception) -> InitError:
+    number = getattr(error, "errno", errno.EOVERFLOW)
+    return InitError(f"hvd.init() cannot {what}: {_HINTS.get(number, error)}")
+
+
+def _function(name: str, *arguments: Any) -> Any:
+    try:
+        function = getattr(ctypes.PyDLL(None), name)
+    except (AttributeError, OSError):  # no Linux, where there is only one rank
+        return None
+    function.argtypes, function.restype = arguments, ctypes.c_void_p
+    return function
+
+
+_size = ctypes.c_size_t
+_mmap = _function("mmap", ctypes.c_void_p, _size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mprotect = _function("mprotect", ctypes.c_void_p, _size, ctypes.c_int)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,202 @@
+"""Whatever a forked child does to its copies of tensors of the arena, the rank's own stay as they are."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import Ranks, run_ranks
+
+from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import create_memfd
+
+PAGE = 4096
+BYTES = INLINE_BYTES + STAGING_BYTES + 16 * PAGE
+Array = np.ndarray[Any, Any]
+
+
+def _in_child(do: Callable[[], bool]) -> bool:
+    """Run ``do`` in a forked child; return whether it returned True."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork with threads
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if do() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _arena() -> Arena:
+    fd = create_memfd("horovod-test", BYTES)
+    arena = Arena(fd, BYTES)
+    os.close(fd)
+    return arena
+
+
+def test_a_child_that_frees_a_block_leaves_the_parents_alone() -> None:
+    arena = _arena()
+    kept = [np.frombuffer(arena.allocate(PAGE), dtype=np.uint8)]
+    kept[0][:] = 7
+
+    def free() -> bool:
+        kept.clear()
+        gc.collect()
+        return True
+
+    assert _in_child(free)
+    assert kept[0].sum() == 7 * PAGE
+    with np.testing.assert_raises(MemoryError):
+        arena.allocate(16 * PAGE)
+    kept.clear()
+    arena.allocate(16 * PAGE)
+    arena.close()
+
+
+def test_a_child_reads_what_was_there_and_writes_to_a_copy() -> None:
+    arena = _arena()
+    block = np.frombuffer(arena.allocate(2 * PAGE), dtype=np.uint8)
+    block[:] = 7
+
+    def write() -> bool:
+        assert block.sum() == 2 * 7 * PAGE
+        block[:PAGE] = 9
+        # A child of the child has what the child had.
+        return _in_child(lambda: int(block.sum()) == (7 + 9) * PAGE)
+
+    assert _in_child(write)
+    assert block.sum() == 2 * 7 * PAGE
+    arena.close()
+
+
+def test_after_all_descriptors_were_closed_a_child_still_reads() -> None:
+    def script() -> bool:
+        arena = _arena()
+        block = np.frombuffer(arena.allocate(PAGE), dtype=np.uint8)
+        block[:] = 7
+        os.closerange(3, 1024)
+        # Where the file was, there may be another one.
+        others = [os.open("/dev/zero", os.O_RDONLY) for _ in range(16)]
+        return _in_child(lambda: int(block.sum()) == 7 * PAGE) and len(others) == 16
+
+    assert _in_child(script)
+
+
+def test_a_child_has_no_part_in_the_control_page() -> None:
+    fd = create_memfd("horovod-test", Control.nbytes(2))
+    page, other = Control(fd, 0, 2, cores=2), Control(fd, 1, 2, cores=2)
+    os.close(fd)
+
+    def post() -> bool:
+        page.post(7, ())
+        page.ring(1)
+        return True
+
+    assert _in_child(post)
+    assert other.words64[other.flag[0]] == 0
+    page.post(5, ())
+    assert other.words64[other.flag[0]] == 5
+    page.close()
+    other.close()
+
+
+def _ends(how: str) -> None:
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "error":
+        raise RuntimeError("the child's own")
+
+
+def _training(steps: int) -> list[float]:
+    """Gradients, tensors and forked children that copy, free and end as children do."""
+    import torch
+
+    import horovod.torch as hvd
+
+    model = torch.nn.Linear(64, 8, bias=False)
+    torch.nn.init.constant_(model.weight, 1.0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
+    own = hvd.zeros(1000)
+    found: list[float] = []
+    for step in range(steps):
+        own.fill_(step + 1.0)
+        optimizer.zero_grad()
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.synchronize()
+
+        def child(how: str = ("exit", "error", "")[step % 3]) -> bool:
+            nonlocal own
+            try:
+                assert model.weight.grad is not None
+                model.weight.grad.zero_()
+                optimizer.zero_grad(set_to_none=True)
+                del own
+                model.weight.grad = None
+                gc.collect()
+                _ends(how)
+            except (SystemExit, RuntimeError):
+                hvd.shutdown()
+                gc.collect()
+            return True
+
+        assert _in_child(child)
+        assert model.weight.grad is not None
+        found.append(float(model.weight.grad.sum()))
+        found.append(float(hvd.allreduce(own, op=hvd.Sum, name="own")[-1]))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return found
+
+
+def test_children_of_a_training_rank_change_nothing_in_it() -> None:
+    for found in run_ranks(2, _training, 3):
+        assert found == [1024.0, 2.0, 1024.0, 4.0, 1024.0, 6.0]
+
+
+def _loading() -> tuple[list[float], float]:
+    """An ordinary loader whose workers inherit the optimizer, collect what they find, and write to what they have."""
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    import horovod.torch as hvd
+
+    table = hvd.zeros(64)
+    table += torch.arange(64.0)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), op=hvd.Sum)
+
+    class Rows(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            row = table[index : index + 1].clone()
+            table.zero_()
+            optimizer.zero_grad(set_to_none=False)
+            gc.collect()
+            return row
+
+    gradients = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for batch in DataLoader(Rows(), batch_size=1, num_workers=2, multiprocessing_context="fork"):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            assert batch.shape == (1, 1)
+            optimizer.step()
+            assert model.weight.grad is not None
+            gradients.append(float(model.weight.grad))
+    return gradients, float(table.sum())
+
+
+def test_the_workers_of_a_loader_change_nothing_in_the_rank() -> None:
+    for outcome in Ranks(2, _loading).outcomes():
+        assert outcome.error is None, outcome.text
+        assert outcome.value == ([2.0] * 16, sum(range(64)))
