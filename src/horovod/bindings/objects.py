@@ -1,4 +1,4 @@
-"""Python objects between ranks, written once over ``Collectives``: pickled, then moved as bytes.
+"""Python objects between ranks, for every framework: pickled, then moved as bytes of numpy arrays.
 
 What arrives is unpickled. That is safe because every member was authenticated by the rendezvous.
 """
@@ -13,24 +13,37 @@ import cloudpickle
 import numpy as np
 
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
 
+_comm = Collectives(NumpyAdapter())
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Unpicklable:
+    """What a rank sends when its object cannot be pickled, so that no rank waits for it.
+
+    Args:
+        rank: the sender.
+        error: why.
+    """
+
+    def __init__(self, rank: int, error: Exception) -> None:
+        self.text = f"rank {rank} cannot pickle its object: {type(error).__name__}: {error}"
+
 
 def broadcast_object(
-    comm: Collectives,
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Send a Python object from one rank to all others.
 
     Collective over ``process_set``.
 
     Args:
-        comm: the collectives of a framework.
         obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
         root_rank: global rank that sends.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
@@ -40,32 +53,30 @@ def broadcast_object(
         ``obj`` itself on the root, a copy elsewhere.
 
     Raises:
+        RequestError: the object cannot be pickled; on every rank.
         MismatchError: ranks named different roots.
         PeerLostError: a rank died.
 
     Blocks until the object is here.
     """
-    sending = comm.rank() == root_rank
-    payload = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL) if sending else b""
-    length = _tensor(comm, np.array([len(payload)], dtype=np.int64).tobytes())
-    comm.broadcast_(length, root_rank, name=name and f"{name}.sz", process_set=process_set)
-    if sending:
-        comm.broadcast_(_tensor(comm, payload), root_rank, name=name and f"{name}.t", process_set=process_set)
-        return obj
-    received = comm.empty(int(_array(length).view(np.int64)[0]), dtype="uint8")
-    comm.broadcast_(received, root_rank, name=name and f"{name}.t", process_set=process_set)
-    return pickle.loads(_array(received).data)
+    sending = _comm.rank() == root_rank
+    payload, error = _pickled(obj) if sending else (b"", None)
+    length = np.array([len(payload)])
+    _comm.broadcast_(length, root_rank, name=name and f"{name}.sz", process_set=process_set)
+    wire = _tensor(payload) if sending else _comm.empty(int(length[0]), dtype="uint8")
+    _comm.broadcast_(wire, root_rank, name=name and f"{name}.t", process_set=process_set)
+    found = obj if sending and error is None else pickle.loads(wire.data)
+    if isinstance(found, _Unpicklable):
+        raise wrong_argument(found.text) from error
+    return found
 
 
-def allgather_object(
-    comm: Collectives, obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Collect one Python object of every rank.
 
     Collective over ``process_set``.
 
     Args:
-        comm: the collectives of a framework.
         obj: what cloudpickle can pickle; its size may differ between ranks.
         name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
         process_set: ranks that take part.
@@ -74,25 +85,30 @@ def allgather_object(
         The objects in the order of the members' ranks, those of ranks that joined left out.
 
     Raises:
+        RequestError: a rank's object cannot be pickled; on every rank.
         PeerLostError: a rank died.
 
     Blocks until all ranks called.
     """
-    payload = _tensor(comm, cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
-    stream = io.BytesIO(_array(comm.allgather(payload, name=name, process_set=process_set)).data)
+    payload, error = _pickled(obj)
+    stream = io.BytesIO(_comm.allgather(_tensor(payload), name=name, process_set=process_set).data)
     found = []
     # A pickle knows where it ends, so no lengths need to travel.
     while stream.tell() < stream.getbuffer().nbytes:
         found.append(pickle.load(stream))
+    if problems := [each.text for each in found if isinstance(each, _Unpicklable)]:
+        raise wrong_argument("; ".join(problems)) from error
     return found
 
 
-def _tensor(comm: Collectives, payload: bytes) -> Any:
-    tensor = comm.empty(len(payload), dtype="uint8")
-    _array(tensor)[:] = np.frombuffer(payload, dtype=np.uint8)
+def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
+    try:
+        return cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
+    except Exception as error:
+        return pickle.dumps(_Unpicklable(_comm.rank(), error)), error
+
+
+def _tensor(payload: bytes) -> Bytes:
+    tensor: Bytes = _comm.empty(len(payload), dtype="uint8")
+    tensor[:] = np.frombuffer(payload, dtype=np.uint8)
     return tensor
-
-
-def _array(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the same bytes as a numpy array."""
-    return np.asarray(tensor)

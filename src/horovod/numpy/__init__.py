@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import (
     ProcessSet,
     add_process_set,
@@ -69,6 +70,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -80,6 +82,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "cross_rank",
     "cross_size",
     "empty",

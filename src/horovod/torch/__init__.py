@@ -8,7 +8,6 @@
     compression         what goes over the wire
     adapter             what the framework-free bindings need to know about torch
     inference           tensors made in inference mode, as any thread may use them
-    misuse              what is said about wrong arguments, and gradients touched out of turn
     runtime             the one object that all of the above go through
 
 This module gathers the names of a training script.

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.buckets import Settings
-from horovod.torch.misuse import out_of_turn
 from horovod.torch.parameters import Named, trained
 from horovod.torch.runtime import comm
 

@@ -14,11 +14,11 @@ import torch
 
 from horovod.bindings.buckets import BucketLayout
 from horovod.bindings.compression import CastCompressor
+from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.phrases import few
 from horovod.torch.compression import Compressor, NoneCompressor
-from horovod.torch.misuse import out_of_turn
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from horovod.bindings import objects
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.torch.misuse import wrong_argument
 from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
 from horovod.torch.runtime import comm
 
@@ -136,49 +136,3 @@ def _fill_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
             is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse
             layout = torch.sparse_coo if is_sparse else torch.strided
             parameter.grad = torch.zeros_like(parameter, layout=layout, requires_grad=False)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Send a Python object from one rank to all others.
-
-    Collective over ``process_set``.
-
-    Args:
-        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
-        root_rank: global rank that sends.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
-    Returns:
-        ``obj`` itself on the root, a copy elsewhere.
-
-    Raises:
-        MismatchError: ranks named different roots.
-        PeerLostError: a rank died.
-
-    Blocks until the object is here.
-    """
-    return objects.broadcast_object(comm, obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Collect one Python object of every rank.
-
-    Collective over ``process_set``.
-
-    Args:
-        obj: what cloudpickle can pickle; its size may differ between ranks.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
-    Returns:
-        The objects in the order of the members' ranks, those of ranks that joined left out.
-
-    Raises:
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
-    """
-    return objects.allgather_object(comm, obj, name, process_set)

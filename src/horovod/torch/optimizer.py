@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod import context
+from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -17,7 +18,6 @@ from horovod.torch.adasum import AdasumMembers
 from horovod.torch.buckets import Settings
 from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.misuse import out_of_turn, wrong_argument
 from horovod.torch.parameters import (
     Named,
     check_kinds,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from horovod.bindings.buckets import split_evenly
+from horovod.bindings.misuse import wrong_argument
 from horovod.phrases import few
-from horovod.torch.misuse import wrong_argument
 
 __all__ = ["Named", "check_kinds", "check_passes", "find_duplicates", "group_parameters", "name_parameters", "trained"]
 

@@ -23,11 +23,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod import context
 from horovod.bindings.buckets import Item, plan_buckets
+from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
 from horovod.torch.alone import start_alone
 from horovod.torch.buckets import Bucket, Settings, Slot
-from horovod.torch.misuse import out_of_turn, wrong_argument
 from horovod.torch.runtime import comm
 from horovod.torch.survey import survey
 

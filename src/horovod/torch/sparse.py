@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
-from horovod.torch.misuse import wrong_argument
 from horovod.torch.runtime import comm
 
 __all__ = ["sparse_allreduce_async"]

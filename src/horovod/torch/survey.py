@@ -73,7 +73,7 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings) -> Survey:
         gathered = gathered[length:]
     if len({tuple(found[:_HEADER]) for found in rows}) > 1:
         # Only now are they worth their bytes.
-        everywhere = allgather_object(comm, descriptions, f"{name}.survey.difference", settings.process_set)
+        everywhere = allgather_object(descriptions, f"{name}.survey.difference", settings.process_set)
         raise MismatchError(_difference(everywhere, settings))
     count = len(slots)
     arrivals = rows[0][_HEADER + count : _HEADER + 2 * count]

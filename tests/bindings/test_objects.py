@@ -1,0 +1,69 @@
+"""Python objects between ranks, without any framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+from horovod.errors import RequestError
+
+
+def _objects() -> None:
+    import horovod.numpy as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    odd = [n for n in range(size) if n % 2]
+    ours = {"rank": rank, "twice": lambda x: 2 * x, "values": np.arange(rank + 1)}
+    root = hvd.broadcast_object(ours if rank == 1 else None, root_rank=1, name="settings")
+    assert (root["rank"], root["twice"](4), root["values"].tolist()) == (1, 8, [0, 1])
+    assert (root is ours) == (rank == 1)
+    assert hvd.broadcast_object(None) is None
+    assert hvd.allgather_object("x" * rank) == ["x" * n for n in range(size)]
+    group = hvd.add_process_set(odd)
+    if rank in odd:
+        assert hvd.allgather_object(rank, process_set=group) == odd
+        assert hvd.broadcast_object(rank, odd[-1], process_set=group) == odd[-1]
+    large = b"a" * 3_000_000
+    assert hvd.broadcast_object(large) == large
+
+
+def test_objects_of_all_ranks_through_numpy() -> None:
+    run_ranks(4, _objects)
+
+
+def _unpicklable() -> list[str]:
+    import horovod.numpy as hvd
+
+    rank, lock = hvd.rank(), threading.Lock()
+    texts = []
+    attempts: list[Any] = [
+        lambda: hvd.broadcast_object(lock, root_rank=1),
+        lambda: hvd.allgather_object(lock if rank == 1 else 5),
+    ]
+    for attempt in attempts:
+        with pytest.raises(RequestError) as caught:
+            attempt()
+        texts.append(str(caught.value))
+        assert isinstance(caught.value.__cause__, TypeError) == (rank == 1)
+    # The ranks are in step still.
+    assert hvd.allgather_object(rank) == list(range(hvd.size()))
+    return texts
+
+
+def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank() -> None:
+    for texts in run_ranks(2, _unpicklable):
+        for text in texts:
+            assert text.startswith("rank 1 cannot pickle its object: TypeError: cannot pickle '_thread.lock'")
+            assert "test_objects.py:" in text
+
+
+def test_objects_need_no_framework() -> None:
+    code = "import horovod.numpy as h, sys; h.init(); h.broadcast_object(1); h.allgather_object(1); h.shutdown()"
+    check = "assert not {'torch', 'tensorflow', 'jax'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True, timeout=300)
