@@ -17,9 +17,9 @@ from typing import Any
 from horovod import config as configuration
 from horovod import logs
 from horovod import world as worlds
-from horovod.cgroups import usable_cores
 from horovod.config import Config
 from horovod.engine.engine import Engine
+from horovod.engine.ports import Link
 from horovod.errors import (
     DuplicateNameError,
     HorovodInternalError,
@@ -28,20 +28,14 @@ from horovod.errors import (
     OptimizerUseError,
     PeerLostError,
 )
-from horovod.links.shm.board import Board
-from horovod.links.shm.peers import Peers
+from horovod.links import local
+from horovod.links.shm import link as shm
 from horovod.observe import stacks
+from horovod.observe.observer import Observer
 from horovod.rendezvous import kinship
-from horovod.rendezvous.unix import meet
-from horovod.transports.local import LocalTransport
-from horovod.transports.shm import futex
-from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.control import Control
-from horovod.transports.shm.mapping import create_memfd
-from horovod.transports.shm.transport import ShmTransport
 from horovod.world import World
 
-__all__ = ["config", "engine", "generation", "init", "is_initialized", "shutdown", "world"]
+__all__ = ["config", "engine", "generation", "init", "is_initialized", "observer", "shutdown", "world"]
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
@@ -53,6 +47,7 @@ class _Context:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.engine: Engine | None = None
+        self.observer: Observer | None = None
         self.world: World | None = None
         self.config: Config | None = None
         self.meetings: collections.Counter[str] = collections.Counter()
@@ -95,19 +90,21 @@ def init() -> None:
         if world.size > 1 and (parent := kinship.rank_above(world.job)):
             raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(world, parent)}")
         logs.configure(settings, world.rank, configuration.unknown_variables())
-        _context.engine = _build(world, settings)
+        watching = Observer(settings, world.job)
+        _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
+        _context.observer = watching
         _context.world, _context.config = world, settings
         _context.is_child = False
         _context.generation += 1
         _context.engine.start()
-        _start_timeline(_context.engine, settings)
+        _start_timeline(watching, settings)
 
 
-def _start_timeline(started: Engine, settings: Config) -> None:
+def _start_timeline(watching: Observer, settings: Config) -> None:
     # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
     if settings.timeline and settings.timeline.upper() != "DYNAMIC":
         try:
-            started.observer.tracer.start(Path(settings.timeline), settings.timeline_mark_cycles)
+            watching.tracer.start(Path(settings.timeline), settings.timeline_mark_cycles)
         except OSError as error:
             shutdown()
             raise InitError(f"HOROVOD_TIMELINE={settings.timeline} cannot be written: {error}") from None
@@ -122,7 +119,7 @@ def shutdown() -> None:
         engine, _context.engine = _context.engine, None
         if engine is None or _context.is_child:
             return
-        who = engine.peers.describe(engine.rank) if engine.peers is not None else f"rank {engine.rank}"
+        who = engine.link.generation.describe(engine.rank)
         left = "has left the job: it called hvd.shutdown() or ended its script"
         engine.stop(f"{who} {_context.exception or left}")
 
@@ -142,6 +139,17 @@ def engine() -> Engine:
     if current is None or _context.is_child:
         raise _not_initialized()
     return current
+
+
+def observer() -> Observer:
+    """Return what observes this process's engine.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    engine()
+    assert _context.observer is not None
+    return _context.observer
 
 
 def world() -> World:
@@ -182,41 +190,11 @@ def _not_initialized() -> NotInitializedError:
     return NotInitializedError(f"{said}; use hvd.init().")
 
 
-def _build(world: World, settings: Config) -> Engine:
+def _assemble(world: World, settings: Config, watching: Observer) -> Link:
     if world.size == 1:
-        return Engine(0, 1, settings, LocalTransport(), job=world.job)
-    if not futex.IS_SUPPORTED:
-        raise InitError("more than one rank needs Linux on x86-64 or aarch64; elsewhere only one rank works")
-    if world.local_size != world.size:
-        raise InitError(
-            f"{world.size} ranks, {world.local_size} of them on this host: ranks on several hosts need a transport "
-            "between hosts, which this version does not have; start all ranks on one host"
-        )
-    arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    arena_fd = create_memfd("horovod-arena", arena_bytes)
-    control_fd = create_memfd(kinship.control_name(world.job), Board.nbytes(world.size)) if world.rank == 0 else -1
+        return local.assemble(settings)
     _context.meetings[world.job] += 1
-    fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
-    try:
-        meeting = meet(world, _context.meetings[world.job], arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
-        fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
-        # A launcher may have bound each rank to a core of its own.
-        control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))
-        board = Board(meeting.control_fd, control)
-        arenas = [
-            Arena(fd, size, is_own=rank == world.rank)
-            for rank, (fd, size) in enumerate(zip(meeting.arena_fds, meeting.arena_bytes, strict=True))
-        ]
-    finally:
-        for fd in fds:
-            os.close(fd)
-    peers = Peers(control, meeting.pids, meeting.pid_fds, meeting.hosts)
-    built: list[Engine] = []
-    transport = ShmTransport(control, arenas, lambda rank, waited_s: built[0].watch(rank, waited_s))
-    built.append(
-        Engine(world.rank, world.size, settings, transport, control, peers, arenas[world.rank], board, world.job)
-    )
-    return built[0]
+    return shm.assemble(world, settings, _context.meetings[world.job], watching)
 
 
 def _at_exit() -> None:
@@ -239,8 +217,9 @@ def _note_exception(kind: type[BaseException], error: BaseException, trace: Trac
     if not isinstance(error, PeerLostError):
         what = f"{kind.__name__}: {error}" if str(error) else kind.__name__
         _context.exception = f"ended with {what}{place}"
-    if _context.engine is not None and not _context.is_child and issubclass(kind, Exception):
-        _context.engine.observer.script_failed("".join(traceback.format_exception(kind, error, trace)))
+    is_running = _context.engine is not None and not _context.is_child
+    if _context.observer is not None and is_running and issubclass(kind, Exception):
+        _context.observer.script_failed("".join(traceback.format_exception(kind, error, trace)))
     _context.next_hook(kind, error, trace)
 
 

@@ -262,9 +262,9 @@ def _comes_late() -> None:
     if hvd.rank() == 0:
         context._context.exception = "ended with ValueError: boom"
         return
-    control: Any = context.engine().control
+    control: Any = context.engine().transport
     deadline = time.monotonic() + LIMIT_S / 2
-    while control.state_of(0) is not State.LEFT and time.monotonic() < deadline:
+    while control.control.state_of(0) is not State.LEFT and time.monotonic() < deadline:
         time.sleep(0.001)  # the caller computes
     hvd.allreduce(np.ones(10), name="after")
 

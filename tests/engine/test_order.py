@@ -102,9 +102,8 @@ def _leaves_in_a_hurry() -> bool:
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.allreduce(np.ones(1), name="never")
-    peers = context.engine().peers
-    assert peers is not None
-    os.kill(peers.pids[0], signal.SIGSTOP)
+    members = context.engine().link.generation.members
+    os.kill(members[0].pid, signal.SIGSTOP)
     for i in range(5_000):
         hvd.allreduce_async(np.ones(1), name=f"tensor {i} of many")
     hvd.shutdown()
@@ -130,13 +129,12 @@ def _leaves_in_the_middle() -> bool:
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.allreduce(np.ones(1_000_000), name="big")
-    peers = context.engine().peers
-    assert peers is not None
-    other = os.pidfd_open(peers.pids[0])
-    os.kill(peers.pids[0], signal.SIGSTOP)
+    members = context.engine().link.generation.members
+    other = os.pidfd_open(members[0].pid)
+    os.kill(members[0].pid, signal.SIGSTOP)
     hvd.allreduce_async(np.ones(1_000_000), name="big")
     hvd.shutdown()
-    os.kill(peers.pids[0], signal.SIGCONT)
+    os.kill(members[0].pid, signal.SIGCONT)
     # This process lives on for longer than rank 0 does.
     poll = select.poll()
     poll.register(other, select.POLLIN)

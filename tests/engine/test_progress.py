@@ -10,6 +10,7 @@ import pytest
 
 from horovod.engine import progress
 from horovod.engine.progress import Progress
+from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.transports.shm.control import PARKED, Control
 from horovod.transports.shm.mapping import create_memfd
 
@@ -44,11 +45,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def _background(caller: Caller, control: Control) -> Progress:
     stepper: Any = caller
     channel: Any = None
-    return Progress(stepper, channel, control)
+    return Progress(stepper, channel, ShmDoorbell(control))
 
 
 def test_a_caller_that_has_stopped_submitting_is_not_waited_for(control: Control, pauses: list[float]) -> None:
-    _background(Caller(1.0), control)._let_the_caller_submit(control)
+    _background(Caller(1.0), control)._let_the_caller_submit(ShmDoorbell(control))
     assert not pauses
     assert control.words32[control.mode[0]] == PARKED
 
@@ -57,7 +58,7 @@ def test_the_pause_ends_when_the_caller_could_have_been_quiet_for_long_enough(
     control: Control, pauses: list[float]
 ) -> None:
     wanted = progress._QUIET_S
-    _background(Caller(wanted / 4, wanted / 2, wanted), control)._let_the_caller_submit(control)
+    _background(Caller(wanted / 4, wanted / 2, wanted), control)._let_the_caller_submit(ShmDoorbell(control))
     assert pauses == pytest.approx([wanted * 3 / 4, wanted / 2])
     # Who rings meanwhile need not wake anybody.
     assert control.words32[control.mode[0]] == 0
@@ -66,19 +67,19 @@ def test_the_pause_ends_when_the_caller_could_have_been_quiet_for_long_enough(
 def test_the_mode_belongs_to_who_waits_for_a_result(control: Control, pauses: list[float]) -> None:
     background = _background(Caller(0.0, 1.0), control)
     assert background.exclusively(0)
-    background._let_the_caller_submit(control)
+    background._let_the_caller_submit(ShmDoorbell(control))
     assert len(pauses) == 1
     assert control.words32[control.mode[0]] == PARKED
     background.release()
 
 
 def test_a_caller_that_never_stops_is_not_waited_for_for_ever(control: Control, pauses: list[float]) -> None:
-    _background(Caller(*[0.0] * 1000), control)._let_the_caller_submit(control)
+    _background(Caller(*[0.0] * 1000), control)._let_the_caller_submit(ShmDoorbell(control))
     assert 0.001 < sum(pauses) < 0.1
 
 
 def test_a_job_that_ends_is_not_held_up(control: Control, pauses: list[float]) -> None:
     background = _background(Caller(0.0), control)
     assert background.stop(1.0)
-    background._let_the_caller_submit(control)
+    background._let_the_caller_submit(ShmDoorbell(control))
     assert not pauses

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from horovod.core.requests import Kind, Request
+from horovod.engine.ports import Session
 from horovod.engine.records import CAPACITY, ENDED, SEQUENCE, STARTED, Record, Ring, new_ring
-from horovod.links.shm.board import Session
 from horovod.observe.recording import Recording
 from horovod.timeline.events import CYCLE
 

@@ -205,7 +205,7 @@ def _until_the_recording_has_looked() -> None:
     engine = context.engine()
     submitted = engine.ring[-1]
     while True:
-        keeper = engine.observer.tracer._keeper
+        keeper = context.observer().tracer._keeper
         if keeper is not None and keeper.recording._last is submitted:
             return
         time.sleep(0.001)

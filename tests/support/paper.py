@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.generation import Generation, Member
 from horovod.core.requests import NO_TOKEN, Kind, Request, Response, TensorSpec
 
 __all__ = ["Deadlock", "PaperHandle", "PaperJob", "Script", "play", "request"]
@@ -69,7 +70,7 @@ class PaperJob:
     """
 
     def __init__(self, size: int, threshold: int = 128 << 20, capacity: int = 4096, signatures: int = 1024) -> None:
-        self.coordinator = Coordinator(size, threshold, capacity)
+        self.coordinator = Coordinator(Generation([Member(0, "paper")] * size), threshold, capacity)
         self.ranks = [PaperRank() for _ in range(size)]
         self.log: list[Declared | Run] = []
         self._threshold = threshold

@@ -43,14 +43,13 @@ class Host:
         control = create_memfd("horovod-test", Control.nbytes(size))
         arenas = [create_memfd("horovod-test", FRONT) for _ in range(size)]
         self.ranks = [
-            ShmTransport(Control(control, rank, size), [Arena(fd, FRONT) for fd in arenas], self._watch)
+            ShmTransport(Control(control, rank, size), [Arena(fd, FRONT) for fd in arenas], self)
             for rank in range(size)
         ]
         for fd in (control, *arenas):
             os.close(fd)
 
-    @staticmethod
-    def _watch(rank: int, waited_s: float) -> None:
+    def check(self, rank: int, waited_s: float) -> None:
         raise AssertionError(f"somebody waits for rank {rank}")
 
     def offer(self, rank: int, work: NumpyWork, kind: Kind = Kind.ALLREDUCE, **how: Any) -> int:

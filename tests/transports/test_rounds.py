@@ -13,7 +13,7 @@ def _reduce(large: bool, counts: list[int]) -> None:
     import horovod.numpy as hvd
     from horovod import context
 
-    control: Any = context.engine().control
+    control: Any = context.engine().transport.control
     rank, size = hvd.rank(), hvd.size()
     if rank == 0:
         control.words64[control._rounds] = large

@@ -112,8 +112,7 @@ class Submission:
         nbytes = ITEMSIZE[name]
         for dim in dims:
             nbytes *= dim
-        arena = _engine().arena
-        memory = bytearray(max(nbytes, 1)) if arena is None else arena.allocate(max(nbytes, 1))
+        memory = _engine().transport.allocate(max(nbytes, 1))
         if nbytes == 0:
             return self.adapter.wrap(self.adapter.empty(dims, name, self.adapter.over(memory, (1,), "uint8")))
         return self.adapter.wrap(self.adapter.over(memory, dims, name))

@@ -64,7 +64,7 @@ class Worldly:
             NotInitializedError: ``init()`` was not called.
             OSError: the file cannot be written.
         """
-        context.engine().observer.tracer.start(Path(file_path), mark_cycles)
+        context.observer().tracer.start(Path(file_path), mark_cycles)
 
     def stop_timeline(self) -> None:
         """End the recording that ``start_timeline`` or HOROVOD_TIMELINE began, and complete the file; on rank 0.
@@ -74,7 +74,7 @@ class Worldly:
 
         Blocks until the other ranks have told what they did, two seconds at most.
         """
-        context.engine().observer.tracer.stop()
+        context.observer().tracer.stop()
 
     def stats(self) -> Stats:
         """Return what this rank has done since ``init()``: operations, bytes, waits, fusion.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from horovod.core import fusion, mismatch
-from horovod.core.process_sets import ProcessSetTable
+from horovod.core.generation import Generation
 from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response
 
 __all__ = ["Coordinator", "Declared", "Pending", "Run"]
@@ -72,14 +72,14 @@ class Coordinator:
     """See the module.
 
     Args:
-        size: number of ranks.
+        generation: who takes part.
         fusion_threshold_bytes: the most that one fused execution may hold; 0 switches fusion off.
         capacity: how many responses are remembered at most.
     """
 
-    def __init__(self, size: int, fusion_threshold_bytes: int = 128 << 20, capacity: int = 4096) -> None:
-        self.size = size
-        self.sets = ProcessSetTable(size)
+    def __init__(self, generation: Generation, fusion_threshold_bytes: int = 128 << 20, capacity: int = 4096) -> None:
+        self.size = size = generation.size
+        self.sets = generation.sets
         self.joined: list[int] = []
         self._threshold = fusion_threshold_bytes
         self._capacity = max(1, capacity)

@@ -9,11 +9,10 @@ from horovod import errors
 from horovod.core.coordinator import Run
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
-from horovod.engine.channel import Channel
 from horovod.engine.handles import Handle
+from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
 from horovod.transports.base import Entry, Transport
-from horovod.transports.shm.control import NO_GOAL
 
 __all__ = ["LogRunner"]
 
@@ -108,8 +107,8 @@ class LogRunner:
         return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
 
     def goal(self) -> int:
-        """Return the flag that the oldest operation whose end is not known waits for, or ``NO_GOAL``."""
-        return self._unsettled[0][0] if self._unsettled else NO_GOAL
+        """Return the flag that the oldest operation whose end is not known waits for, or 0."""
+        return self._unsettled[0][0] if self._unsettled else 0
 
     def late(self) -> int:
         """Return a rank that does not come to the end of what this one has done its part of, or -1."""

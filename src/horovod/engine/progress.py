@@ -13,15 +13,12 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from typing import Protocol
 
-from horovod.engine.channel import Channel
 from horovod.engine.handles import Handle
-from horovod.transports.shm import futex
-from horovod.transports.shm.control import HOLDER, PARKED, Control
-from horovod.transports.shm.spinner import Spinner
+from horovod.engine.ports import Channel, Doorbell
+from horovod.engine.stepper import Stepper
 
-__all__ = ["Progress", "Stepper"]
+__all__ = ["Progress"]
 
 _SLICE_S = 0.1
 _BEHIND_SLICE_S = 0.001
@@ -31,55 +28,24 @@ _IDLE_SLICE_S = 30.0
 _QUIET_S, _PAUSES = 0.0005, 40
 
 
-class Stepper(Protocol):
-    """What progress consists of; all of it is called with the lock held."""
-
-    def step(self) -> None:
-        """Execute what the log holds; after a failure, fail what is in flight."""
-
-    def tick(self, waited_s: float) -> None:
-        """Look after the other ranks; raises when there is no point in waiting."""
-
-    def has_news(self) -> bool:
-        """Whether ``step`` has something to do."""
-
-    def goal(self) -> int:
-        """Return the flag that all must have come to before ``step`` has something to do again, or ``NO_GOAL``."""
-
-    def attend(self) -> None:
-        """Answer other ranks' questions; called without the lock."""
-
-    def abandon(self, error: BaseException) -> None:
-        """Fail for good, because of ``error``."""
-
-    def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
-
-    def quiet_s(self) -> float:
-        """Return how long ago the caller has submitted what it does not wait for."""
-
-
 class Progress:
     """See the module.
 
     Args:
         stepper: what to do.
         channel: tells whether there is something to do.
-        control: the control page; None for one rank alone, which needs no background thread.
+        doorbell: None for one rank alone, which needs no background thread.
     """
 
-    def __init__(self, stepper: Stepper, channel: Channel, control: Control | None) -> None:
+    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell | None) -> None:
         self._stepper = stepper
         self._channel = channel
-        self._control = control
+        self._doorbell = doorbell
         self._lock = threading.Lock()
         self._waiters: collections.deque[threading.Lock] = collections.deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        if control is not None:
-            self._spinner = Spinner(control.crowded)
-            self._mode = control.mode[control.rank]
-            self._bell = control.bell[control.rank]
+        if doorbell is not None:
             self._thread = threading.Thread(target=self._background, name="horovod-engine", daemon=True)
 
     def start(self) -> int:
@@ -92,9 +58,9 @@ class Progress:
     def stop(self, timeout_s: float) -> bool:
         """End the background thread; False if it did not end in time, because it waits for a peer."""
         self._stopping = True
-        if self._thread is None or self._control is None or self._thread.ident is None:
+        if self._thread is None or self._doorbell is None or self._thread.ident is None:
             return True
-        self._control.ring(self._control.rank)
+        self._doorbell.ring()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -103,12 +69,12 @@ class Progress:
 
         One rank alone has nobody to do it meanwhile: it is done when somebody looks.
         """
-        if self._control is not None:
-            self._control.ring(self._control.rank)
+        if self._doorbell is not None:
+            self._doorbell.ring()
 
     def look(self) -> None:
         """Make the progress that nobody else may be making: of one rank alone, or after others did their part."""
-        if (self._control is None or self._stepper.has_news()) and self._lock.acquire(False):
+        if (self._doorbell is None or self._stepper.has_news()) and self._lock.acquire(False):
             try:
                 self._stepper.step()
             finally:
@@ -137,8 +103,8 @@ class Progress:
             self._wait_behind(handle)
 
     def _wait_behind(self, handle: Handle) -> None:
-        if self._control is not None:
-            self._control.insist()
+        if self._doorbell is not None:
+            self._doorbell.insist()
         signal = threading.Lock()
         signal.acquire()
         handle.waiter = signal
@@ -153,54 +119,52 @@ class Progress:
             self._waiters.remove(signal)
 
     def _pump_and_release(self, handle: Handle) -> None:
-        control = self._control
-        if control is None:
+        doorbell = self._doorbell
+        if doorbell is None:
             try:
                 self._stepper.step()
             finally:
                 self.release()
             return
-        words, bell, channel = control.words32, self._bell, self._channel
+        channel = self._channel
         heard = -1
         try:
-            words[self._mode] = 0
+            doorbell.awake()
             channel.patient = True
-            heard = self._pump(handle, control)
+            heard = self._pump(handle, doorbell)
         except BaseException as error:
             self._stepper.abandon(error)
             raise
         finally:
             channel.patient = False
-            words[self._mode] = PARKED
-            futex.fence()
-            control.insist()
+            doorbell.park()
+            doorbell.insist()
             self.release()
-            if words[bell] != heard and self._stepper.has_news():
+            if doorbell.heard() != heard and self._stepper.has_news():
                 # Who rang in between found this rank awake; the parked thread has to be told.
-                control.ring(control.rank)
+                doorbell.ring()
 
-    def _pump(self, handle: Handle, control: Control) -> int:
-        """Make progress until ``handle`` is done; return the bell's value before the last look."""
-        stepper, channel, words = self._stepper, self._channel, control.words32
-        step, has_news, mode, bell = stepper.step, stepper.has_news, self._mode, self._bell
-        spinner = self._spinner
+    def _pump(self, handle: Handle, doorbell: Doorbell) -> int:
+        """Make progress until ``handle`` is done; return what the doorbell had heard before the last look."""
+        stepper, channel = self._stepper, self._channel
+        step, has_news = stepper.step, stepper.has_news
         started = last_look = 0.0
         while True:
-            heard: int = words[bell]
+            heard = doorbell.heard()
             step()
             if handle.done:
                 return heard
-            for _ in spinner.looks():
+            for _ in doorbell.looks():
                 if has_news():
-                    spinner.succeeded()
+                    doorbell.succeeded()
                     break
             else:
-                control.insist()
-                seen = words[bell]
-                control.announce(stepper.goal())
+                doorbell.insist()
+                seen = doorbell.heard()
+                doorbell.announce(stepper.goal())
                 if not has_news():
-                    control.sleep(seen, _BEHIND_SLICE_S if channel.is_behind() else _SLICE_S, HOLDER)
-                words[mode] = 0
+                    doorbell.sleep(seen, _BEHIND_SLICE_S if channel.is_behind() else _SLICE_S, parked=False)
+                doorbell.awake()
                 now = time.monotonic()
                 started = started or now
                 if now - last_look >= _SLICE_S:
@@ -209,7 +173,7 @@ class Progress:
 
     # -- the background thread -----------------------------------------------------------------------------------
 
-    def _let_the_caller_submit(self, control: Control) -> None:
+    def _let_the_caller_submit(self, doorbell: Doorbell) -> None:
         """Pause while the caller, who has no other core, submits one operation after the other."""
         for _ in range(_PAUSES):
             left = _QUIET_S - self._stepper.quiet_s()
@@ -217,23 +181,23 @@ class Progress:
                 return
             if self._lock.acquire(False):
                 # This thread looks again by itself; nobody need wake it.
-                control.words32[self._mode] = 0
+                doorbell.awake()
                 self.release()
             time.sleep(left)
 
     def _background(self) -> None:
-        control = self._control
-        assert control is not None
-        words, mode, bell, stepper, channel = control.words32, self._mode, self._bell, self._stepper, self._channel
+        doorbell = self._doorbell
+        assert doorbell is not None
+        stepper, channel = self._stepper, self._channel
         last_look = time.monotonic()
         while not self._stopping:
-            if control.share == 1:
-                self._let_the_caller_submit(control)
-            seen = words[bell]
+            if doorbell.share == 1:
+                self._let_the_caller_submit(doorbell)
+            seen = doorbell.heard()
             slice_s = _SLICE_S
             if self._lock.acquire(False):
                 try:
-                    words[mode] = 0
+                    doorbell.awake()
                     if not self._waiters:
                         stepper.step()
                     now = time.monotonic()
@@ -243,9 +207,8 @@ class Progress:
                         # Only who has just looked may sleep for long: it may have been rung for what that shows.
                         if stepper.is_idle():
                             slice_s = _IDLE_SLICE_S
-                    words[mode] = PARKED
-                    futex.fence()
-                    seen = words[bell]
+                    doorbell.park()
+                    seen = doorbell.heard()
                     if stepper.has_news() and not self._waiters:
                         continue
                     if channel.is_behind():
@@ -253,7 +216,7 @@ class Progress:
                 except BaseException as error:
                     stepper.abandon(error)
                 finally:
-                    words[mode] = PARKED
+                    doorbell.park()
                     self.release()
             stepper.attend()
-            control.sleep(seen, slice_s, PARKED)
+            doorbell.sleep(seen, slice_s, parked=True)

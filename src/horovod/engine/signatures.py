@@ -10,13 +10,12 @@ from horovod.core import rules
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
 from horovod.engine import callsite
-from horovod.engine.channel import Channel
 from horovod.engine.handles import Allocator, Signature
+from horovod.engine.ports import Channel
 from horovod.engine.stats import Usage
 from horovod.errors import RequestError
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
-from horovod.transports.shm.arena import Arena
 
 __all__ = ["SignatureTable"]
 
@@ -54,7 +53,6 @@ class SignatureTable:
     def get(
         self,
         allocator: Allocator,
-        arena: Arena | None,
         frame: FrameType,
         kind: Kind,
         name: str | None,
@@ -75,21 +73,19 @@ class SignatureTable:
             RequestError: the request is wrong by itself.
         """
         code = frame.f_code
-        in_place = kind is _ALLREDUCE and outputs is not None and arena is not None
+        in_place = kind is _ALLREDUCE and outputs is not None
         how = (op, prescale, postscale, root, splits, process_set, self._sets.version, ranks, device)
         if len(inputs) == 1:
             tensor = inputs[0]
             offset = -1
             if in_place and outputs is not None and outputs[0] is tensor:
-                assert arena is not None
-                offset = arena.offset_of(allocator.address(tensor))
+                offset = self._transport.place(allocator.address(tensor))
             offsets: tuple[int, ...] = (offset,)
             key: Any = (kind, name, tensor.dtype, tensor.shape, offset, how, id(code), frame.f_lasti)
         else:
             offsets = (-1,) * len(inputs)
             if in_place and outputs is not None and all(a is b for a, b in zip(inputs, outputs, strict=True)):
-                assert arena is not None
-                offsets = tuple(arena.offset_of(allocator.address(tensor)) for tensor in inputs)
+                offsets = tuple(self._transport.place(allocator.address(tensor)) for tensor in inputs)
             tensors = tuple((t.dtype, t.shape, o) for t, o in zip(inputs, offsets, strict=True))
             key = (kind, name, tensors, how, id(code), frame.f_lasti)
         signature = self._known.get(key)

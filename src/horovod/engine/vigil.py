@@ -3,83 +3,96 @@
 from __future__ import annotations
 
 from horovod import errors
+from horovod.core.generation import Generation
 from horovod.core.mismatch import describe_waiting
-from horovod.engine.channel import Channel, CoordinatorChannel
 from horovod.engine.log import LogRunner
-from horovod.links.shm.peers import Peers
-from horovod.observe.observer import Observer
-from horovod.transports.shm.control import Control, State
+from horovod.engine.ports import Board, Channel, Observer, Peers
 
-__all__ = ["Vigil"]
+__all__ = ["Vigil", "verdict"]
 
 #: How long a rank that leaves may go on with the operation that it is in.
 _LEAVE_S = 1.0
 
 
 class Vigil:
-    """See the module.
+    """See the module; a ``Watch`` for transports.
 
     Args:
         rank: this rank.
-        control: the control page.
+        generation: who takes part.
         peers: the processes of the other ranks.
-        log: what this rank waits for.
-        channel: its path to the coordinator.
-        observer: knows of stalls, and what was said of ranks that are gone.
+        board: where they say why they fail or leave.
+        observer: knows of stalls.
     """
 
-    def __init__(
-        self, rank: int, control: Control, peers: Peers, log: LogRunner, channel: Channel, observer: Observer
-    ) -> None:
+    def __init__(self, rank: int, generation: Generation, peers: Peers, board: Board, observer: Observer) -> None:
         self._rank = rank
-        self._control = control
+        self._generation = generation
         self._peers = peers
-        self._log = log
-        self._channel = channel
+        self._board = board
         self._observer = observer
 
-    def watch(self, rank: int, waited_s: float) -> None:
+    def check(self, rank: int, waited_s: float) -> None:
         """Raise when waiting for ``rank`` in the middle of an operation is pointless; see ``Watch``."""
         peers = self._peers
         lost = peers.gone()
-        left = waited_s > _LEAVE_S and self._control.state_of(rank) is State.LEFT
+        left = waited_s > _LEAVE_S and peers.has_left(rank)
         if lost is None and (left or peers.is_dead(rank)):
             lost = peers.culprit_of(rank)
         if lost is not None:
             raise self._lost(lost, ", in the middle of a collective")
         self._observer.in_execution(rank, waited_s)
 
-    def tick(self, waited_s: float) -> None:
-        """Raise when waiting for the log is pointless; on rank 0 also tell the coordinator who has left.
+    def tick(self, log: LogRunner, channel: Channel, waited_s: float) -> None:
+        """Raise when waiting for the log is pointless; at home also tell the coordinator who has left.
 
         Args:
+            log: what this rank waits for.
+            channel: its path to the coordinator.
             waited_s: how long this rank has waited, in seconds.
         """
-        peers, log, channel = self._peers, self._log, self._channel
+        peers, home = self._peers, self._generation.home
         lost = peers.gone()
         if lost is not None:
-            raise self._lost(lost, self._meanwhile())
+            raise self._lost(lost, self._meanwhile(log))
         # Who waits for nothing may go on alone.
-        if self._rank and self._control.state_of(0) is State.LEFT and not log.is_idle() and not log.has_news():
-            raise self._lost(peers.culprit_of(0), self._meanwhile())
+        if self._rank != home and peers.has_left(home) and not log.is_idle() and not log.has_news():
+            raise self._lost(peers.culprit_of(home), self._meanwhile(log))
         late = log.late()
         if late >= 0:
-            self.watch(late, waited_s)
+            self.check(late, waited_s)
         self._observer.tick()
-        if isinstance(channel, CoordinatorChannel):
-            channel.notice_departures(lambda rank: peers.fate(rank, self._observer.verdict_of(rank)[1]))
-            channel.publish()
+        channel.tend(lambda rank: peers.fate(rank, self._verdict_of(rank)[1]))
 
-    def _meanwhile(self) -> str:
-        waiting = self._log.in_flight()
+    def _meanwhile(self, log: LogRunner) -> str:
+        waiting = log.in_flight()
         if not waiting:
             return ""
         return f", while rank {self._rank} waited in {describe_waiting(waiting[0].signature.request)}"
 
     def _lost(self, rank: int, meanwhile: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
-        stalled, why = self._observer.verdict_of(rank)
+        stalled, why = self._verdict_of(rank)
         if stalled:
             return errors.StallError(why)
-        peers = self._peers
-        return errors.PeerLostError(f"{peers.fate(rank, why)}{meanwhile}", rank=rank, pid=peers.pids[rank])
+        pid = self._generation.members[rank].pid
+        return errors.PeerLostError(f"{self._peers.fate(rank, why)}{meanwhile}", rank=rank, pid=pid)
+
+    def _verdict_of(self, rank: int) -> tuple[bool, str]:
+        """Return whether ``rank`` failed because of a stall, and why it failed or left; empty if it did not say."""
+        text = self._board.verdict(rank)
+        if text is None:
+            return False, ""
+        kind, _, why = text.decode(errors="replace").partition("\n")
+        return kind == errors.StallError.__name__, why
+
+
+def verdict(failure: errors.HorovodInternalError | None, why: str) -> bytes:
+    """Return what a rank leaves on the board.
+
+    Args:
+        failure: because of which it fails; None if it leaves.
+        why: in words.
+    """
+    kind = type(failure).__name__ if failure is not None else ""
+    return f"{kind}\n{why}".encode()

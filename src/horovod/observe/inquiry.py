@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from horovod.core.requests import Request
+from horovod.engine.ports import Board, Wish
 from horovod.engine.records import now
-from horovod.links.shm.board import Board, Wish
 from horovod.observe import stacks
 
 __all__ = ["PATIENCE_S", "Blocked", "Inquiry", "Situation"]

@@ -6,18 +6,14 @@ The engine tells the observer what happens, and asks it now and then whether all
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from horovod.config import Config
-from horovod.core.coordinator import Coordinator
-from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting
-from horovod.engine.log import LogRunner
-from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, Ring, now
-from horovod.errors import HorovodInternalError, StallError
-from horovod.links.shm.board import Board, Wish
-from horovod.links.shm.peers import Peers
+from horovod.engine.ports import Subject, Wish
+from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
+from horovod.errors import HorovodInternalError
 from horovod.observe.inquiry import Inquiry, Situation, situation
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
@@ -32,66 +28,51 @@ _FRESH_NS = 1_000_000_000
 
 
 class Observer:
-    """See the module.
+    """See the module, and ``horovod.engine.ports.Observer``.
 
     Args:
         config: the settings.
         job: name of the job.
-        rank: this rank.
-        size: number of ranks.
-        ring: the records of this rank's operations.
-        log: how far this rank is in the log, and what it has in flight.
-        sets: the process sets.
-        coordinator: on rank 0, else None.
-        peers: the other ranks; None for one rank alone.
-        board: None for one rank alone.
-        failure: returns why this rank takes part no more, or None.
 
     Attributes:
         tracer: makes the timeline.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        job: str,
-        rank: int,
-        size: int,
-        ring: Ring,
-        log: LogRunner,
-        sets: ProcessSetTable,
-        coordinator: Coordinator | None,
-        peers: Peers | None,
-        board: Board | None,
-        failure: Callable[[], HorovodInternalError | None],
-    ) -> None:
-        self._ring, self._log, self._sets = ring, log, sets
-        self._coordinator = coordinator
-        self._failure = failure
-        self._board = board
+    tracer: Tracer
+
+    def __init__(self, config: Config, job: str) -> None:
+        self._config, self._job = config, job
+        self._signalled_ns = -_FRESH_NS
+        self._inquiry: Inquiry | None = None
+        self._stalls: StallWatch | None = None
+
+    def begin(self, subject: Subject) -> None:
+        """Take note of whom to observe."""
+        link, config = subject.link, self._config
+        generation, board, peers = link.generation, link.board, link.peers
+        rank, size = link.rank, generation.size
+        self._subject = subject
+        self._ring, self._sets, self._coordinator = subject.ring, generation.sets, link.coordinator
         self._others = [other for other in range(size) if other != rank]
         self._recorder = Recorder(
-            ring,
+            subject.ring,
             config.flight_recorder_dir,
-            job,
+            self._job,
             rank,
             size,
-            sets,
+            generation.sets,
             self._describe,
-            lambda: log.sequence,
+            lambda: subject.position,
             self._pending,
         )
         self._trigger = Trigger(self._dump_everywhere)
-        self._signalled_ns = -_FRESH_NS
         self.tracer = Tracer(
-            rank, size, ring, self._members, lambda: log.sequence, board,
+            rank, size, subject.ring, self._members, lambda: subject.position, board,
             lambda other: peers is not None and not peers.has_ended(other),
         )  # fmt: skip
-        self._inquiry: Inquiry | None = None
-        self._stalls: StallWatch | None = None
         if board is not None and peers is not None:
             self._inquiry = Inquiry(board, self._describe, self._fulfil)
-            whereabouts = Whereabouts(self._inquiry, peers.pids, peers.describe)
+            whereabouts = Whereabouts(self._inquiry, [member.pid for member in generation.members], generation.describe)
             self._stalls = StallWatch(config, rank, size, whereabouts, self._recorder.after_failure)
 
     def start(self) -> None:
@@ -120,7 +101,7 @@ class Observer:
         if self._coordinator is not None:
             self._stalls.inspect(self._coordinator)
         else:
-            self._stalls.check_coordinator(self._log.in_flight())
+            self._stalls.check_coordinator(self._subject.in_flight())
 
     def in_execution(self, rank: int, waited_s: float) -> None:
         """Look for a stall in the middle of an operation; see ``StallWatch.check_execution``.
@@ -134,28 +115,13 @@ class Observer:
             self._stalls.check_execution(rank, waited_s, request, sequence)
 
     def failed(self, failure: HorovodInternalError) -> None:
-        """Note why this rank fails: for the other ranks, and in a dump."""
-        if self._board is not None:
-            self._board.give_verdict(f"{type(failure).__name__}\n{failure}".encode())
+        """Note in a dump why this rank fails."""
         self._recorder.after_failure(type(failure).__name__)
-
-    def left(self, reason: str) -> None:
-        """Note why this rank leaves, for those who come to wait for it later."""
-        if self._board is not None:
-            self._board.give_verdict(f"\n{reason}".encode())
 
     def script_failed(self, text: str) -> None:
         """Note that an exception ends this rank's script; ``text`` is its traceback."""
-        if self._failure() is None:
+        if self._subject.failure is None:
             self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
-
-    def verdict_of(self, rank: int) -> tuple[bool, str]:
-        """Return whether ``rank`` failed because of a stall, and why it failed or left; empty if it did not say."""
-        text = self._board.verdict(rank) if self._board is not None else None
-        if text is None:
-            return False, ""
-        kind, _, why = text.decode(errors="replace").partition("\n")
-        return kind == StallError.__name__, why
 
     def stop(self) -> None:
         """Listen no more, and complete the timeline."""
@@ -163,13 +129,11 @@ class Observer:
         self.tracer.close()
 
     def close(self) -> None:
-        """Release the board."""
-        board, self._board, self._inquiry, self._stalls = self._board, None, None, None
-        if board is not None:
-            board.close()
+        """Let go of the board."""
+        self._inquiry = self._stalls = None
 
     def _describe(self) -> Situation:
-        failure = self._failure()
+        failure = self._subject.failure
         return situation(self._members, str(failure) if failure is not None else "")
 
     def _members(self, process_set: int) -> tuple[int, ...]:
@@ -191,7 +155,7 @@ class Observer:
             # horovodrun signals every rank, and each asks all others.
             if now() - self._signalled_ns > _FRESH_NS:
                 self._recorder.as_asked(f"rank {asker} asked for it")
-        elif wishes & Wish.DUMP_IF_SET and self._failure() is None:
+        elif wishes & Wish.DUMP_IF_SET and self._subject.failure is None:
             self._recorder.after_failure(f"rank {asker} reported a stall")
 
     def _dump_everywhere(self) -> None:

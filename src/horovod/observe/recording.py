@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Callable
 
 from horovod.core.requests import Request
+from horovod.engine.ports import Board, Session
 from horovod.engine.records import CAPACITY, ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Record, Ring
-from horovod.links.shm.board import Board, Session
 from horovod.timeline.events import Events, Span
 
 __all__ = ["Recording"]

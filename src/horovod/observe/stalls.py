@@ -16,9 +16,9 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, names
 from horovod.engine.handles import Handle
+from horovod.engine.ports import Wish
 from horovod.engine.records import SUBMITTED, now
 from horovod.errors import StallError
-from horovod.links.shm.board import Wish
 from horovod.logs import logger
 from horovod.observe.whereabouts import Whereabouts
 from horovod.phrases import list_ranks

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from horovod.engine.ports import Board, Session, Wish
 from horovod.engine.records import Ring, now
-from horovod.links.shm.board import Board, Session, Wish
 from horovod.logs import logger
 from horovod.observe.recording import Recording
 from horovod.timeline.events import Events

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
+from horovod.engine.ports import Wish
 from horovod.engine.records import now
-from horovod.links.shm.board import Wish
 from horovod.observe.inquiry import PATIENCE_S, Inquiry, Situation
 from horovod.phrases import list_ranks
 

@@ -16,7 +16,7 @@ from horovod import context
 from horovod.torch.inference import ordinary
 
 if TYPE_CHECKING:
-    from horovod.transports.shm.arena import Arena
+    from horovod.engine.ports import Transport
 
 __all__ = ["Stage"]
 
@@ -24,11 +24,11 @@ __all__ = ["Stage"]
 class _Block:
     """One pinned block, used again and again; ``idle`` tells when its last copy is through."""
 
-    def __init__(self, arena: Arena | None, nbytes: int) -> None:
-        if arena is None:
+    def __init__(self, transport: Transport | None, nbytes: int) -> None:
+        if transport is None:
             self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         else:
-            self.memory = torch.frombuffer(arena.allocate(nbytes), dtype=torch.uint8)
+            self.memory = torch.frombuffer(transport.allocate(nbytes), dtype=torch.uint8)
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))  # type: ignore[no-untyped-call]
         self.idle: Any = None
 
@@ -48,10 +48,12 @@ class _Pool:
         nbytes = max(4096, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(nbytes, [])
         if not free:
-            arena = context.engine().arena
+            engine = context.engine()
+            # One rank alone has nobody to share memory with.
+            transport = engine.transport if engine.size > 1 else None
             with torch.inference_mode(False):
-                block = _Block(arena, nbytes)
-            if arena is not None:
+                block = _Block(transport, nbytes)
+            if transport is not None:
                 self._registered.append(block)
             return block
         block = free.pop()

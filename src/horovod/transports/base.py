@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -11,7 +11,7 @@ from horovod.core.requests import Kind, Request, Response
 from horovod.transports.kernels import Buffer
 from horovod.transports.threads import are_spread
 
-__all__ = ["Entry", "Rider", "Transport", "Work"]
+__all__ = ["Entry", "Rider", "Transport", "Watch", "Work"]
 
 
 class Entry:
@@ -77,6 +77,16 @@ class Transport(Protocol):
     name: str
     background: int
 
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory that this transport moves with the fewest copies, zeroed; it is freed with its last user.
+
+        Raises:
+            MemoryError: there is no more of it.
+        """
+
+    def place(self, address: int) -> int:
+        """Return by which number the other members know the memory at ``address``, or -1 if they cannot reach it."""
+
     def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
         """Return what ``offer`` needs for such requests; None if their data never rides along.
 
@@ -116,6 +126,13 @@ class Transport(Protocol):
         """Release what this process holds."""
 
 
-#: Called now and then while waiting for a rank; raises when waiting is pointless. Takes the rank and the
-#: seconds waited so far.
-Watch = Callable[[int, float], None]
+class Watch(Protocol):
+    """Whom a transport asks now and then while it waits for a rank in the middle of an operation."""
+
+    def check(self, rank: int, waited_s: float) -> None:
+        """Raise when there is no point in waiting for ``rank`` any longer.
+
+        Raises:
+            PeerLostError: the rank is gone.
+            StallError: it did not go on within the timeout.
+        """

@@ -37,6 +37,14 @@ class LocalTransport:
     name = "local"
     background = 0
 
+    def allocate(self, nbytes: int) -> bytearray:
+        """Return ordinary memory."""
+        return bytearray(nbytes)
+
+    def place(self, address: int) -> int:
+        """Return -1: there is nobody to reach it."""
+        return -1
+
     def rider(self, kernels: str, request: Request, members: int) -> None:
         """Return None: there is nobody to read it."""
 

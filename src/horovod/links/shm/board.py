@@ -15,13 +15,13 @@ moment may overwrite each other's question; the answer to either serves both.
 from __future__ import annotations
 
 import mmap
-from typing import NamedTuple
 
+from horovod.engine.ports import Session
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
 
-__all__ = ["Board", "Session", "Wish"]
+__all__ = ["ShmBoard"]
 
 _LINE = 64
 _WORDS_PER_RANK = 6
@@ -35,33 +35,6 @@ _ARRIVALS = 8192
 _RANK_BYTES = _ANSWER_BYTES + _VERDICT_BYTES + _TRACE_BYTES + 16 * _ARRIVALS
 
 
-class Wish:
-    """What can be asked of a rank; bits."""
-
-    DESCRIBE = 1
-    DUMP = 2
-    DUMP_IF_SET = 4
-    TRACE = 8
-
-
-class Session(NamedTuple):
-    """A recording.
-
-    Attributes:
-        number: counts recordings, from 1.
-        mark_cycles: whether executions are marked.
-        since_ns: when it began.
-        begin: the last entry of the log that does not belong to it.
-        end: 0 while it is under way, then one more than the last entry of the log that belongs to it.
-    """
-
-    number: int
-    mark_cycles: bool
-    since_ns: int
-    begin: int
-    end: int
-
-
 def _pages(nbytes: int) -> int:
     return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
@@ -70,8 +43,8 @@ def _slot(key: int) -> int:
     return (key + (key >> 32)) % _ARRIVALS * 2
 
 
-class Board:
-    """One rank's view of the board.
+class ShmBoard:
+    """One rank's view of the board; see ``Board``.
 
     Args:
         fd: the memfd of the control page; stays the caller's.

@@ -10,9 +10,10 @@ import struct
 import time
 from collections.abc import Sequence
 
+from horovod.core.generation import Generation
 from horovod.transports.shm.control import Control, State
 
-__all__ = ["Peers"]
+__all__ = ["ShmPeers"]
 
 # struct pidfd_info of ioctl PIDFD_GET_INFO, Linux 6.13; the exit code since 6.15.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -22,29 +23,39 @@ _INFO_EXIT = 1 << 3
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 100, 0.005
 
 
-class Peers:
-    """The other ranks of this host, as processes.
+class ShmPeers:
+    """The other ranks of this host, as processes; see ``Peers``.
 
     Args:
         control: the control page.
-        pids: by rank.
+        generation: who takes part.
         pid_fds: by rank; owned from now on.
-        hosts: by rank.
     """
 
-    def __init__(self, control: Control, pids: Sequence[int], pid_fds: Sequence[int], hosts: Sequence[str]) -> None:
+    def __init__(self, control: Control, generation: Generation, pid_fds: Sequence[int]) -> None:
         self._control = control
-        self.pids = pids
+        self._describe = generation.describe
         self._fds = list(pid_fds)
-        self._hosts = hosts
         self._poll = select.poll()
         for rank, fd in enumerate(self._fds):
             if rank != control.rank:
                 self._poll.register(fd, select.POLLIN)
 
-    def describe(self, rank: int) -> str:
-        """Return ``rank 1 (pid 4711 on host)``."""
-        return f"rank {rank} (pid {self.pids[rank]} on {self._hosts[rank]})"
+    def enter(self) -> None:
+        """Say that this rank takes part."""
+        self._control.set_state(State.RUNNING)
+
+    def leave(self, culprit: int) -> None:
+        """Say that this rank has left."""
+        self._control.set_state(State.LEFT, culprit)
+
+    def fail(self, culprit: int) -> None:
+        """Say that this rank has failed."""
+        self._control.set_state(State.FAILED, culprit)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has said that it has left."""
+        return self._control.state_of(rank) is State.LEFT
 
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
@@ -79,7 +90,7 @@ class Peers:
             rank: the one that is gone.
             why: what it said itself, if it failed; if it left, the whole sentence.
         """
-        who = self.describe(rank)
+        who = self._describe(rank)
         state = self._control.state_of(rank)
         if state is State.FAILED:
             return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"

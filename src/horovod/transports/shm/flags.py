@@ -77,6 +77,6 @@ class Flags:
                 if words[index] >= value:
                     return
                 if not control.sleep(seen, _SLICE_S, HOLDER) and words[index] < value:
-                    self._watch(member, time.monotonic() - started)
+                    self._watch.check(member, time.monotonic() - started)
         finally:
             words32[mode] = 0

@@ -53,7 +53,7 @@ class ShmTransport:
     Args:
         control: the control page.
         arenas: every rank's arena, by rank.
-        watch: called while waiting for a rank.
+        watch: asked while waiting for a rank.
     """
 
     name = "shm"
@@ -69,6 +69,14 @@ class ShmTransport:
         self._berths = Berths(self.flags)
         self._has_advised = False
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory of this rank's arena."""
+        return self.arena.allocate(nbytes)
+
+    def place(self, address: int) -> int:
+        """Return the offset of an address in this rank's arena, or -1 when it lies elsewhere."""
+        return self.arena.offset_of(address)
 
     def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
         """Return what the data of such requests needs to ride along; None for what is too large or not on the host."""

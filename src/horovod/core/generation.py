@@ -1,0 +1,48 @@
+"""Who takes part, from one meeting of the ranks to the next; everything that depends on it hangs on one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod.core.process_sets import ProcessSetTable
+
+__all__ = ["Generation", "Member"]
+
+
+class Member(NamedTuple):
+    """The process behind a rank.
+
+    Attributes:
+        pid: its process id.
+        host: the host that it runs on.
+    """
+
+    pid: int
+    host: str
+
+
+class Generation:
+    """The membership of a job, and what depends on nothing else.
+
+    Args:
+        members: by rank.
+        home: the rank at which the coordinator runs.
+        number: counts the meetings of a job, from 1.
+
+    Attributes:
+        size: number of ranks.
+        sets: the process sets; they change by entries of the log only, so they are equal on all ranks.
+    """
+
+    def __init__(self, members: Sequence[Member], home: int = 0, number: int = 1) -> None:
+        self.members = tuple(members)
+        self.home = home
+        self.number = number
+        self.size = len(self.members)
+        self.sets = ProcessSetTable(self.size)
+
+    def describe(self, rank: int) -> str:
+        """Return ``rank 1 (pid 4711 on host)``."""
+        pid, host = self.members[rank]
+        return f"rank {rank} (pid {pid} on {host})"

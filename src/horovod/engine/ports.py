@@ -1,0 +1,357 @@
+"""What an engine needs of the world around it, as protocols, and what it tells those who watch it.
+
+A *link* assembles one set of ``Channel``, ``Doorbell``, ``Peers``, ``Board`` and ``Transport``: one for a rank alone,
+one for the ranks of a host. The engine knows none of them, and neither of them knows the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.generation import Generation
+from horovod.core.requests import Request
+from horovod.engine.handles import Handle
+from horovod.engine.records import Ring
+from horovod.errors import HorovodInternalError
+from horovod.transports.base import Transport, Watch
+
+__all__ = [
+    "SILENT",
+    "Board",
+    "Channel",
+    "Doorbell",
+    "Link",
+    "LogEntry",
+    "Observer",
+    "Peers",
+    "Session",
+    "Subject",
+    "Transport",
+    "Watch",
+    "Wish",
+]
+
+LogEntry = Declared | Run
+
+
+class Channel(Protocol):
+    """One rank's path to the coordinator, and the log's path back.
+
+    Attributes:
+        patient: whether who makes progress now is waiting itself, and so need not wake those who are not.
+    """
+
+    patient: bool
+
+    def declare(self, signature: int, request: Request) -> None:
+        """Let a number stand for a request."""
+
+    def submit(self, signature: int, token: int, patient: bool) -> None:
+        """Submit a declared request; ``patient`` when the caller is about to wait for it."""
+
+    def leave(self, reason: str) -> None:
+        """Take part no more."""
+
+    def has_news(self) -> bool:
+        """Whether ``next`` has something, or the coordinator has work."""
+
+    def next(self) -> LogEntry | None:
+        """Return the next log entry, or None."""
+
+    def is_behind(self) -> bool:
+        """Whether records wait for a slow reader; then sleep only briefly."""
+
+    def tend(self, fate: Callable[[int], str]) -> None:
+        """Where the coordinator runs: tell it who has left without a word, and publish what it decided.
+
+        Args:
+            fate: says in words how a rank ended.
+        """
+
+
+class Doorbell(Protocol):
+    """Sleep until something happened, and wake others. One thread at a time holds the engine's lock."""
+
+    @property
+    def share(self) -> int:
+        """Cores that there are for this rank, at least 1."""
+
+    def heard(self) -> int:
+        """Return how often this rank was rung for."""
+
+    def ring(self) -> None:
+        """Wake this rank's own sleepers."""
+
+    def insist(self) -> None:
+        """Wake those whom ``Channel.submit`` only nudged; before this rank sleeps or does other things."""
+
+    def awake(self) -> None:
+        """Say that a thread of this rank looks by itself: nobody need wake it."""
+
+    def park(self) -> None:
+        """Say that only the background thread sleeps here; what was stored before is visible to others."""
+
+    def announce(self, goal: int) -> None:
+        """Say that the lock's holder is going to sleep; what it waits for must be looked at once more.
+
+        Args:
+            goal: what all members must be ``settled`` at for it to go on; 0 if it waits for nothing of the kind.
+        """
+
+    def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
+        """Sleep until this rank was rung for more often than ``heard``.
+
+        Args:
+            heard: see there.
+            timeout_s: seconds, at most.
+            parked: whether this is the background thread, which nobody waits for.
+        """
+
+    def looks(self) -> Iterable[None]:
+        """Return when to look before going to sleep."""
+
+    def succeeded(self) -> None:
+        """Note that a look was worth it."""
+
+
+class Peers(Protocol):
+    """The other ranks' processes: who is alive, who has left, how they ended."""
+
+    def enter(self) -> None:
+        """Say that this rank takes part."""
+
+    def leave(self, culprit: int) -> None:
+        """Say that this rank has left, because of ``culprit`` unless that is -1."""
+
+    def fail(self, culprit: int) -> None:
+        """Say that this rank has failed, because of ``culprit`` unless that is -1."""
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has said that it has left."""
+
+    def gone(self) -> int | None:
+        """Return a rank that died or failed without leaving, or because of which one failed; None if all is well."""
+
+    def culprit_of(self, rank: int) -> int:
+        """Return because of whom ``rank`` left."""
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether the process of ``rank`` has ended."""
+
+    def has_ended(self, rank: int) -> bool:
+        """The same for threads that do not hold the engine's lock."""
+
+    def fate(self, rank: int, why: str = "") -> str:
+        """Return in words how ``rank`` ended; ``why`` is what it said itself."""
+
+    def wait_for_end(self, rank: int, timeout_s: float) -> None:
+        """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
+
+    def close(self) -> None:
+        """Release what this process holds."""
+
+
+class Wish:
+    """What can be asked of a rank; bits."""
+
+    DESCRIBE = 1
+    DUMP = 2
+    DUMP_IF_SET = 4
+    TRACE = 8
+
+
+class Session(NamedTuple):
+    """A recording.
+
+    Attributes:
+        number: counts recordings, from 1.
+        mark_cycles: whether executions are marked.
+        since_ns: when it began.
+        begin: the last entry of the log that does not belong to it.
+        end: 0 while it is under way, then one more than the last entry of the log that belongs to it.
+    """
+
+    number: int
+    mark_cycles: bool
+    since_ns: int
+    begin: int
+    end: int
+
+
+class Board(Protocol):
+    """What ranks ask and tell each other beside the log, so also when the coordinator is stuck.
+
+    Attributes:
+        rank: this rank.
+    """
+
+    rank: int
+
+    def ask(self, rank: int, wishes: int) -> int:
+        """Ask ``rank`` for something and return the number of the question."""
+
+    def asked_by(self, rank: int) -> int:
+        """Return who waits for an answer of ``rank``, or -1."""
+
+    def question(self) -> tuple[int, int, int] | None:
+        """Return (number, wishes, who asks) if there is a new question to this rank."""
+
+    def give_answer(self, number: int, text: bytes) -> None:
+        """Answer question ``number`` and all before it."""
+
+    def answer(self, rank: int, number: int) -> bytes | None:
+        """Return the answer of ``rank`` to question ``number``, or None while there is none."""
+
+    def give_verdict(self, text: bytes) -> None:
+        """Say why this rank fails or leaves; to be called before ``Peers`` says that it did."""
+
+    def verdict(self, rank: int) -> bytes | None:
+        """Return why ``rank`` failed or left, or None if it did not say."""
+
+    @property
+    def session(self) -> Session:
+        """The last recording."""
+
+    def set_session(self, session: Session) -> None:
+        """Begin or end a recording."""
+
+    def finish_session(self, number: int) -> None:
+        """Say that this rank has told all that belongs to recording ``number``."""
+
+    def has_finished(self, rank: int, number: int) -> bool:
+        """Whether ``rank`` has told everything about recording ``number``."""
+
+    def put_trace(self, data: bytes) -> bool:
+        """Append to this rank's trace events; False when there is no room."""
+
+    def take_trace(self, rank: int) -> bytes:
+        """Return what ``rank`` appended since the last call."""
+
+    def note_arrival(self, key: int, at_ns: int) -> None:
+        """Let the others know when this rank submitted something; ``key`` is the same on all ranks."""
+
+    def arrival(self, rank: int, key: int) -> int:
+        """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
+
+    def close(self) -> None:
+        """Release what this process holds."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One rank's connections to its job.
+
+    Attributes:
+        rank: this rank.
+        generation: who takes part.
+        channel: its path to the coordinator.
+        transport: moves the bytes.
+        coordinator: at home, else None.
+        doorbell: None for a rank alone, which makes progress when somebody looks.
+        peers: None for a rank alone.
+        board: None for a rank alone.
+    """
+
+    rank: int
+    generation: Generation
+    channel: Channel
+    transport: Transport
+    coordinator: Coordinator | None = None
+    doorbell: Doorbell | None = None
+    peers: Peers | None = None
+    board: Board | None = None
+
+
+class Subject(Protocol):
+    """What an observer may look at: an engine."""
+
+    @property
+    def link(self) -> Link:
+        """Its connections."""
+
+    @property
+    def ring(self) -> Ring:
+        """The records of its operations."""
+
+    @property
+    def position(self) -> int:
+        """How many entries of the log it has executed or skipped, the present one included."""
+
+    @property
+    def failure(self) -> HorovodInternalError | None:
+        """Why it takes part no more, or None."""
+
+    def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done."""
+
+
+class Observer(Protocol):
+    """Whom the engine tells what happens, and asks now and then whether all is well.
+
+    ``attend``, ``tick`` and ``in_execution`` are called by whatever thread makes progress.
+    """
+
+    def begin(self, subject: Subject) -> None:
+        """Take note of whom to observe; called once, before anything else."""
+
+    def start(self) -> None:
+        """The rank takes part from now on."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``tick`` should come again soon."""
+
+    def attend(self) -> None:
+        """Answer other ranks' questions, if there are any."""
+
+    def tick(self) -> None:
+        """Look whether something waits for too long.
+
+        Raises:
+            StallError: it has.
+        """
+
+    def in_execution(self, rank: int, waited_s: float) -> None:
+        """Look whether ``rank`` is waited for, in the middle of an operation, for too long.
+
+        Raises:
+            StallError: it is.
+        """
+
+    def failed(self, failure: HorovodInternalError) -> None:
+        """The rank takes part no more."""
+
+    def stop(self) -> None:
+        """The rank is about to leave."""
+
+    def close(self) -> None:
+        """The link is about to be released."""
+
+
+class _Silent:
+    """Sees nothing and says nothing."""
+
+    is_busy = False
+
+    def begin(self, subject: Subject) -> None: ...
+
+    def start(self) -> None: ...
+
+    def attend(self) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def in_execution(self, rank: int, waited_s: float) -> None: ...
+
+    def failed(self, failure: HorovodInternalError) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+#: The observer of an engine that nobody observes.
+SILENT: Observer = _Silent()

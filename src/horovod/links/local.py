@@ -1,0 +1,88 @@
+"""A rank alone: the coordinator is a function call away, and there is nobody to wait for."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable
+
+from horovod.config import Config
+from horovod.core.coordinator import Coordinator
+from horovod.core.generation import Generation, Member
+from horovod.core.requests import NO_TOKEN, Request
+from horovod.engine.ports import Link, LogEntry
+from horovod.transports.local import LocalTransport
+
+__all__ = ["LocalChannel", "assemble"]
+
+
+class LocalChannel:
+    """The path of the rank at which the coordinator runs; see ``Channel``."""
+
+    patient = False
+
+    def __init__(self, coordinator: Coordinator, rank: int) -> None:
+        self._coordinator = coordinator
+        self._rank = rank
+        self._inbox: collections.deque[tuple[int, int, Request | None]] = collections.deque()
+        self._log: collections.deque[LogEntry] = collections.deque()
+
+    def declare(self, signature: int, request: Request) -> None:
+        """Let a number stand for a request."""
+        self._inbox.append((signature, NO_TOKEN, request))
+
+    def submit(self, signature: int, token: int, patient: bool) -> None:
+        """Submit a declared request."""
+        self._inbox.append((signature, token, None))
+
+    def leave(self, reason: str) -> None:
+        """Answer who waits for this rank, through the log."""
+        self._serve()
+        self._coordinator.leave(self._rank, reason)
+        self._publish()
+
+    def has_news(self) -> bool:
+        """Whether ``next`` has something, or the coordinator has work."""
+        return bool(self._inbox or self._log)
+
+    def next(self) -> LogEntry | None:
+        """Return the next log entry, or None."""
+        log = self._log
+        if not log:
+            self._serve()
+        return log.popleft() if log else None
+
+    def is_behind(self) -> bool:
+        """Return False: nobody has to read anything."""
+        return False
+
+    def tend(self, fate: Callable[[int], str]) -> None:
+        """Publish what the coordinator decided."""
+        self._publish()
+
+    def _serve(self) -> None:
+        """Let the coordinator take what has come."""
+        if self._take_own():
+            self._publish()
+
+    def _take_own(self) -> bool:
+        coordinator, inbox, rank = self._coordinator, self._inbox, self._rank
+        came = bool(inbox)
+        while inbox:
+            signature, token, request = inbox.popleft()
+            if request is None:
+                coordinator.submit(rank, signature, token)
+            else:
+                coordinator.declare(rank, signature, request)
+        return came
+
+    def _publish(self) -> None:
+        """Append what the coordinator decided to everybody's log."""
+        self._log.extend(self._coordinator.take())
+
+
+def assemble(settings: Config) -> Link:
+    """Return the link of a world of one."""
+    generation = Generation([Member(os.getpid(), os.uname().nodename)])
+    coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
+    return Link(0, generation, LocalChannel(coordinator, 0), LocalTransport(), coordinator)

@@ -1,0 +1,197 @@
+"""Requests and log through the control page: a request ring per rank, and a log ring that the coordinator writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.generation import Generation
+from horovod.core.requests import Request, Response
+from horovod.engine.ports import LogEntry
+from horovod.links.local import LocalChannel
+from horovod.transports.shm.control import Control, State
+from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
+
+__all__ = ["CoordinatorChannel", "WorkerChannel"]
+
+_DECLARE, _SUBMIT, _LEAVE = 1, 2, 3
+_DECLARED, _RUN, _RUN_FUSED = 1, 2, 3
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_response = msgspec.msgpack.Decoder(Response).decode
+
+
+class WorkerChannel:
+    """The path of a rank at which the coordinator does not run; see ``Channel``.
+
+    Args:
+        control: the control page.
+        generation: who takes part.
+    """
+
+    patient = False
+
+    def __init__(self, control: Control, generation: Generation) -> None:
+        rank, words64 = control.rank, control.words64
+        self._control = control
+        self._home = generation.home
+        self._homes = (generation.home,)
+        self._writer = RecordWriter(
+            control.request_rings[rank], words64, control.request_head[rank], [control.request_tail[rank]]
+        )
+        # Who makes progress flushes what another thread submits.
+        self._lock = threading.Lock()
+        self._reader = RecordReader(control.log_ring, words64, control.log_head, control.log_tail[rank])
+        self.has_news = self._reader.has_more
+
+    def declare(self, signature: int, request: Request) -> None:
+        """Let a number stand for a request."""
+        with self._lock:
+            self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
+
+    def submit(self, signature: int, token: int, patient: bool) -> None:
+        """Submit a declared request."""
+        with self._lock:
+            self._writer.put(_SUBMIT, (signature, token))
+        if patient:
+            self._control.nudge(self._homes)
+        else:
+            self._control.ring(self._home)
+
+    def leave(self, reason: str) -> None:
+        """Take part no more."""
+        with self._lock:
+            self._writer.put_bytes(_LEAVE, (), reason.encode())
+            self._writer.flush()
+        self._control.ring(self._home)
+
+    def is_behind(self) -> bool:
+        """Whether records wait for a slow reader."""
+        return bool(self._writer.backlog) and not self._flush()
+
+    def next(self) -> LogEntry | None:
+        """Return the next log entry, or None."""
+        record = self._reader.get()
+        if record is None:
+            return None
+        kind, words = record
+        if kind == _RUN:
+            return Run((words[0],), tuple(words[1:]))
+        if kind == _RUN_FUSED:
+            return Run(tuple(words), ())
+        return Declared(words[0], _decode_response(bytes_of(words, 1)))
+
+    def tend(self, fate: Callable[[int], str]) -> None:
+        """Nothing to do here."""
+
+    def _flush(self) -> bool:
+        with self._lock:
+            done = self._writer.flush()
+        self._control.ring(self._home)
+        return done
+
+
+class CoordinatorChannel(LocalChannel):
+    """The path of the rank at which the coordinator runs, which also serves all the others; see ``Channel``.
+
+    Args:
+        control: the control page.
+        coordinator: the coordinator.
+    """
+
+    def __init__(self, control: Control, coordinator: Coordinator) -> None:
+        super().__init__(coordinator, control.rank)
+        self._control = control
+        words64 = control.words64
+        self._others = others = [rank for rank in range(control.size) if rank != control.rank]
+        self._readers = [
+            (r, RecordReader(control.request_rings[r], words64, control.request_head[r], control.request_tail[r]))
+            for r in others
+        ]
+        self._departed: set[int] = set()
+        self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
+
+    def is_behind(self) -> bool:
+        """Whether records wait for a slow reader."""
+        return bool(self._writer.backlog)
+
+    def has_news(self) -> bool:
+        """Whether ``next`` has something, or the coordinator has work."""
+        if self._inbox or self._log:
+            return True
+        for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
+            if reader.has_more():
+                return True
+        return False
+
+    def next(self) -> LogEntry | None:
+        """Return the next log entry, or None."""
+        log, writer = self._log, self._writer
+        if not log or writer.backlog:
+            self._serve()
+            if writer.backlog and not self._flush(writer):
+                # An entry that the others cannot see yet must not be executed: it would wait for them.
+                self._ring()
+                return None
+        return log.popleft() if log else None
+
+    def tend(self, fate: Callable[[int], str]) -> None:
+        """Tell the coordinator of ranks whose last word did not fit into a full ring; publish what it decided."""
+        for rank, reader in self._readers:
+            if rank not in self._departed and self._control.state_of(rank) is State.LEFT and not reader.has_more():
+                self._departed.add(rank)
+                self._coordinator.leave(rank, fate(rank))
+        self._publish()
+
+    def _flush(self, writer: RecordWriter) -> bool:
+        if writer.flush():
+            return True
+        # Who has left reads no more: the ring must not wait for it.
+        for rank in self._departed:
+            writer.forget(self._control.log_tail[rank])
+        return writer.flush()
+
+    def _serve(self) -> None:
+        coordinator = self._coordinator
+        came = self._take_own()
+        for rank, reader in self._readers:
+            record = reader.get()
+            while record is not None:
+                came = True
+                kind, words = record
+                if kind == _SUBMIT:
+                    coordinator.submit(rank, words[0], words[1])
+                elif kind == _DECLARE:
+                    coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))
+                else:
+                    self._departed.add(rank)
+                    coordinator.leave(rank, bytes_of(words, 0).decode())
+                record = reader.get()
+        if came:
+            self._publish()
+
+    def _publish(self) -> None:
+        log = self._coordinator.take()
+        if not log:
+            return
+        self._log.extend(log)
+        writer = self._writer
+        for entry in log:
+            if isinstance(entry, Run):
+                if len(entry.ids) == 1:
+                    writer.put(_RUN, entry.ids + entry.tokens)
+                else:
+                    writer.put(_RUN_FUSED, entry.ids)
+            else:
+                writer.put_bytes(_DECLARED, (entry.id,), _encode(entry.response))
+        self._ring()
+
+    def _ring(self) -> None:
+        if self.patient:
+            self._control.nudge(self._others)
+        else:
+            self._control.ring_all(self._others)

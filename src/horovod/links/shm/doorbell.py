@@ -1,0 +1,56 @@
+"""Bells in the control page: look for a while, then sleep on a futex."""
+
+from __future__ import annotations
+
+from horovod.transports.shm import futex
+from horovod.transports.shm.control import HOLDER, NO_GOAL, PARKED, Control
+from horovod.transports.shm.spinner import Spinner
+
+__all__ = ["ShmDoorbell"]
+
+
+class ShmDoorbell:
+    """See ``Doorbell``.
+
+    Args:
+        control: the control page.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._words = control.words32
+        self._bell = control.bell[control.rank]
+        self._mode = control.mode[control.rank]
+        self.insist = control.insist
+        spinner = Spinner(control.crowded)
+        self.looks, self.succeeded = spinner.looks, spinner.succeeded
+
+    @property
+    def share(self) -> int:
+        """Cores that there are for this rank."""
+        return self._control.share
+
+    def heard(self) -> int:
+        """Return how often this rank was rung for."""
+        return int(self._words[self._bell])
+
+    def ring(self) -> None:
+        """Wake this rank's own sleepers."""
+        self._control.ring(self._control.rank)
+
+    def awake(self) -> None:
+        """Say that a thread of this rank looks by itself."""
+        self._words[self._mode] = 0
+
+    def park(self) -> None:
+        """Say that only the background thread sleeps here."""
+        self._words[self._mode] = PARKED
+        futex.fence()
+
+    def announce(self, goal: int) -> None:
+        """Say that the lock's holder is going to sleep."""
+        self._control.announce(goal or NO_GOAL)
+
+    def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
+        """Sleep until this rank was rung for more often than ``heard``."""
+        self._control.sleep(heard, timeout_s, PARKED if parked else HOLDER)
