@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "observe": ("core", "engine", "timeline"),
     "links": ("core", "engine", "transports", "rendezvous"),
     "context": ("engine", "links", "observe", "rendezvous"),
-    "bindings": ("context", "engine", "transports.kernels"),
+    "bindings": ("context", "engine", "transports.kernels", "transports.kernels_numpy"),
     "launch": ("rendezvous", "timeline"),
     "numpy": ("bindings", "context", "engine"),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),

@@ -11,6 +11,7 @@ from harness import run_ranks
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.numpy_adapter import ImmutableAdapter, aligned
 from horovod.core.requests import ReduceOp
+from horovod.transports.kernels_numpy import numpy_dtype
 
 
 class Frozen:
@@ -67,6 +68,10 @@ def _collectives(elements: int) -> None:
     _same(hvd.grouped_reducescatter([mine], op=ReduceOp.SUM)[0], total[rank : rank + 1])
     _same(hvd.allreduce(Frozen(np.zeros((0, 3)))), np.zeros((0, 3)))
     _same(hvd.zeros(3), np.zeros(3))
+    halves = [(values + other).astype(numpy_dtype("bfloat16")) for other in range(size)]
+    _same(hvd.allreduce(Frozen(halves[rank]), op=ReduceOp.MAX), halves[-1])
+    _same(hvd.reducescatter(Frozen(halves[rank]), op=ReduceOp.MIN), halves[0][rank : rank + 1])
+    _same(hvd.allgather(Frozen(halves[rank][:1])), np.concatenate([half[:1] for half in halves]))
     _same(mine, values + rank)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.core.rules import REDUCIBLE
+from horovod.transports.kernels_numpy import numpy_dtype
 from horovod.transports.kernels_torch import DTYPES
 from horovod.transports.libraries import kernels_named
 
@@ -22,25 +24,26 @@ LIBRARIES = ["torch", "numpy"]
 INTEGERS = [dtype for dtype in ITEMSIZE if "int" in dtype]
 FLOATS = [dtype for dtype in ITEMSIZE if "float" in dtype]
 COMPLEX = ["complex64", "complex128"]
-#: numpy has no bfloat16.
-WORLD = [(library, dtype) for library in LIBRARIES for dtype in ITEMSIZE if (library, dtype) != ("numpy", "bfloat16")]
+HALVES = ["float16", "bfloat16"]
+WORLD = [(library, dtype) for library in LIBRARIES for dtype in ITEMSIZE]
 SHARED = [
     pytest.param(dtype, op, id=f"{dtype}-{op.name}")
     for dtype in [*FLOATS, *COMPLEX, *INTEGERS]
     for op in ReduceOp
-    if dtype != "bfloat16" and op in REDUCIBLE[dtype] and op is not ReduceOp.ADASUM
+    if op in REDUCIBLE[dtype] and op is not ReduceOp.ADASUM
 ]
 
 
 def _make(library: str, dtype: str, values: Any) -> Any:
     wide = np.array(values)
-    return torch.from_numpy(wide).to(DTYPES[dtype]) if library == "torch" else wide.astype(dtype)
+    return torch.from_numpy(wide).to(DTYPES[dtype]) if library == "torch" else wide.astype(numpy_dtype(dtype))
 
 
 def _back(buffer: Any) -> np.ndarray[Any, Any]:
     if isinstance(buffer, torch.Tensor):
         return buffer.to(torch.float64).numpy() if buffer.dtype is torch.bfloat16 else buffer.numpy()
-    return np.asarray(buffer)
+    array = np.asarray(buffer)
+    return array.astype(np.float64) if array.dtype.name == "bfloat16" else array
 
 
 def _reduce(
@@ -171,6 +174,57 @@ def test_torch_and_numpy_give_the_same_bits(dtype: str, op: ReduceOp) -> None:
     for scale in (1.0, 0.5):
         left, right = (_reduce(library, dtype, op, rows, prescale=scale) for library in LIBRARIES)
         np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("count", [1, 3, 70_000])
+@pytest.mark.parametrize("op", [op for op in ReduceOp if op is not ReduceOp.ADASUM], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_of_numpy_have_the_bits_of_torch(dtype: str, op: ReduceOp, count: int) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(rng.standard_normal(count) * 10.0 ** rng.integers(-5, 4, count)).astype(np.float32) for _ in range(3)]
+    for prescale, postscale in [(1.0, 1.0), (0.3, 1.0), (1.0, 0.7)]:
+        left, right = (_reduce(library, dtype, op, rows, prescale, postscale) for library in LIBRARIES)
+        np.testing.assert_array_equal(left, right)
+    for factor in (1.0, 0.25):
+        copies = []
+        for library in LIBRARIES:
+            kernels = kernels_named(library)
+            copies.append(kernels.scratch(dtype, count))
+            kernels.copier(dtype, factor)(copies[-1], _make(library, dtype, rows[0]))
+        np.testing.assert_array_equal(*(_back(copy) for copy in copies))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_inner_products_and_combinations_of_halves(dtype: str) -> None:
+    rows = [[1.5, -2.0, 0.25], [3.0, 0.5, 8.0]]
+    for library in LIBRARIES:
+        kernels, made = kernels_named(library), [_make(library, dtype, row) for row in rows]
+        assert kernels.gram(made) == [[6.3125, 5.5], [5.5, 73.25]]
+        combined = kernels.scratch(dtype, 3)
+        kernels.combine(combined, made, [2.0, 0.5])
+        assert _back(combined).tolist() == [4.5, -3.75, 4.5]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_average_over_more_ranks_than_eight_bits_count(library: str) -> None:
+    for dtype, rows, want in [
+        ("int8", [[-1, 100]] + [[-1, 0]] * 127, [-1, 0]),
+        ("int8", [[0, 100]] + [[-1, 0]] * 199, [0, 0]),
+        ("uint8", [[1, 100]] + [[1, 0]] * 299, [0, 0]),
+    ]:
+        assert _reduce(library, dtype, ReduceOp.AVERAGE, rows).tolist() == want
+
+
+def test_kernels_of_a_name_that_nobody_has_are_an_error() -> None:
+    with pytest.raises(LookupError, match=r"'numpy' or 'torch'.* 'jax'"):
+        kernels_named("jax")
+
+
+def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.setattr(np, "dtype", lambda name: (_ for _ in ()).throw(TypeError(name)))
+    with pytest.raises(TypeError, match="pip install ml_dtypes"):
+        numpy_dtype.__wrapped__("bfloat16")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from horovod.transports.kernels_numpy import numpy_dtype
+
 __all__ = ["ImmutableAdapter", "NumpyAdapter", "aligned"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -18,7 +20,7 @@ _ALIGN_BYTES = 64
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     """Return an uninitialised array that begins on a 64-byte boundary, so that any framework can adopt its memory."""
-    kind = np.dtype(dtype)
+    kind = numpy_dtype(dtype)
     memory = np.empty(math.prod(shape) * kind.itemsize + _ALIGN_BYTES, np.uint8)
     array: Array = np.ndarray(shape, kind, memory, -memory.ctypes.data % _ALIGN_BYTES)
     return array
@@ -73,16 +75,16 @@ class NumpyAdapter:
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         """Return an uninitialised array."""
-        return np.empty(shape, dtype=dtype)
+        return np.empty(shape, dtype=numpy_dtype(dtype))
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Array:
         """Return an array over a buffer."""
-        array: Array = np.ndarray(shape, dtype=dtype, buffer=memory)
+        array: Array = np.ndarray(shape, dtype=numpy_dtype(dtype), buffer=memory)
         return array
 
     def dtype_name(self, dtype: Any) -> str:
         """Return the canonical name of a dtype; float64 by default, as in numpy."""
-        return str(np.dtype(dtype).name)
+        return str((numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name)
 
     def splits(self, splits: Any) -> tuple[int, ...]:
         """Return splits as numbers."""

@@ -69,7 +69,6 @@ def _check_splits(request: Request, parts: int) -> str:
 
 
 _ORDER = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.ADASUM)
-_NOT_IN_NUMPY = ("bfloat16",)
 _WHOLE = "sums and products wrap around; Average and scaling cut off towards zero"
 _NOTES = {
     "bool": "Sum and Max are *or*, Product and Min are *and*; factors have no effect",
@@ -139,7 +138,7 @@ def markdown() -> str:
 
 def _row(dtype: str) -> str:
     marks = " | ".join("x" if op in REDUCIBLE[dtype] else "" for op in _ORDER)
-    numpy = "" if dtype in _NOT_IN_NUMPY else "x"
+    numpy = "with ml_dtypes" if dtype == "bfloat16" else "x"
     return f"| {dtype} | {ITEMSIZE[dtype]} | {marks} | {numpy} | {_NOTES.get(dtype, _WHOLE)} |"
 
 

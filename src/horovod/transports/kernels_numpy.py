@@ -1,8 +1,13 @@
-"""The kernels of numpy."""
+"""The kernels of numpy; bfloat16 is ml_dtypes', which TensorFlow and JAX bring along.
+
+Numpy and ml_dtypes compute with 16-bit floats one by one, and are three to ten times faster where whole blocks are
+made float32 first. So that is done, in blocks which stay in a core's own cache.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +16,13 @@ import numpy as np
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels import Copier, Reducer
 
-__all__ = ["NumpyKernels"]
+__all__ = ["NumpyKernels", "numpy_dtype"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Elements of which a few arrays fit into a core's own cache.
+_BLOCK = 32 << 10
+_HALF = ("float16", "bfloat16")
 
 _PAIR: dict[ReduceOp, Any] = {
     ReduceOp.SUM: np.add,
@@ -28,6 +37,26 @@ _BOOL_PAIR: dict[ReduceOp, Any] = {
     ReduceOp.MIN: np.logical_and,
     ReduceOp.PRODUCT: np.logical_and,
 }
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a canonical name; loads ml_dtypes if that is the one that has it.
+
+    Raises:
+        TypeError: there is none.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        if name != "bfloat16":
+            raise
+    try:
+        # Its name becomes one of numpy's.
+        importlib.import_module("ml_dtypes")
+    except ImportError:
+        raise TypeError("numpy has no bfloat16 without ml_dtypes; pip install ml_dtypes") from None
+    return np.dtype(name)
 
 
 #: An overflow is a result. As a warning, which a program may have turned into an error, it would end the job.
@@ -48,12 +77,12 @@ class NumpyKernels:
 
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
-        view: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+        view: Array = np.ndarray(shape, dtype=numpy_dtype(dtype), buffer=memory, offset=offset)
         return view
 
     def scratch(self, dtype: str, count: int) -> Array:
         """Return an uninitialised private 1-D array."""
-        return np.empty(count, dtype=dtype)
+        return np.empty(count, dtype=numpy_dtype(dtype))
 
     def copy(self, dst: Array, src: Array) -> None:
         """Copy ``src`` over ``dst``."""
@@ -68,7 +97,14 @@ class NumpyKernels:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
             return self.copy
-        by = np.dtype(dtype).type(factor)
+        if dtype in _HALF:
+            scaled = _silent(_in_blocks(_wide_sum(factor, 1)))
+
+            def copy_half(dst: Array, src: Array) -> None:
+                scaled(dst, (src,))
+
+            return copy_half
+        by = numpy_dtype(dtype).type(factor)
 
         @_silent
         def copy(dst: Array, src: Array) -> None:
@@ -79,27 +115,18 @@ class NumpyKernels:
     @functools.lru_cache(maxsize=1024)  # noqa: B019  as above
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
-        kind = np.dtype(dtype)
+        kind = numpy_dtype(dtype)
         if kind == np.bool_:
             return _plain(_BOOL_PAIR[op])
-        if kind.kind in "fc" or prescale != 1.0 or postscale != 1.0:
-            return _silent(self._rounding_reducer(kind, op, prescale, postscale, divisor))
-        return _integer_average(divisor) if op is ReduceOp.AVERAGE else _plain(_PAIR[op])
-
-    def _rounding_reducer(
-        self, kind: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float, divisor: int
-    ) -> Reducer:
-        if kind.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            factor, divide = postscale, divisor if op is ReduceOp.AVERAGE else 1
-            if divide & (divide - 1) == 0:
-                factor, divide = factor / divide, 1
-            if kind == np.float16:
-                # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
-                return _float_sum(prescale * factor, divide, half=True)
-            return _prescaled(_float_sum(factor, divide, half=False), prescale)
-        if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
-            return _plain(_PAIR[op])
-        return _scaled(_PAIR[op], prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale)
+        if op in (ReduceOp.SUM, ReduceOp.AVERAGE) and (dtype in _HALF or kind.kind in "fc"):
+            return _silent(_rounding_sum(dtype, prescale, postscale, divisor if op is ReduceOp.AVERAGE else 1))
+        if prescale != 1.0 or postscale != 1.0:
+            by = postscale / divisor if op is ReduceOp.AVERAGE else postscale
+            return _silent(_in_blocks(_scaled(_pair(dtype, op), kind, prescale, by)))
+        if op is ReduceOp.AVERAGE:
+            return _in_blocks(_integer_average(kind, divisor))
+        plain = _plain(_pair(dtype, op))
+        return _silent(_in_blocks(plain) if dtype in _HALF else plain)
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
@@ -114,7 +141,49 @@ class NumpyKernels:
         total = srcs[0].astype(np.float64) * weights[0]
         for src, weight in zip(srcs[1:], weights[1:], strict=True):
             total += src.astype(np.float64) * weight
-        np.copyto(dst, total, casting="same_kind")
+        # To numpy, a dtype of ml_dtypes is of no kind that it knows.
+        np.copyto(dst, total, casting="unsafe")
+
+
+def _pair(dtype: str, op: ReduceOp) -> Any:
+    """Return how two arrays are combined, called as ``fn(first, second, out=...)``."""
+    narrow = _PAIR[op]
+    if dtype not in _HALF:
+        return narrow
+
+    def pair(first: Array, second: Array, out: Array) -> Array:
+        wide = first.astype(np.float32)
+        narrow(wide, second.astype(np.float32), out=wide)
+        np.copyto(out, wide, casting="unsafe")
+        return out
+
+    return pair
+
+
+def _rounding_sum(dtype: str, prescale: float, postscale: float, divide: int) -> Reducer:
+    factor = postscale
+    if divide & (divide - 1) == 0:
+        factor, divide = factor / divide, 1
+    if dtype in _HALF:
+        # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
+        return _in_blocks(_wide_sum(prescale * factor, divide))
+    return _prescaled(_float_sum(factor, divide), prescale)
+
+
+def _in_blocks(reducer: Reducer) -> Reducer:
+    """Return a reducer that makes arrays on its way, so that they stay in a core's own cache."""
+
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        count = dst.size
+        if count <= _BLOCK:
+            reducer(dst, srcs)
+            return
+        dst, srcs = dst.reshape(-1), [src.reshape(-1) for src in srcs]
+        for start in range(0, count, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            reducer(dst[part], [src[part] for src in srcs])
+
+    return reduce
 
 
 def _plain(pair: Any) -> Reducer:
@@ -129,23 +198,30 @@ def _plain(pair: Any) -> Reducer:
     return reduce
 
 
-def _float_sum(factor: float, divide: int, *, half: bool) -> Reducer:
+def _float_sum(factor: float, divide: int) -> Reducer:
     plain = _plain(np.add)
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        if half:
-            total = srcs[0].astype(np.float32)
-            for src in srcs[1:]:
-                total += src
-        else:
-            plain(dst, srcs)
-            total = dst
+        plain(dst, srcs)
+        if divide != 1:
+            dst /= divide
+        if factor != 1.0:
+            dst *= factor
+
+    return reduce
+
+
+def _wide_sum(factor: float, divide: int) -> Reducer:
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        total = srcs[0].astype(np.float32)
+        for src in srcs[1:]:
+            # To add it as it is would convert it in pieces that are too small.
+            total += src.astype(np.float32)
         if divide != 1:
             total /= divide
         if factor != 1.0:
             total *= factor
-        if half:
-            dst[...] = total
+        np.copyto(dst, total, casting="unsafe")
 
     return reduce
 
@@ -157,35 +233,44 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         reducer(dst, [src * src.dtype.type(factor) for src in srcs])
 
-    return reduce
+    return _in_blocks(reduce)
 
 
-def _integer_average(divisor: int) -> Reducer:
+def _integer_average(kind: np.dtype[Any], divisor: int) -> Reducer:
     total = _plain(np.add)
+    # A divisor may be beyond what eight bits hold.
+    wide = np.promote_types(kind, np.int32) if kind.itemsize < 4 else kind
+    by = wide.type(divisor)
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         total(dst, srcs)
         # Truncation toward zero, as Horovod's: numpy's // rounds down, so correct negative remainders.
-        quotient = dst // dst.dtype.type(divisor)
-        quotient += (dst < 0) & (quotient * dst.dtype.type(divisor) != dst)
-        np.copyto(dst, quotient)
+        found = dst.astype(wide, copy=False)
+        quotient = found // by
+        quotient += (found < 0) & (quotient * by != found)
+        np.copyto(dst, quotient, casting="unsafe")
 
     return reduce
 
 
-def _scaled(pair: Any, prescale: float, postscale: float) -> Reducer:
+def _scaled(pair: Any, kind: np.dtype[Any], prescale: float, postscale: float) -> Reducer:
+    is_integer, is_half = kind.kind in "iu", kind.name in _HALF
+
     def scale(value: Array, factor: float) -> Array:
         if factor == 1.0:
             return value
-        if value.dtype.kind == "c":
+        if kind.kind == "c":
             return value * factor
         wide = value.astype(np.float64) * factor
-        return (wide if value.dtype.kind == "f" else np.trunc(wide)).astype(value.dtype)
+        if is_half:
+            # As torch does; numpy would go there in one step, to other bits now and then.
+            wide = wide.astype(np.float32)
+        return (np.trunc(wide) if is_integer else wide).astype(kind)
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         total = scale(srcs[0], prescale)
         for src in srcs[1:]:
-            total = pair(total, scale(src, prescale))
+            total = pair(total, scale(src, prescale), out=np.empty_like(total))
         np.copyto(dst, scale(total, postscale))
 
     return reduce

@@ -142,7 +142,7 @@ class TorchKernels:
         if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
             return _plain(pair)
         if prescale == 1.0 and postscale == 1.0:
-            return _integer_average(divisor)
+            return _integer_average(kind, divisor)
         return _scaled(pair, prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale, floating)
 
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
@@ -277,12 +277,14 @@ def _wide_sum(factor: float, divide: int) -> Reducer:
     return reduce
 
 
-def _integer_average(divisor: int) -> Reducer:
+def _integer_average(kind: torch.dtype, divisor: int) -> Reducer:
     total = _plain(torch.add)
+    # A divisor may be beyond what eight bits hold.
+    wide = torch.int32 if kind.itemsize < 4 else kind
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         total(dst, srcs)
-        dst.copy_(torch.div(dst, divisor, rounding_mode="trunc"))
+        dst.copy_(torch.div(dst.to(wide), divisor, rounding_mode="trunc"))
 
     return _in_blocks(reduce)
 

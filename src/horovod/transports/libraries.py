@@ -12,7 +12,11 @@ _KERNELS: dict[str, Kernels] = {}
 
 
 def kernels_named(name: str) -> Kernels:
-    """Return the kernels called ``numpy`` or ``torch``; loads nothing that is not there already."""
+    """Return the kernels called ``numpy`` or ``torch``; loads nothing that is not there already.
+
+    Raises:
+        LookupError: there are none of this name, or its library is not loaded.
+    """
     kernels = _KERNELS.get(name)
     if kernels is None:
         if name == "torch":
@@ -21,9 +25,11 @@ def kernels_named(name: str) -> Kernels:
             from horovod.transports.kernels_torch import TorchKernels
 
             kernels = TorchKernels()
-        else:
+        elif name == "numpy":
             from horovod.transports.kernels_numpy import NumpyKernels
 
             kernels = NumpyKernels()
+        else:
+            raise LookupError(f"kernels must be 'numpy' or 'torch'. Received: {name!r}; which adapter asks for them?")
         _KERNELS[name] = kernels
     return kernels
