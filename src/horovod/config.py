@@ -127,6 +127,11 @@ class Config:
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, "Raise on every rank when a tensor waits this long; 0 = never.",
         unit="seconds", flag="--stall-check-shutdown-time-seconds", yaml_path="stall_check.shutdown_time_seconds",
     )  # fmt: skip
+    deadlock_s: float = _setting(
+        "HOROVOD_DEADLOCK_CHECK_TIME_SECONDS", 10.0,
+        "Raise on every rank when ranks provably wait for each other this long, or for one of the two times above if "
+        "that is less; 0 = never.", unit="seconds",
+    )  # fmt: skip
     timeline: str = _setting(
         "HOROVOD_TIMELINE", "", "File for a trace of all operations of all ranks; written by rank 0.",
         flag="--timeline-filename", yaml_path="timeline.filename",

@@ -7,6 +7,7 @@
     |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
     |-- PeerLostError                           the world: another rank died or left; recoverable
     |-- StallError                              the world: a rank did not come within the timeout
+    |   `-- DeadlockError                       you: ranks wait for each other, and will for ever
     DuplicateNameError(ValueError)              you: a tensor of this name is still in flight
     OptimizerUseError(AssertionError, RuntimeError)   you: gradients were touched out of turn
     LaunchError(RuntimeError)                   horovodrun or horovod.run could not run the job
@@ -20,6 +21,7 @@ classes keep those scripts right.
 from __future__ import annotations
 
 __all__ = [
+    "DeadlockError",
     "DuplicateNameError",
     "HorovodInternalError",
     "HorovodVersionMismatchError",
@@ -74,6 +76,10 @@ class PeerLostError(HorovodInternalError):
 
 class StallError(HorovodInternalError):
     """A rank did not submit, or did not go on with, a collective within the timeout."""
+
+
+class DeadlockError(StallError):
+    """Ranks wait for each other, and nothing that any rank can still do ends that; raised on every rank."""
 
 
 class DuplicateNameError(ValueError):

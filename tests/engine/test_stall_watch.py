@@ -13,6 +13,7 @@ from horovod.core.requests import Kind
 from horovod.core.stall import Waiting
 from horovod.errors import StallError
 from horovod.observe import stalls
+from horovod.observe.inquiry import Situation
 from horovod.observe.stalls import StallWatch
 
 
@@ -38,6 +39,9 @@ class Answers:
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
         return self.complete
+
+    def situations(self, ranks: Sequence[int]) -> dict[int, Situation]:
+        return {}
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
         return [f"rank {rank} is out for lunch" for rank in missing]

@@ -40,12 +40,12 @@ def blame_only(victim: int, waiting: Mapping[str, tuple[int, ...]]) -> None:
     inspect, check_execution = StallWatch.inspect, StallWatch.check_execution
     is_complete = False
 
-    def inspect_once_complete(watch: StallWatch, coordinator: Coordinator) -> None:
+    def inspect_once_complete(watch: StallWatch, coordinator: Coordinator, position: int) -> None:
         nonlocal is_complete
         found = {request.name.partition(".")[2]: tuple(ranks) for _, request, ranks, _ in coordinator.waiting()}
         is_complete = is_complete or found == waiting
         if is_complete:
-            inspect(watch, coordinator)
+            inspect(watch, coordinator, position)
 
     def check_victim(watch: StallWatch, rank: int, waited_s: float, request: Request | None, sequence: int) -> None:
         if rank == victim:

@@ -85,7 +85,7 @@ class Coordinator:
         self._capacity = max(1, capacity)
         self._ranks = [_Rank() for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
-        self._join_name = ""
+        self.join_request = Request("join", Kind.JOIN)
         # Why, in the order in which they went: the first one is why the others did.
         self._gone: dict[int, str] = {}
         self._serial = 0
@@ -149,8 +149,8 @@ class Coordinator:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is pending."""
-        return bool(self._pending)
+        """Whether something is pending, or somebody has joined."""
+        return bool(self._pending or self.joined)
 
     def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
         """Return what is pending: (key, a request, ranks that submitted, ranks that are missing)."""
@@ -251,7 +251,7 @@ class Coordinator:
 
     def _join(self, rank: int, request: Request) -> None:
         self.joined.append(rank)
-        self._join_name = request.name
+        self.join_request = request
         for key in self._needed:
             if rank in self.sets.members(key):
                 self._needed[key] -= 1
@@ -277,7 +277,9 @@ class Coordinator:
         members, reason = tuple(sorted(self.joined)), self._gone[culprit]
         self._end_joins()
         self._run_once(
-            Response(Kind.JOIN, self._join_name, 0, members, error=reason, error_type="PeerLostError", result=culprit)
+            Response(
+                Kind.JOIN, self.join_request.name, 0, members, error=reason, error_type="PeerLostError", result=culprit
+            )
         )
 
     def _fail_if_hopeless(self, match: Hashable, pending: Pending) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.phrases import few
 
-__all__ = ["BREAK_CIRCLE", "Waiting", "circle", "names", "who_waits_for_whom"]
+__all__ = ["BREAK_CIRCLE", "Waiting", "circle", "deadlocked", "names", "who_waits_for_whom"]
 
 BREAK_CIRCLE = (
     "Make these calls in one order on all ranks; the steps of several optimizers are such calls, too. What has an "
@@ -77,3 +77,24 @@ def circle(waits: Mapping[int, Waiting]) -> list[int]:
                     seen.add(following)
                     paths.append([*path, following])
     return best
+
+
+def deadlocked(waits: Mapping[int, Sequence[Collection[int]]]) -> list[int]:
+    """Return the ranks that can never go on, whatever the other ranks still do.
+
+    A rank is free if one of its threads waits only for ranks that are not among those considered stuck; what is left
+    when no such rank is found any more waits for itself.
+
+    Args:
+        waits: by rank of which *every* thread waits, for each operation that a thread waits in, the ranks that have
+            not submitted it. A rank that is not mentioned can still do anything.
+
+    Returns:
+        Ascending; empty when there is no proof.
+    """
+    stuck = {rank for rank, operations in waits.items() if operations}
+    while True:
+        free = {rank for rank in stuck if any(stuck.isdisjoint(missing) for missing in waits[rank])}
+        if not free:
+            return sorted(stuck)
+        stuck -= free

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from horovod import errors
 from horovod.config import Config
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp
+from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
 from horovod.engine import callsite
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
@@ -92,6 +92,10 @@ class Engine:
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
         return self._log.in_flight()
+
+    def count(self, request: Request) -> tuple[int, int]:
+        """Return how often this rank has submitted an operation of this name, and how many in all."""
+        return self._signatures.count(request)
 
     def submit(
         self,

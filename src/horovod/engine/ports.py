@@ -287,6 +287,9 @@ class Subject(Protocol):
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
 
+    def count(self, request: Request) -> tuple[int, int]:
+        """Return how often this rank has submitted an operation of this name, and how many in all."""
+
 
 class Observer(Protocol):
     """Whom the engine tells what happens, and asks now and then whether all is well.

@@ -112,6 +112,16 @@ class SignatureTable:
             _count(found, signature)
         return found
 
+    def count(self, request: Request) -> tuple[int, int]:
+        """Return how often an operation of this name was submitted, as far as is remembered, and how many were in all.
+
+        Operations without a name count together.
+        """
+        known = list(self._known.values())
+        key = (request.process_set, request.name)
+        times = sum(s.uses for s in known if (s.request.process_set, s.request.name) == key)
+        return times, sum(usage.operations for usage in self._forgotten.values()) + sum(s.uses for s in known)
+
     def _new_id(self) -> int:
         if len(self._known) >= self._capacity:
             for key, signature in self._known.items():

@@ -12,6 +12,7 @@ __all__ = ["Vigil", "verdict"]
 
 #: How long a rank that leaves may go on with the operation that it is in.
 _LEAVE_S = 1.0
+_STALLS = (errors.StallError, errors.DeadlockError)
 
 
 class Vigil:
@@ -72,19 +73,19 @@ class Vigil:
 
     def _lost(self, rank: int, meanwhile: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
-        stalled, why = self._verdict_of(rank)
-        if stalled:
-            return errors.StallError(why)
+        stall, why = self._verdict_of(rank)
+        if stall is not None:
+            return stall(why)
         pid = self._generation.members[rank].pid
         return errors.PeerLostError(f"{self._peers.fate(rank, why)}{meanwhile}", rank=rank, pid=pid)
 
-    def _verdict_of(self, rank: int) -> tuple[bool, str]:
-        """Return whether ``rank`` failed because of a stall, and why it failed or left; empty if it did not say."""
+    def _verdict_of(self, rank: int) -> tuple[type[errors.StallError] | None, str]:
+        """Return the kind of stall that made ``rank`` fail, if one did, and why it failed or left, if it said so."""
         text = self._board.verdict(rank)
         if text is None:
-            return False, ""
+            return None, ""
         kind, _, why = text.decode(errors="replace").partition("\n")
-        return kind == errors.StallError.__name__, why
+        return next((stall for stall in _STALLS if stall.__name__ == kind), None), why
 
 
 def verdict(failure: errors.HorovodInternalError | None, why: str) -> bytes:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from horovod.core.requests import Request
+from horovod.engine.handles import Handle
 from horovod.engine.ports import Board, Wish
 from horovod.engine.records import now
 from horovod.observe import stacks
@@ -22,6 +23,7 @@ __all__ = ["PATIENCE_S", "Blocked", "Inquiry", "Situation"]
 #: How long to wait for an answer.
 PATIENCE_S = 2.0
 _STACK_BYTES = 16 << 10
+_MOST_OTHERS = 16
 
 
 class Blocked(msgspec.Struct, array_like=True):
@@ -32,12 +34,14 @@ class Blocked(msgspec.Struct, array_like=True):
         members: the ranks of its process set.
         since_ns: when it was submitted, on the clock of the host.
         executing: whether all members have come, and the operation is under way.
+        times: how often this rank has submitted it, this time included.
     """
 
     request: Request
     members: tuple[int, ...]
     since_ns: int
     executing: bool
+    times: int = 0
 
 
 class Situation(msgspec.Struct, array_like=True):
@@ -47,11 +51,19 @@ class Situation(msgspec.Struct, array_like=True):
         stack: of its main thread, as Python prints it, outermost frame first.
         blocked: what it waits for, or None.
         failure: why it takes part no more, or empty.
+        others: what its other threads wait for.
+        free: a thread that may still submit something; empty when every one that could waits for an operation.
+        in_flight: how many operations are not done; -1 if that could not be told.
+        operations: how many it has submitted in all.
     """
 
     stack: list[str]
     blocked: Blocked | None = None
     failure: str = ""
+    others: list[Blocked] = []
+    free: str = ""
+    in_flight: int = -1
+    operations: int = 0
 
 
 class _Asked(NamedTuple):
@@ -128,20 +140,37 @@ class Inquiry:
         return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
 
 
-def situation(members_of: Callable[[int], tuple[int, ...]], failure: str) -> Situation:
+def situation(
+    members_of: Callable[[int], tuple[int, ...]],
+    in_flight: Callable[[], int],
+    count: Callable[[Request], tuple[int, int]],
+    failure: str,
+) -> Situation:
     """Return what this process is doing.
 
     Args:
         members_of: the ranks of a process set.
+        in_flight: returns how many operations are not done.
+        count: returns how often an operation was submitted, and how many were in all.
         failure: why this rank takes part no more, or empty.
     """
     frame = stacks.main_thread()
-    handle = stacks.handle_waited_for(frame)
+    main = stacks.handle_waited_for(frame)
     stack = stacks.render(frame)
     while len(stack) > 1 and sum(len(line.encode()) for line in stack) > _STACK_BYTES:
         del stack[0]
-    if handle is None:
-        return Situation(stack, failure=failure)
+    waits, free = stacks.handles_waited_for()
+    blocked = _blocked(main, members_of, count) if main is not None else None
+    others = [_blocked(handle, members_of, count) for handle in waits.values() if handle is not main]
+    if len(others) > _MOST_OTHERS:
+        others, free = [], free or "more threads than can be told"
+    operations = count(main.signature.request)[1] if main is not None else 0
+    return Situation(stack, blocked, failure, others, free, in_flight(), operations)
+
+
+def _blocked(
+    handle: Handle, members_of: Callable[[int], tuple[int, ...]], count: Callable[[Request], tuple[int, int]]
+) -> Blocked:
     _, submitted, _, _, started, *_ = handle.record
     request = handle.signature.request
-    return Situation(stack, Blocked(request, members_of(request.process_set), submitted, started > 0), failure)
+    return Blocked(request, members_of(request.process_set), submitted, started > 0, count(request)[0])

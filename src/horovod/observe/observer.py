@@ -99,7 +99,7 @@ class Observer:
         if self._stalls is None:
             return
         if self._coordinator is not None:
-            self._stalls.inspect(self._coordinator)
+            self._stalls.inspect(self._coordinator, self._subject.position)
         else:
             self._stalls.check_coordinator(self._subject.in_flight())
 
@@ -133,8 +133,15 @@ class Observer:
         self._inquiry = self._stalls = None
 
     def _describe(self) -> Situation:
-        failure = self._subject.failure
-        return situation(self._members, str(failure) if failure is not None else "")
+        subject = self._subject
+        failure = str(subject.failure) if subject.failure is not None else ""
+        return situation(self._members, self._in_flight, subject.count, failure)
+
+    def _in_flight(self) -> int:
+        try:
+            return len(self._subject.in_flight())
+        except RuntimeError:  # another thread submits at this moment
+            return -1
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self._sets.members(process_set) if process_set in self._sets else ()

@@ -9,12 +9,19 @@ from types import FrameType, TracebackType
 
 from horovod.engine.handles import Handle
 
-__all__ = ["all_threads", "handle_waited_for", "main_thread", "render", "without_plumbing"]
+__all__ = ["all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render", "without_plumbing"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
 _WAITS = ("horovod.engine.engine", "wait")
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
+#: Rooms that start threads of this package; no user code runs on these.
+_OWN_THREADS = ("horovod.engine", "horovod.observe")
+#: Packages whose code never calls this one by itself. A thread that runs nothing else submits nothing, unless another
+#: thread gives it work: those that prepare batches, show progress, write logs, or wait for work in a pool.
+_INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
+#: What may stand above the place where a thread waits in the engine: nothing of a user, such as a signal handler.
+_WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
 _MOST = 40
 _LINE_LENGTH = 160
 
@@ -38,6 +45,51 @@ def handle_waited_for(frame: FrameType | None) -> Handle | None:
     waiting = _waiting_frame(frame)
     handle = waiting.f_locals.get("handle") if waiting is not None else None
     return handle if isinstance(handle, Handle) else None
+
+
+def handles_waited_for() -> tuple[dict[int, Handle], str]:
+    """Return what every thread waits for, so that it is known whether this rank can still submit anything.
+
+    Signal handlers count as nothing that is going to happen.
+
+    Returns:
+        By the identifier of a thread, the operation that it waits for in the engine; and the name of a thread that does
+        not wait there and may submit something, or an empty string when there is none.
+    """
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    found: dict[int, Handle] = {}
+    for ident, frame in sys._current_frames().items():
+        handle = handle_waited_for(frame)
+        if handle is not None and _is_undisturbed(frame):
+            found[ident] = handle
+            continue
+        thread = threads.get(ident)
+        if thread is threading.main_thread() or isinstance(thread, threading.Timer) or not _is_inert(frame):
+            return found, thread.name if thread is not None else f"thread {ident}"
+    return found, ""
+
+
+def _is_undisturbed(frame: FrameType | None) -> bool:
+    """Whether a thread that waits in the engine does nothing else meanwhile."""
+    waiting = _waiting_frame(frame)
+    while frame is not None and frame is not waiting:
+        if _room(frame) not in _WAITING:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _is_inert(frame: FrameType | None) -> bool:
+    """Whether a thread runs only code that never submits anything."""
+    outermost = frame
+    while frame is not None:
+        if _room(frame) not in _INERT:
+            outermost = frame
+        frame = frame.f_back
+    # The threads of the engine and of the recording; what stands below the outermost frame of theirs is theirs.
+    if _room_within(outermost) in _OWN_THREADS:
+        return True
+    return outermost is not None and _room(outermost) in _INERT
 
 
 def _waiting_frame(frame: FrameType | None) -> FrameType | None:
@@ -92,6 +144,11 @@ def without_plumbing(trace: TracebackType | None) -> TracebackType | None:
     for entry in reversed(entries):
         short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return short
+
+
+def _room_within(frame: FrameType | None) -> str:
+    """Return package and room of the code of ``frame``, such as ``horovod.engine``."""
+    return ".".join(str(frame.f_globals.get("__name__", "")).split(".")[:2]) if frame is not None else ""
 
 
 def _room(frame: FrameType) -> str:

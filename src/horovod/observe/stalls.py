@@ -18,8 +18,9 @@ from horovod.core.stall import Waiting, names
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Wish
 from horovod.engine.records import SUBMITTED, now
-from horovod.errors import StallError
+from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger
+from horovod.observe.deadlock import DeadlockWatch
 from horovod.observe.whereabouts import Whereabouts
 from horovod.phrases import list_ranks
 
@@ -51,6 +52,8 @@ class StallWatch:
         self._limit_s = 0.0 if off else config.stall_shutdown_s
         self._warn_s = 0.0 if off else config.stall_warn_s
         self._first_s = min((s for s in (self._limit_s, self._warn_s) if s), default=0.0)
+        proof_s = config.deadlock_s if not off else 0.0
+        self._deadlock = DeadlockWatch(whereabouts, min([proof_s, *(s for s in (self._limit_s, self._warn_s) if s)]))
         self._since: dict[Hashable, float] = {}
         self._warned: set[Hashable] = set()
         self._warned_about: set[tuple[int, ...]] = set()
@@ -61,19 +64,26 @@ class StallWatch:
     @property
     def is_busy(self) -> bool:
         """Whether a question is open, so that somebody should soon look for the answer."""
-        return self._asked
+        return self._asked or self._deadlock.is_busy
 
     # -- the coordinator -----------------------------------------------------------------------------------------
 
-    def inspect(self, coordinator: Coordinator) -> None:
+    def inspect(self, coordinator: Coordinator, position: int = 0) -> None:
         """Warn about, or end, what only some ranks have submitted.
 
+        Args:
+            coordinator: what is pending.
+            position: how far this rank is in the log.
+
         Raises:
+            DeadlockError: ranks wait for each other.
             StallError: something waits for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
-        if not self._first_s:
-            return
         clock = now() / 1e9
+        if report := self._deadlock.inspect(coordinator, position, clock):
+            raise DeadlockError("\n".join(report))
+        if not self._first_s or self._deadlock.is_busy:
+            return
         waiting = [Waiting(*item) for item in coordinator.waiting()]
         self._since = {item.key: self._since.get(item.key, clock) for item in waiting}
         self._warned &= self._since.keys()

@@ -49,12 +49,15 @@ class Whereabouts:
         inquiry: asks them.
         pids: process ids, by rank.
         name: returns what to call a rank.
+
+    Attributes:
+        name: the same.
     """
 
     def __init__(self, inquiry: Inquiry, pids: Sequence[int], name: Callable[[int], str]) -> None:
         self._inquiry = inquiry
         self._pids = pids
-        self._name = name
+        self.name = name
         self._at_first: dict[int, Vitals] = {}
 
     def ask(self, ranks: Iterable[int], wishes: int = Wish.DESCRIBE) -> None:
@@ -81,6 +84,10 @@ class Whereabouts:
         """Whether ``rank`` has answered what it was asked last."""
         return rank in self._inquiry.answers([rank])
 
+    def situations(self, ranks: Sequence[int]) -> dict[int, Situation]:
+        """Return what those of ``ranks`` that answered have answered."""
+        return self._inquiry.answers(ranks)
+
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
         """Return what the missing ranks are doing, and whether they wait for others that wait for them.
 
@@ -102,7 +109,7 @@ class Whereabouts:
         return lines + _circle(waits, blocked)
 
     def _tell(self, rank: int, situation: Situation | None, waits: Waiting | None) -> list[str]:
-        who, pid = self._name(rank), self._pids[rank]
+        who, pid = self.name(rank), self._pids[rank]
         state, cpu_s = vitals(pid)
         if state in "ZX":
             return [f"{who} is dead"]

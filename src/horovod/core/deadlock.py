@@ -1,0 +1,103 @@
+"""A proven deadlock in words: who waits where for whom, how often each has done it, and what that says of the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod.core.mismatch import describe_waiting
+from horovod.core.requests import Kind, Request
+from horovod.core.stall import BREAK_CIRCLE
+from horovod.phrases import few, list_ranks
+
+__all__ = ["Stuck", "advice", "describe"]
+
+
+class Stuck(NamedTuple):
+    """One rank of a deadlock.
+
+    Attributes:
+        rank: which.
+        who: the same with process and host.
+        request: what its main thread waits in.
+        missing: the ranks that have not submitted that.
+        times: how often this rank has submitted it, this time included.
+        operations: how many operations it has submitted in all.
+    """
+
+    rank: int
+    who: str
+    request: Request
+    missing: Sequence[int]
+    times: int
+    operations: int
+
+
+def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> list[str]:
+    """Return the report in lines.
+
+    Args:
+        stuck: all ranks of the deadlock.
+        circle: those of them of which each waits for the next one; see ``horovod.core.stall.circle``.
+        age_s: for how long they have waited.
+    """
+    by_rank = {item.rank: item for item in stuck}
+    lines = [
+        f"{list_ranks(by_rank).capitalize()} wait for each other, and will for ever: nothing that any rank can still "
+        f"do ends that. Nothing has moved for {age_s:.1f} s."
+    ]
+    for item in stuck:
+        lines.append(
+            f"{item.who} waits in {_what(item.request)}, which {list_ranks(item.missing)} did not submit; it has "
+            f"submitted {_count(item)}, and {item.operations} operations in all"
+        )
+    links = [
+        f"rank {rank} in {_what(by_rank[rank].request)} for rank {other}"
+        for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
+    ]
+    return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle])]
+
+
+def advice(circle: Sequence[Stuck]) -> list[str]:
+    """Return what to do, by what the numbers say.
+
+    What a rank waits in, the others have done once less, so the numbers of two operations tell the causes apart: in a
+    loop that calls both in two orders they are equal; a call behind a condition was never done; and where steps were
+    left out they differ.
+    """
+    distinct = {(item.request.process_set, item.request.name): item for item in circle}
+    calls = [item for item in distinct.values() if item.request.kind is not Kind.JOIN]
+    done = [item.times - 1 for item in calls]
+    never = [item for item in calls if item.times == 1]
+    behind_condition = "a condition that only some ranks meet, such as `if hvd.rank() == 0:`"
+    names = {item.request.name.partition(".")[2] for item in calls}
+    if len(calls) > 1 and len(names) == 1 and "" not in names:
+        return [f"These are different operations under one name, {names.pop()!r}: give each a name of its own."]
+    if never and len(never) < len(calls):
+        [first, *_] = never
+        return [
+            f"No rank but those that wait in it has ever called {_what(first.request)}, while "
+            f"{few([f'{_what(item.request)} was done {item.times - 1} times' for item in calls if item.times > 1])}: "
+            f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
+            "on none."
+        ]
+    if len(set(done)) > 1:
+        counts = ", ".join(f"{_what(item.request)} {item.times - 1} times" for item in calls)
+        return [
+            f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
+            "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
+            f"{behind_condition}. For data of different length there are hvd.join() and hvd.uneven_inputs()."
+        ]
+    hint = f"If they are in one order, then a rank has left out one of them, by {behind_condition}, or a `continue`."
+    return [BREAK_CIRCLE, hint]
+
+
+def _what(request: Request) -> str:
+    of_set = f" of process set {request.process_set}" if request.process_set else ""
+    return f"{describe_waiting(request)}{of_set}"
+
+
+def _count(item: Stuck) -> str:
+    if not item.request.name:
+        return f"{item.times} without a name"
+    return "it once" if item.times == 1 else f"it {item.times} times"

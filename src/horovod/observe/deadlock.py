@@ -1,0 +1,149 @@
+"""Proves that ranks wait for each other for ever, so that nobody need be patient.
+
+The proof takes three steps. *Nothing moves*: what is pending, and how far the log is, has not changed for a while.
+*Everybody says so*: the ranks in question are asked, and each answers, after that, that all of its threads that could
+submit something wait for operations, and how many it has in flight. *It fits*: the coordinator, unchanged since before
+it asked, knows exactly those. Then whatever completes first needs a submission of a rank that cannot submit, so nothing
+completes; see ``horovod.core.stall.deadlocked`` for who belongs to it when other ranks are still free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from horovod.core.coordinator import Coordinator
+from horovod.core.deadlock import Stuck, describe
+from horovod.core.requests import Kind, Request
+from horovod.core.stall import Waiting, circle, deadlocked
+from horovod.observe.inquiry import Situation
+from horovod.observe.whereabouts import Whereabouts
+
+__all__ = ["DeadlockWatch"]
+
+_INDENT = "    "
+#: Stacks of so many ranks, with so many lines each, are shown.
+_MOST_STACKS, _STACK_LINES = 4, 6
+
+
+class DeadlockWatch:
+    """Looks for a proof, on the coordinator's rank; never blocks.
+
+    Args:
+        whereabouts: asks the ranks.
+        after_s: for how long nothing must have moved; 0 to look for nothing.
+    """
+
+    def __init__(self, whereabouts: Whereabouts, after_s: float) -> None:
+        self._whereabouts = whereabouts
+        self._after_s = after_s
+        self._state: Hashable = None
+        self._since_s = self._next_s = 0.0
+        self._asked: list[int] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ranks are asked at this moment."""
+        return bool(self._asked)
+
+    def inspect(self, coordinator: Coordinator, position: int, clock_s: float) -> list[str]:
+        """Go on with the proof.
+
+        Args:
+            coordinator: what is pending, and who has joined.
+            position: how far its rank is in the log; everything that the coordinator has decided is executed.
+            clock_s: the time.
+
+        Returns:
+            The report in lines, or nothing as long as there is no proof.
+        """
+        if not self._after_s:
+            return []
+        waiting = [*(Waiting(*item) for item in coordinator.waiting()), *_join(coordinator)]
+        state = (position, tuple((item.key, tuple(item.present)) for item in waiting))
+        if state != self._state:
+            self._state, self._since_s, self._next_s = state, clock_s, clock_s + self._after_s
+            self._asked = []
+            return []
+        if clock_s < self._next_s:
+            return []
+        if not self._asked:
+            self._asked = _suspects(waiting)
+            if not self._asked:
+                self._next_s = clock_s + self._after_s
+                return []
+            self._whereabouts.ask(self._asked)
+        if not self._whereabouts.is_complete(self._asked):
+            return []
+        situations = self._whereabouts.situations(self._asked)
+        self._asked, self._next_s = [], clock_s + self._after_s
+        waits = {rank: found for rank, answer in situations.items() if (found := _waits(rank, answer, waiting))}
+        stuck = deadlocked({rank: [item.missing for item in found] for rank, found in waits.items()})
+        return self._report(stuck, situations, waits, clock_s - self._since_s) if stuck else []
+
+    def _report(
+        self,
+        stuck: Sequence[int],
+        situations: dict[int, Situation],
+        waits: dict[int, list[Waiting]],
+        age_s: float,
+    ) -> list[str]:
+        name = self._whereabouts.name
+        parties = []
+        ends = {rank: _of_main_thread(situations[rank], waits[rank]) for rank in stuck}
+        for rank, item in ends.items():
+            answer = situations[rank]
+            assert answer.blocked is not None
+            request, times = answer.blocked.request, answer.blocked.times
+            parties.append(Stuck(rank, name(rank), request, item.missing, times, answer.operations))
+        round_ = circle(ends)
+        lines = describe(parties, round_, age_s)
+        for rank in round_[:_MOST_STACKS]:
+            lines.append(f"{name(rank)}, its main thread:")
+            lines += [_INDENT + line for line in situations[rank].stack[-_STACK_LINES:]]
+        return lines
+
+
+def _join(coordinator: Coordinator) -> Iterator[Waiting]:
+    """The wait of those who have joined, which the coordinator does not count among the pending operations."""
+    if coordinator.joined:
+        present = sorted(coordinator.joined)
+        missing = [rank for rank in range(coordinator.size) if rank not in present]
+        yield Waiting(Kind.JOIN, coordinator.join_request, present, missing)
+
+
+def _suspects(waiting: Sequence[Waiting]) -> list[int]:
+    """The ranks that may be stuck, if they wait for anything that they have submitted."""
+    own: dict[int, list[Waiting]] = {}
+    for item in waiting:
+        for rank in item.present:
+            own.setdefault(rank, []).append(item)
+    # Whichever of them its threads wait for: that one must be stuck, so at least one is.
+    return deadlocked({rank: [{m for item in items for m in item.missing}] for rank, items in own.items()})
+
+
+def _waits(rank: int, answer: Situation, waiting: Sequence[Waiting]) -> list[Waiting]:
+    """What all threads of a rank wait for, or nothing if one of them need not be stuck."""
+    blocked = [answer.blocked] if answer.blocked is not None else []
+    known = [item for item in waiting if rank in item.present]
+    if answer.free or answer.failure or not blocked or answer.in_flight != len(known):
+        return []
+    found: list[Waiting] = []
+    for one in (*blocked, *answer.others):
+        # Which of several without a name it is cannot be told: then it must be stuck whichever it is.
+        same = [item for item in known if _same(item.request, one.request) and item.missing]
+        if not same or one.executing:
+            return []
+        found += same
+    return found
+
+
+def _of_main_thread(answer: Situation, waits: Sequence[Waiting]) -> Waiting:
+    assert answer.blocked is not None
+    request = answer.blocked.request
+    return next(item for item in waits if _same(item.request, request))
+
+
+def _same(one: Request, other: Request) -> bool:
+    if one.kind is Kind.JOIN or other.kind is Kind.JOIN:
+        return one.kind is other.kind
+    return (one.process_set, one.name) == (other.process_set, other.name)

@@ -1,0 +1,113 @@
+"""Who can never go on, and what the numbers say of the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.core.deadlock import Stuck, advice, describe
+from horovod.core.requests import Kind, Request
+from horovod.core.stall import deadlocked
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"),
+    [
+        ({}, []),
+        ({0: [[1]], 1: [[0]]}, [0, 1]),
+        ({0: [[1]]}, []),
+        ({0: [[1]], 1: [[2]], 2: [[0]]}, [0, 1, 2]),
+        ({0: [[1]], 1: [[2]]}, []),
+        # Rank 2 is free; the others wait for each other all the same, and what rank 2 does changes nothing.
+        ({0: [[1, 2]], 1: [[0, 2]]}, [0, 1]),
+        # A second thread of rank 0 waits for somebody who may still come.
+        ({0: [[1], [2]], 1: [[0]]}, []),
+        ({0: [[1], [1]], 1: [[0]]}, [0, 1]),
+        # Rank 3 waits for the stuck ones, too.
+        ({0: [[1]], 1: [[0]], 3: [[0]]}, [0, 1, 3]),
+        ({0: []}, []),
+    ],
+)
+def test_who_is_stuck(waits: dict[int, Sequence[Sequence[int]]], expected: list[int]) -> None:
+    assert deadlocked(waits) == expected
+
+
+@st.composite
+def _scenes(draw: st.DrawFn) -> tuple[list[tuple[set[int], set[int]]], dict[int, list[int]]]:
+    """Operations with members and those who have submitted them; and ranks that wait, in which of them."""
+    size = draw(st.integers(2, 5))
+    ranks = st.sets(st.integers(0, size - 1), min_size=1)
+    operations = []
+    for _ in range(draw(st.integers(1, 6))):
+        members = draw(ranks)
+        present = draw(ranks) & members
+        if present and present != members:
+            operations.append((members, present))
+    waits = {}
+    for rank in range(size):
+        own = [index for index, (_, present) in enumerate(operations) if rank in present]
+        if own and draw(st.booleans()):
+            waits[rank] = draw(st.lists(st.sampled_from(own), min_size=1, max_size=3))
+    return operations, waits
+
+
+@given(_scenes())
+def test_exactly_those_are_stuck_whom_nothing_frees(
+    scene: tuple[list[tuple[set[int], set[int]]], dict[int, list[int]]],
+) -> None:
+    operations, waits = scene
+    claimed = deadlocked({rank: [m - p for m, p in (operations[i] for i in own)] for rank, own in waits.items()})
+    # Whoever is free submits everything there is.
+    free = {rank for members, _ in operations for rank in members} - waits.keys()
+    while True:
+        done = {index for index, (members, present) in enumerate(operations) if members <= present | free}
+        freed = {rank for rank, own in waits.items() if rank not in free and not done.isdisjoint(own)}
+        if not freed:
+            break
+        free |= freed
+    assert claimed == sorted(waits.keys() - free)
+
+
+def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE) -> Stuck:
+    request = Request(f"{kind.name.lower()}.{name}" if name else "", kind, site=f"train.py:{rank + 1}")
+    return Stuck(rank, f"rank {rank} (pid {rank})", request, [1 - rank], times, 10 + times)
+
+
+@pytest.mark.parametrize(
+    ("circle", "words"),
+    [
+        # `if rank == 0: barrier()`, in front of the fourth gradient.
+        ([_stuck(0, "", 1, Kind.BARRIER), _stuck(1, "grad", 4)],
+         ["No rank but those that wait in it has ever called barrier (unnamed) (train.py:1)",
+          "allreduce 'grad' (train.py:2) was done 3 times", "if hvd.rank() == 0:"]),
+        # A step that one rank skipped: it is at the end of its epoch already, for the third time.
+        ([_stuck(0, "grad", 118), _stuck(1, "loss", 4)],
+         ["have done allreduce 'grad' (train.py:1) 117 times, allreduce 'loss' (train.py:2) 3 times",
+          "the order is not the matter", "hvd.join()", "hvd.uneven_inputs()"]),
+        ([_stuck(0, "x", 5), _stuck(1, "y", 5)], ["in one order on all ranks"]),
+        ([_stuck(0, "x", 1), _stuck(1, "y", 1)], ["in one order on all ranks", "if hvd.rank() == 0:"]),
+        ([_stuck(0, "x", 3), _stuck(1, "x", 3, Kind.ALLGATHER)], ["different operations under one name, 'x'"]),
+    ],
+)  # fmt: skip
+def test_the_numbers_tell_the_causes_apart(circle: list[Stuck], words: list[str]) -> None:
+    text = "\n".join(advice(circle))
+    for word in words:
+        assert word in text
+    if "order is not the matter" in text:
+        assert "in one order on all ranks" not in text
+
+
+def test_the_report_names_every_rank_its_line_and_its_count() -> None:
+    lines = describe([_stuck(0, "x", 1), _stuck(1, "y", 2)], [0, 1], 12.0)
+    assert lines[0].startswith("Ranks 0, 1 wait for each other, and will for ever")
+    assert lines[1] == (
+        "rank 0 (pid 0) waits in allreduce 'x' (train.py:1), which rank 1 did not submit; it has submitted it once, "
+        "and 11 operations in all"
+    )
+    assert "it has submitted it 2 times, and 12 operations in all" in lines[2]
+    assert lines[3] == (
+        "The circle: rank 0 in allreduce 'x' (train.py:1) for rank 1; rank 1 in allreduce 'y' (train.py:2) for rank 0."
+    )
