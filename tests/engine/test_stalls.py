@@ -22,9 +22,6 @@ from launching import PATIENT
 from horovod.errors import StallError
 
 SIZE, VICTIM = 3, 1
-#: Nobody is late, and a proof needs no patience.
-PROOF = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0", "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
-         "HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}  # fmt: skip
 TIMES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
 
 
@@ -185,124 +182,8 @@ def test_the_coordinator_itself_is_stuck(misbehave: Callable[[], None], words: s
         assert "allreduce 'gradient'" in text
 
 
-def _other_order() -> None:
-    import horovod.numpy as hvd
-
-    first, second = ("x", "y") if hvd.rank() == VICTIM else ("y", "x")
-    hvd.allreduce(np.ones(3), name=first)
-    hvd.allreduce(np.ones(3), name=second)
-
-
-@pytest.mark.slow
-def test_ranks_that_wait_for_each_other_in_two_orders() -> None:
-    text = _proven(_stalled(_nothing, _other_order, comes_back=True, waiting={}, **PROOF))
-    line = _line(_other_order, "hvd.allreduce(np.ones(3), name=first)").split(", ")[1].replace("line ", "")
-    assert (
-        f"The circle: rank 0 in allreduce 'y' ({__file__}:{line}) for rank 1; "
-        f"rank 1 in allreduce 'x' ({__file__}:{line}) for rank 0."
-    ) in text
-    assert text.count("it has submitted it once, and 2 operations in all") == SIZE
-    assert "in one order on all ranks" in text
-
-
-def _proven(outcome: tuple[int, list[Any]]) -> str:
-    """The text that every rank has raised twice, without a warning before."""
-    _, results = outcome
-    assert [result[0] for result in results] == [[]] * SIZE
-    [text] = {text for _, raised in results for text in raised}
-    assert all(len(raised) == 2 for _, raised in results)
-    assert "Ranks 0, 1, 2 wait for each other, and will for ever" in text
-    return text
-
-
-def _only_on_rank_0() -> None:
-    import horovod.numpy as hvd
-
-    for _ in range(3):
-        hvd.allreduce(np.ones(3), name="gradient")
-    if hvd.rank() == 0:
-        hvd.barrier()
-    hvd.allreduce(np.ones(3), name="gradient")
-
-
-@pytest.mark.slow
-def test_a_call_on_one_rank_only_is_proven_though_patience_has_no_limit() -> None:
-    text = _proven(_stalled(_nothing, _only_on_rank_0, comes_back=True, waiting={}, **PROOF))
-    assert "has ever called barrier (unnamed)" in text
-    assert f"allreduce 'gradient' ({__file__}" in text and "was done 3 times" in text
-    assert "in one order" not in text
-
-
-def _threads_may_still_come() -> None:
-    import threading
-
-    import horovod.numpy as hvd
-
-    def other() -> None:
-        time.sleep(1.5)
-        hvd.allreduce(np.ones(3), name="x" if hvd.rank() else "y")
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    hvd.allreduce(np.ones(3), name="y" if hvd.rank() else "x")
-    thread.join()
-
-
-@pytest.mark.slow
-def test_no_proof_while_another_thread_may_come() -> None:
-    _, results = _stalled(_nothing, _threads_may_still_come, comes_back=True, waiting={}, **PROOF)
-    assert results == [([], [])] * SIZE
-
-
-def _other_order_of_optimizers() -> None:
-    import torch
-
-    import horovod.torch as hvd
-
-    layers = [torch.nn.Linear(2, 2) for _ in range(2)]
-    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1)) for layer in layers]
-    if hvd.rank() == VICTIM:
-        optimizers.reverse()
-    sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
-    optimizers[0].step()
-    optimizers[1].step()
-
-
-@pytest.mark.slow
-def test_optimizers_that_step_in_two_orders() -> None:
-    first, second = "DistributedOptimizer.gradients.survey", "DistributedOptimizer.gradients#2.survey"
-    _, results = _stalled(_nothing, _other_order_of_optimizers, comes_back=True, waiting={}, **PROOF)
-    line = _line(_other_order_of_optimizers, "optimizers[0].step()").split(", ")[1].replace("line ", "")
-    place = f"{__file__}:{line}"
-    text = _proven((0, results))
-    assert (
-        f"The circle: rank 0 in allgather '{first}' ({place}) for rank 1; rank 1 in allgather '{second}' ({place}) "
-        "for rank 0."
-    ) in text
-    assert "in one order on all ranks; the steps of several optimizers are such calls" in text
-    assert "optimizers[0].step()" in text
-
-
 def _nothing() -> None:
     pass
-
-
-def _in_another_process_set() -> None:
-    import horovod.numpy as hvd
-
-    pair = hvd.add_process_set([1, 2])
-    if hvd.rank() == VICTIM:
-        hvd.allreduce(np.ones(3), name="inner", process_set=pair)
-    hvd.allreduce(np.ones(3), name="outer")
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_in_another_process_set() -> None:
-    pid, results = _stalled(_nothing, _in_another_process_set, comes_back=True, waiting={}, **PROOF)
-    text = _proven((pid, results))
-    assert re.search(
-        rf"rank 1 \(pid {pid} on .*\) waits in allreduce 'inner' \(.*\) of process set 1, which rank 2", text
-    )
 
 
 def _stop_in_the_middle() -> None:
