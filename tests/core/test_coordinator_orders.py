@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paper import Deadlock, PaperJob, Script, play, request
 
 from horovod.core.coordinator import Declared, Run
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, TensorSpec
+from horovod.core.requests import NO_NOTE, Kind, Request
 
 orders = settings(max_examples=80)
 sizes = st.sampled_from([1, 2, 3, 5])
@@ -52,7 +52,7 @@ def test_every_interleaving_answers_everything_once(
         def script(rank: int, program: list[Request] = program) -> Script:
             handles = []
             for wanted in _shuffled(program, rng):
-                handles.append(job.submit(rank, wanted, rng.choice([NO_TOKEN, 64 * rank])))
+                handles.append(job.submit(rank, wanted, rng.choice([NO_NOTE, 64 * rank])))
                 yield None
             yield from handles
 
@@ -103,10 +103,10 @@ def _runs(job: PaperJob) -> list[int]:
     return [len(entry.ids) for entry in job.settle() if isinstance(entry, Run)]
 
 
-def _both(job: PaperJob, *requests: Request, token: int = NO_TOKEN) -> None:
+def _both(job: PaperJob, *requests: Request, note: int = NO_NOTE) -> None:
     for rank in range(2):
         for wanted in requests:
-            job.submit(rank, wanted, token)
+            job.submit(rank, wanted, note)
 
 
 def test_what_became_ready_together_is_fused_up_to_the_threshold() -> None:
@@ -132,12 +132,9 @@ def test_threshold_zero_switches_fusion_off() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        request("b", dtype="float64"),
-        request("b", op=ReduceOp.MAX),
-        request("b", prescale=0.5),
-        request("b", kind=Kind.BROADCAST),
-        request("b", device="cuda:0"),
-        request("b", offset=4096),
+        request("b", fuse_class="another"),
+        request("b", fuse_class=""),
+        request("b", kind=Kind.BROADCAST, fuse_class=request("a").fuse_class),
     ],
 )
 def test_unlike_requests_are_not_fused(other: Request) -> None:
@@ -146,25 +143,38 @@ def test_unlike_requests_are_not_fused(other: Request) -> None:
     assert _runs(job) == [1, 1]
 
 
-def test_data_that_rode_along_is_not_fused() -> None:
+def test_what_has_notes_is_not_fused() -> None:
     job = PaperJob(2)
-    _both(job, request("a"), request("b"), token=0)
+    _both(job, request("a"), request("b"), note=0)
     assert _runs(job) == [1, 1]
 
 
-def test_a_request_of_which_one_rank_had_no_room_in_the_ring_is_fused() -> None:
+def test_a_request_with_which_one_rank_sent_no_note_is_fused() -> None:
     job = PaperJob(2)
     for name in ("a", "b"):
         job.submit(0, request(name), 64)
-        job.submit(1, request(name), NO_TOKEN)
+        job.submit(1, request(name), NO_NOTE)
     assert _runs(job) == [2]
 
 
-def test_a_group_of_mixed_dtypes_is_not_fused_with_its_neighbour() -> None:
-    mixed = (TensorSpec("float32", (4,)), TensorSpec("int32", (4,)))
+def test_the_classes_of_all_members_count() -> None:
     job = PaperJob(2)
-    _both(job, request("a"), request("b", tensors=mixed), request("c"))
-    assert _runs(job) == [1, 1, 1]
+    for name, other in (("a", "x"), ("b", "x"), ("c", "y")):
+        job.submit(0, request(name, fuse_class="mine"))
+        job.submit(1, request(name, fuse_class=other))
+    assert _runs(job) == [2, 1]
+
+
+def test_every_member_gets_the_placement_of_all() -> None:
+    job = PaperJob(2)
+    for rank in range(2):
+        job.submit(rank, request("a", placement=(rank,)))
+    handle = job.submit(0, request("b"))
+    job.submit(1, request("b"))
+    job.settle()
+    (response, _) = [entry.response for entry in job.log if isinstance(entry, Declared)]
+    assert [response.request_of(rank).placement for rank in range(2)] == [(0,), (1,)]
+    assert handle.response is not None
 
 
 def test_a_known_combination_is_declared_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paper import PaperJob, request
 
-from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
+from horovod.core.requests import Kind, ReduceOp, TensorSpec
 
 _TWO = (TensorSpec("float32", (4,)), TensorSpec("float32", (2, 3)))
 _TWO_OTHER = (TensorSpec("float32", (4,)), TensorSpec("float32", (3, 2)))
@@ -171,5 +171,5 @@ def test_like_requests_travel_once_in_the_response() -> None:
     job.settle()
     response = job.ranks[0].executed[0].response
     assert response is not None
-    assert response.requests == (Request("a", Kind.ALLREDUCE, tensors=(TensorSpec("float32", (4,)),)),)
+    assert response.requests == (request("a"),)
     assert response.request_of(2) == response.requests[0]

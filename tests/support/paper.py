@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.generation import Generation, Member
-from horovod.core.requests import NO_TOKEN, Kind, Request, Response, TensorSpec
+from horovod.core.requests import NO_NOTE, Kind, Request, Response, TensorSpec
 
 __all__ = ["Deadlock", "PaperHandle", "PaperJob", "Script", "play", "request"]
 
@@ -22,11 +22,13 @@ class Deadlock(AssertionError):
 
 def request(
     name: str = "", kind: Kind = Kind.ALLREDUCE, *, shape: tuple[int, ...] = (4,), dtype: str = "float32",
-    offset: int = -1, **how: object,
+    **how: object,
 ) -> Request:  # fmt: skip
     """Return a request with one tensor; without any for the kinds that carry no data."""
     bare = kind in (Kind.BARRIER, Kind.JOIN, Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET)
-    tensors = () if bare else (TensorSpec(dtype, shape, offset),)
+    tensors = () if bare else (TensorSpec(dtype, shape),)
+    if kind is Kind.ALLREDUCE:
+        how.setdefault("fuse_class", f"{dtype} {how.get('op', '')}")
     return Request(name, kind, tensors=how.pop("tensors", tensors), **how)  # type: ignore[arg-type]
 
 
@@ -36,12 +38,12 @@ class PaperHandle:
 
     Attributes:
         request: what was submitted.
-        token: with which token.
+        note: with which note.
         response: the answer, or None.
     """
 
     request: Request
-    token: int
+    note: int
     response: Response | None = None
 
 
@@ -76,16 +78,16 @@ class PaperJob:
         self._threshold = threshold
         self._signatures = signatures
 
-    def submit(self, rank: int, wanted: Request, token: int = NO_TOKEN) -> PaperHandle:
+    def submit(self, rank: int, wanted: Request, note: int = NO_NOTE) -> PaperHandle:
         """Submit as a rank does: a declaration the first time, a number from then on."""
         me = self.ranks[rank]
-        handle = PaperHandle(wanted, token)
+        handle = PaperHandle(wanted, note)
         if wanted.name:
             assert (wanted.process_set, wanted.name) not in me.named, "the test submits a name twice"
             me.named[wanted.process_set, wanted.name] = handle
         else:
             me.unnamed.setdefault(wanted.process_set, collections.deque()).append(handle)
-        self.coordinator.submit(rank, self._signature(rank, wanted), token)
+        self.coordinator.submit(rank, self._signature(rank, wanted), note)
         return handle
 
     def _signature(self, rank: int, wanted: Request) -> int:
@@ -119,7 +121,7 @@ class PaperJob:
     def _execute(self, rank: int, me: PaperRank, run: Run) -> None:
         responses = [me.entries[key] for key in run.ids]
         if len(responses) > 1:
-            assert run.tokens == ()
+            assert run.notes == ()
             assert sum(spec.nbytes for r in responses for spec in r.requests[0].tensors) <= self._threshold
             assert len({(r.kind, r.members, r.requests[0].op, r.requests[0].tensors[0].dtype) for r in responses}) == 1
         for response in responses:
@@ -136,9 +138,8 @@ class PaperJob:
                 sent = handle.request
                 fields = Request.__struct_fields__[:-1]
                 assert [getattr(meant, f) for f in fields] == [getattr(sent, f) for f in fields]
-            if len(responses) == 1:
-                expected = NO_TOKEN if response.error or response.kind > Kind.BARRIER else handle.token
-                assert run.tokens[index] == expected
+            if run.notes:
+                assert run.notes[index] == handle.note != NO_NOTE
             handle.response = response
             me.executed.append(handle)
 

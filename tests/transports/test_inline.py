@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response, TensorSpec
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, Response, TensorSpec
 from horovod.transports.base import Entry, Work
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
@@ -54,8 +54,8 @@ class Host:
 
     def offer(self, rank: int, work: NumpyWork, kind: Kind = Kind.ALLREDUCE, **how: Any) -> int:
         transport = self.ranks[rank]
-        rider = transport.rider("numpy", _request(kind, work, **how), len(self.ranks))
-        return NO_TOKEN if rider is None else transport.offer(work, rider)
+        inline = transport.inline("numpy", _request(kind, work, **how), len(self.ranks))
+        return NO_NOTE if inline is None else transport.offer(work, inline)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -80,7 +80,7 @@ def _response(kind: Kind, works: Sequence[NumpyWork], **how: Any) -> Response:
 
 def _run(host: Host, kind: Kind, works: Sequence[NumpyWork], sequence: int = 1, **how: Any) -> list[list[Array]]:
     tokens = tuple(host.offer(rank, work, kind, **how) for rank, work in enumerate(works))
-    assert NO_TOKEN not in tokens
+    assert NO_NOTE not in tokens
     response = _response(kind, works, **how)
     for rank, work in enumerate(works):
         host.ranks[rank].run(sequence, [(Entry(response, rank), work)], tokens)
@@ -113,7 +113,7 @@ def test_alltoall_of_unequal_splits(host: Host) -> None:
     matrix = [(0, 2, 1), (3, 0, 0), (1, 1, 0)]
     works = [_work([np.arange(sum(row) * 2).reshape(-1, 2) + 100 * rank]) for rank, row in enumerate(matrix)]
     tokens = tuple(host.offer(rank, work, Kind.ALLTOALL, splits=matrix[rank]) for rank, work in enumerate(works))
-    assert NO_TOKEN not in tokens
+    assert NO_NOTE not in tokens
     requests = tuple(_request(Kind.ALLTOALL, work, splits=matrix[rank]) for rank, work in enumerate(works))
     response = Response(Kind.ALLTOALL, "a", 0, (0, 1, 2), 3, requests)
     for rank, work in enumerate(works):
@@ -147,9 +147,29 @@ def test_barrier(host: Host) -> None:
 # -- the room for it -------------------------------------------------------------------------------------------------
 
 
+def test_only_allreduces_that_are_computed_alike_have_a_class_in_common(host: Host) -> None:
+    transport, floats = host.ranks[0], TensorSpec("float32", (4,))
+    alike = Request("a", Kind.ALLREDUCE, tensors=(floats,))
+    others = [
+        Request("b", Kind.ALLREDUCE, tensors=(TensorSpec("float64", (4,)),)),
+        Request("b", Kind.ALLREDUCE, tensors=(floats,), op=ReduceOp.MAX),
+        Request("b", Kind.ALLREDUCE, tensors=(floats,), prescale=0.5),
+    ]
+    alone = [
+        Request("b", Kind.ALLREDUCE, tensors=(floats, TensorSpec("int32", (4,)))),
+        Request("b", Kind.ALLREDUCE, tensors=(floats,), op=ReduceOp.ADASUM),
+        Request("b", Kind.ALLREDUCE, tensors=(floats,), device="cuda:0"),
+        Request("b", Kind.ALLREDUCE, tensors=(floats,), placement=(4096,)),
+        Request("b", Kind.BROADCAST, tensors=(floats,)),
+    ]
+    assert transport.fuse_class(alike) == transport.fuse_class(Request("b", Kind.ALLREDUCE, tensors=(floats, floats)))
+    assert len({"", *(transport.fuse_class(request) for request in [alike, *others])}) == 5
+    assert {transport.fuse_class(request) for request in alone} == {""}
+
+
 def test_large_data_does_not_ride(host: Host) -> None:
     assert host.offer(0, _work([np.empty(LIMIT, "uint8")])) == 0
-    assert host.offer(0, _work([np.empty(LIMIT + 1, "uint8")])) == NO_TOKEN
+    assert host.offer(0, _work([np.empty(LIMIT + 1, "uint8")])) == NO_NOTE
 
 
 def _fill(host: Host) -> list[NumpyWork]:
@@ -157,7 +177,7 @@ def _fill(host: Host) -> list[NumpyWork]:
     works = []
     while True:
         work = _work([np.empty(LIMIT, "uint8")])
-        if host.offer(0, work) == NO_TOKEN:
+        if host.offer(0, work) == NO_NOTE:
             return works
         works.append(work)
 
@@ -190,13 +210,13 @@ def test_places_change_so_that_none_is_still_in_its_readers_cache(host: Host) ->
 def test_the_first_use_of_a_place_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(2)
     transport, work = host.ranks[0], _work([np.empty(LIMIT, "uint8")])
-    rider = transport.rider("numpy", _request(Kind.ALLREDUCE, work), 2)
-    assert rider is not None
+    inline = transport.inline("numpy", _request(Kind.ALLREDUCE, work), 2)
+    assert inline is not None
     timed: list[int] = []
     monkeypatch.setattr(transport.staging.handover, "note", lambda nbytes, _: timed.append(nbytes))
     tokens = []
     for _ in range(20):
-        tokens.append(transport.offer(work, rider))
+        tokens.append(transport.offer(work, inline))
         transport.skip(work)
     host.close()
     assert len(timed) == len(tokens) - len(set(tokens)) > 0
@@ -206,7 +226,7 @@ def test_many_at_once_ride_although_the_first_are_read_meanwhile(host: Host) -> 
     works = []
     for turn in range(200):
         work = _work([np.empty(LIMIT // 64, "uint8")])
-        assert host.offer(0, work) != NO_TOKEN, f"the {turn}-th was turned away"
+        assert host.offer(0, work) != NO_NOTE, f"the {turn}-th was turned away"
         works.append(work)
         if turn % 2:
             host.ranks[0].skip(works[turn // 2])
@@ -232,7 +252,7 @@ def test_nothing_is_overwritten_before_the_slowest_rank_has_read_it(seed: int) -
             both = (tokens[0][i], tokens[1][i])
             executed[rank] += 1
             work = works[rank][i]
-            if NO_TOKEN in both:
+            if NO_NOTE in both:
                 host.ranks[rank].skip(work)
                 continue
             response = _response(Kind.ALLREDUCE, [works[0][i], works[1][i]])

@@ -19,7 +19,7 @@ import msgspec
 
 from horovod.core import fusion, mismatch
 from horovod.core.generation import Generation
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request, Response
+from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
 __all__ = ["Coordinator", "Declared", "Pending", "Run"]
 
@@ -34,11 +34,11 @@ class Declared(msgspec.Struct, frozen=True, gc=False):
 class Run(msgspec.Struct, frozen=True, gc=False):
     """Log entry: the members of these responses execute them, together, next.
 
-    ``tokens`` holds one value per member of a single response; it is empty when several were fused.
+    ``notes`` holds what each member's transport has sent along; it is empty unless all of them have.
     """
 
     ids: tuple[int, ...]
-    tokens: tuple[int, ...]
+    notes: tuple[int, ...]
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -46,7 +46,7 @@ class Pending(msgspec.Struct, eq=False):
 
     process_set: int
     serials: list[int | None]
-    tokens: list[int]
+    notes: list[int]
     count: int = 0
 
 
@@ -107,8 +107,14 @@ class Coordinator:
         self._requests[self._serial] = request
         table[signature] = _Signature(self._serial, request, (request.process_set, request.name))
 
-    def submit(self, rank: int, signature: int, token: int = NO_TOKEN) -> None:
-        """Take one submission of ``rank``; the log grows when it was the last one missing."""
+    def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
+        """Take one submission of ``rank``; the log grows when it was the last one missing.
+
+        Args:
+            rank: who submits.
+            signature: which request.
+            note: what its transport sends along, for those of the other members.
+        """
         state = self._ranks[rank]
         serial, request, key = state.signatures[signature]
         if request.kind is Kind.JOIN:
@@ -122,9 +128,9 @@ class Coordinator:
             match = (process_set, order)
         pending = self._pending.get(match)
         if pending is None:
-            pending = self._pending[match] = Pending(process_set, [None] * self.size, [NO_TOKEN] * self.size)
+            pending = self._pending[match] = Pending(process_set, [None] * self.size, [NO_NOTE] * self.size)
         pending.serials[rank] = serial
-        pending.tokens[rank] = token
+        pending.notes[rank] = note
         pending.count += 1
         if pending.count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
             del self._pending[match]
@@ -185,10 +191,10 @@ class Coordinator:
                 return
         else:
             self._known.move_to_end(key)
-        tokens = pending.tokens
+        notes = pending.notes
         if pending.process_set or self.joined:
-            tokens = [tokens[rank] for rank, serial in enumerate(serials) if serial is not None]
-        self._ready.append((known, tuple(tokens)))
+            notes = [notes[rank] for rank, serial in enumerate(serials) if serial is not None]
+        self._ready.append((known, () if NO_NOTE in notes else tuple(notes)))
 
     def _learn(self, key: Hashable, pending: Pending) -> _Known | None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
@@ -308,7 +314,7 @@ class Coordinator:
     def _run_once(self, response: Response) -> None:
         self._flush_ready()
         key = self._declare(response)
-        self._log.append(Run((key,), (NO_TOKEN,) * len(response.members)))
+        self._log.append(Run((key,), ()))
         self._free_ids.append(key)
 
     def _declare(self, response: Response) -> int:
@@ -324,25 +330,16 @@ class Coordinator:
     def _flush_ready(self) -> None:
         ready, self._ready = self._ready, []
         if len(ready) == 1:
-            known, tokens = ready[0]
-            self._log.append(Run((known.id,), tokens))
+            known, notes = ready[0]
+            self._log.append(Run((known.id,), notes))
             return
-        # What rode along need not be moved any more, so there is nothing to gain.
-        entries = [
-            (i, known.fuse_key if NO_TOKEN in tokens else None, known.nbytes) for i, (known, tokens) in enumerate(ready)
-        ]
+        # A note belongs to one entry: what has notes is executed by itself.
+        entries = [(i, None if notes else known.fuse_key, known.nbytes) for i, (known, notes) in enumerate(ready)]
         for group in fusion.plan(entries, self._threshold):
-            known, tokens = ready[group[0]]
-            fused = len(group) > 1
-            self._log.append(Run(tuple(ready[i][0].id for i in group), () if fused else tokens))
+            notes = ready[group[0]][1]
+            self._log.append(Run(tuple(ready[i][0].id for i in group), notes))
 
 
 def _fuse_key(response: Response) -> Hashable | None:
-    if response.kind is not Kind.ALLREDUCE:
-        return None
-    first = response.requests[0]
-    dtypes = {tensor.dtype for tensor in first.tensors}
-    in_arena = all(tensor.offset >= 0 for request in response.requests for tensor in request.tensors)
-    if first.op is ReduceOp.ADASUM or len(dtypes) != 1 or in_arena or first.device != "cpu":
-        return None
-    return (response.members, response.divisor, dtypes.pop(), first.op, first.prescale, first.postscale)
+    classes = tuple(request.fuse_class for request in response.requests)
+    return (response.kind, response.members, response.divisor, classes) if all(classes) else None

@@ -1,7 +1,6 @@
 """Which neighbours in the log are executed as one.
 
-Only neighbours fuse, so the order of the log stays the order of readiness; and only ordinary allreduces:
-what rides in the request or lives in the arena is executed without a copy, so there is nothing to gain.
+Only neighbours fuse, so the order of the log stays the order of readiness. Which of them may, the transport says.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ import enum
 
 import msgspec
 
-__all__ = ["ITEMSIZE", "NO_TOKEN", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
+__all__ = ["ITEMSIZE", "NO_NOTE", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
 
-#: The token of a request whose data does not ride along.
-NO_TOKEN = 0xFFFFFFFF
-
+#: Of a submission with which a transport sends no note.
+NO_NOTE = 0xFFFFFFFF
 
 #: Bytes per element of every dtype that can be moved.
 ITEMSIZE = {
@@ -71,12 +70,10 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         dtype: the canonical dtype name, such as ``float32``.
         shape: its dimensions.
-        offset: byte offset in the submitting rank's arena, or -1 for ordinary memory.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    offset: int = -1
 
     @property
     def count(self) -> int:
@@ -107,6 +104,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         splits: rows for each member of an alltoall; empty means even.
         device: ``cpu``, or the framework's word for a device.
         ranks: members of a process set that is to be added.
+        fuse_class: the transport's own; neighbours in the log whose members' classes are equal, and not empty, are
+            executed as one.
+        placement: the transport's own, about where the tensors lie; every member's transport gets all members'.
         site: ``file:line`` of the user's call; never compared.
     """
 
@@ -121,6 +121,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     splits: tuple[int, ...] = ()
     device: str = "cpu"
     ranks: tuple[int, ...] = ()
+    fuse_class: str = ""
+    placement: tuple[int, ...] = ()
     site: str = ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from horovod import errors
 from horovod.config import Config
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.engine import callsite
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
@@ -166,16 +166,16 @@ class Engine:
             handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
                             signature=signature, record=record, passage=passage)  # fmt: skip
             self._log.register(handle)
-            rider = signature.rider
+            inline = signature.inline
             try:
-                token = self.transport.offer(handle, rider) if rider is not None else NO_TOKEN
+                note = self.transport.offer(handle, inline) if inline is not None else NO_NOTE
             except BaseException:
                 self._log.withdraw(handle)
                 raise
             signature.in_flight += 1
             signature.uses += 1
             self.ring.append(record)
-            self._channel.submit(signature.id, token, patient=not kick)
+            self._channel.submit(signature.id, note, patient=not kick)
         # A rank that is not at home has rung for the coordinator already.
         if kick and self._is_home:
             self._progress.kick()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from horovod.core.requests import Request
 from horovod.engine.records import ENDED, ERROR, Record, now
-from horovod.transports.base import Rider, Work
+from horovod.transports.base import Inline, Work
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Allocator", "Handle", "Passage", "Signature"]
@@ -42,19 +42,19 @@ class Signature:
         id: what stands for it in a submission.
         request: what was declared.
         nbytes: of all tensors.
-        rider: what the transport needs to let the data ride along in the request; None if it does not.
+        inline: what the transport needs to send the data along with the request; None if it does not.
         in_flight: submissions that are not done.
         uses: all submissions.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "nbytes", "pin", "request", "rider", "uses")
+    __slots__ = ("id", "in_flight", "inline", "nbytes", "pin", "request", "uses")
 
-    def __init__(self, id_: int, request: Request, rider: Rider | None, pin: object) -> None:
+    def __init__(self, id_: int, request: Request, inline: Inline | None, pin: object) -> None:
         self.id = id_
         self.request = request
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
-        self.rider = rider
+        self.inline = inline
         self.in_flight = 0
         self.uses = 0
         self.pin = pin

@@ -190,7 +190,7 @@ class LogRunner:
         try:
             if handle.passage is not None:
                 handle.passage.before()
-            fence = self._transport.run(sequence, batch, run.tokens)
+            fence = self._transport.run(sequence, batch, run.notes)
             if handle.passage is not None:
                 handle.passage.after(handle.outputs)
         except BaseException as error:

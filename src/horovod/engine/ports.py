@@ -49,8 +49,14 @@ class Channel(Protocol):
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
 
-    def submit(self, signature: int, token: int, patient: bool) -> None:
-        """Submit a declared request; ``patient`` when the caller is about to wait for it."""
+    def submit(self, signature: int, note: int, patient: bool) -> None:
+        """Submit a declared request.
+
+        Args:
+            signature: its number.
+            note: what the transport sends along, for those of the other members.
+            patient: whether the caller is about to wait for it.
+        """
 
     def leave(self, reason: str) -> None:
         """Take part no more."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from horovod.core import rules
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
@@ -75,33 +77,32 @@ class SignatureTable:
         code = frame.f_code
         in_place = kind is _ALLREDUCE and outputs is not None
         how = (op, prescale, postscale, root, splits, process_set, self._sets.version, ranks, device)
+        placement: tuple[int, ...] = ()
         if len(inputs) == 1:
             tensor = inputs[0]
-            offset = -1
             if in_place and outputs is not None and outputs[0] is tensor:
-                offset = self._transport.place(allocator.address(tensor))
-            offsets: tuple[int, ...] = (offset,)
-            key: Any = (kind, name, tensor.dtype, tensor.shape, offset, how, id(code), frame.f_lasti)
+                placement = self._transport.place((allocator.address(tensor),))
+            key: Any = (kind, name, tensor.dtype, tensor.shape, placement, how, id(code), frame.f_lasti)
         else:
-            offsets = (-1,) * len(inputs)
             if in_place and outputs is not None and all(a is b for a, b in zip(inputs, outputs, strict=True)):
-                offsets = tuple(self._transport.place(allocator.address(tensor)) for tensor in inputs)
-            tensors = tuple((t.dtype, t.shape, o) for t, o in zip(inputs, offsets, strict=True))
-            key = (kind, name, tensors, how, id(code), frame.f_lasti)
+                placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
+            tensors = tuple((t.dtype, t.shape) for t in inputs)
+            key = (kind, name, tensors, placement, how, id(code), frame.f_lasti)
         signature = self._known.get(key)
         if signature is not None:
             return signature
-        specs = tuple(TensorSpec(dtype_name(t), tuple(t.shape), o) for t, o in zip(inputs, offsets, strict=True))
+        specs = tuple(TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in inputs)
         request = Request(
             name or "", kind, process_set, specs, op, float(prescale), float(postscale), root, splits, device, ranks,
-            callsite.describe(frame),
+            placement=placement, site=callsite.describe(frame),
         )  # fmt: skip
         members = self._sets.members(process_set) if process_set in self._sets else None
         error = rules.check(request, members, self._rank)
         if error:
             raise RequestError(f"{error} (at {request.site})")
-        rider = self._transport.rider(allocator.kernels, request, len(members or ()))
-        signature = self._known[key] = Signature(self._new_id(), request, rider, code)
+        request = msgspec.structs.replace(request, fuse_class=self._transport.fuse_class(request))
+        inline = self._transport.inline(allocator.kernels, request, len(members or ()))
+        signature = self._known[key] = Signature(self._new_id(), request, inline, code)
         self._channel.declare(signature.id, request)
         return signature
 

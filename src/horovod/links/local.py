@@ -9,7 +9,7 @@ from collections.abc import Callable
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.generation import Generation, Member
-from horovod.core.requests import NO_TOKEN, Request
+from horovod.core.requests import NO_NOTE, Request
 from horovod.engine.ports import Link, LogEntry
 from horovod.transports.local import LocalTransport
 
@@ -29,11 +29,11 @@ class LocalChannel:
 
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
-        self._inbox.append((signature, NO_TOKEN, request))
+        self._inbox.append((signature, NO_NOTE, request))
 
-    def submit(self, signature: int, token: int, patient: bool) -> None:
+    def submit(self, signature: int, note: int, patient: bool) -> None:
         """Submit a declared request."""
-        self._inbox.append((signature, token, None))
+        self._inbox.append((signature, note, None))
 
     def leave(self, reason: str) -> None:
         """Answer who waits for this rank, through the log."""
@@ -69,9 +69,9 @@ class LocalChannel:
         coordinator, inbox, rank = self._coordinator, self._inbox, self._rank
         came = bool(inbox)
         while inbox:
-            signature, token, request = inbox.popleft()
+            signature, note, request = inbox.popleft()
             if request is None:
-                coordinator.submit(rank, signature, token)
+                coordinator.submit(rank, signature, note)
             else:
                 coordinator.declare(rank, signature, request)
         return came

@@ -11,7 +11,7 @@ from horovod.core.requests import Kind, Request, Response
 from horovod.transports.kernels import Buffer
 from horovod.transports.threads import are_spread
 
-__all__ = ["Entry", "Rider", "Transport", "Watch", "Work"]
+__all__ = ["Entry", "Inline", "Transport", "Watch", "Work"]
 
 
 class Entry:
@@ -22,7 +22,7 @@ class Entry:
         me: this rank's index among ``response.members``, or -1.
         is_large: whether a library may spread a tensor of it over several threads.
         splits: rows that each member of an alltoall sends to each.
-        inline_plan: the transport's own, for data that rode along.
+        inline_plan: the transport's own, for data that was sent along.
         arena_plan: the transport's own, for data that lives in the arena; an empty one if it does not.
         staged_plan: the transport's own, for ordinary data.
     """
@@ -47,21 +47,21 @@ class Work(msgspec.Struct, eq=False):
         inputs: one contiguous buffer per tensor, read only.
         outputs: one per tensor, written; the input itself for an operation in place; empty until the
             transport knows the shape and calls ``allocate``.
-        ride: the transport's own, for data that rode along in the request.
+        slot: the transport's own, for data that was sent along with the request.
     """
 
     kernels: str
     inputs: Sequence[Buffer]
     outputs: Sequence[Buffer]
-    ride: Any = None
+    slot: Any = None
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""
         raise NotImplementedError
 
 
-class Rider(Protocol):
-    """What a transport keeps in order to let the data of one kind of request ride along, again and again."""
+class Inline(Protocol):
+    """What a transport keeps in order to send the data of one kind of request along with it, again and again."""
 
 
 class Transport(Protocol):
@@ -84,11 +84,18 @@ class Transport(Protocol):
             MemoryError: there is no more of it.
         """
 
-    def place(self, address: int) -> int:
-        """Return by which number the other members know the memory at ``address``, or -1 if they cannot reach it."""
+    def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """Return what the other members need in order to reach the memory of tensors in place; nothing if they cannot.
 
-    def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
-        """Return what ``offer`` needs for such requests; None if their data never rides along.
+        Args:
+            addresses: of the first byte of each tensor of a request.
+        """
+
+    def fuse_class(self, request: Request) -> str:
+        """Return what all neighbours in the log that ``run`` may get as one batch have in common; nothing if none."""
+
+    def inline(self, kernels: str, request: Request, members: int) -> Inline | None:
+        """Return what ``offer`` needs for such requests; None if their data is never sent along with them.
 
         Args:
             kernels: name of the kernels that understand the buffers.
@@ -96,16 +103,21 @@ class Transport(Protocol):
             members: number of ranks of the process set.
         """
 
-    def offer(self, work: Work, rider: Any) -> int:
-        """Return a token for data that rides along in the request, or ``NO_TOKEN``.
+    def offer(self, work: Work, inline: Any) -> int:
+        """Send the data along with the request, if there is room; return a note for the other members, or ``NO_NOTE``.
 
         Args:
             work: whose inputs these are.
-            rider: of this transport, for this request.
+            inline: of this transport, for this request.
         """
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
-        """Execute one log entry; several works in ``batch`` are allreduces to be fused.
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
+        """Execute one log entry.
+
+        Args:
+            sequence: its place in the log.
+            batch: one entry and this rank's side of it, or several of one ``fuse_class``.
+            notes: what ``offer`` returned on each member; empty unless all of them sent their data along.
 
         Returns:
             0 when the outputs are there; else this rank has done its part, and the outputs are there as soon as

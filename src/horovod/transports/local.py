@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Work
 from horovod.transports.libraries import kernels_named
 
@@ -41,18 +41,22 @@ class LocalTransport:
         """Return ordinary memory."""
         return bytearray(nbytes)
 
-    def place(self, address: int) -> int:
-        """Return -1: there is nobody to reach it."""
-        return -1
+    def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """Return nothing: there is nobody to reach it."""
+        return ()
 
-    def rider(self, kernels: str, request: Request, members: int) -> None:
+    def fuse_class(self, request: Request) -> str:
+        """Return nothing: there is nothing to gain."""
+        return ""
+
+    def inline(self, kernels: str, request: Request, members: int) -> None:
         """Return None: there is nobody to read it."""
 
-    def offer(self, work: Work, rider: None) -> int:
-        """Return ``NO_TOKEN``, as ``rider`` said."""
-        return NO_TOKEN
+    def offer(self, work: Work, inline: None) -> int:
+        """Return ``NO_NOTE``, as ``inline`` said."""
+        return NO_NOTE
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute each work by itself."""
         for entry, work in batch:
             run_alone(entry, work)

@@ -53,10 +53,10 @@ class WorkerChannel:
         with self._lock:
             self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
 
-    def submit(self, signature: int, token: int, patient: bool) -> None:
+    def submit(self, signature: int, note: int, patient: bool) -> None:
         """Submit a declared request."""
         with self._lock:
-            self._writer.put(_SUBMIT, (signature, token))
+            self._writer.put(_SUBMIT, (signature, note))
         if patient:
             self._control.nudge(self._homes)
         else:
@@ -183,7 +183,7 @@ class CoordinatorChannel(LocalChannel):
         for entry in log:
             if isinstance(entry, Run):
                 if len(entry.ids) == 1:
-                    writer.put(_RUN, entry.ids + entry.tokens)
+                    writer.put(_RUN, entry.ids + entry.notes)
                 else:
                     writer.put(_RUN_FUSED, entry.ids)
             else:

@@ -6,7 +6,7 @@ import collections
 
 import msgspec
 
-from horovod.core.requests import NO_TOKEN, Kind, Request, TensorSpec
+from horovod.core.requests import NO_NOTE, Kind, Request, TensorSpec
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
@@ -130,7 +130,7 @@ class Berths:
         self._next = 0
 
     def take(self, work: Work, rider: Rider) -> int:
-        """Return a place for ``work``, or ``NO_TOKEN`` if all are taken."""
+        """Return a place for ``work``, or ``NO_NOTE`` if all are taken."""
         aboard = self._aboard
         while aboard:
             oldest = aboard[0]
@@ -149,10 +149,10 @@ class Berths:
                 if early or end > INLINE_BYTES:
                     start, end = 0, rider.nbytes
                     if end > oldest_start:
-                        return NO_TOKEN
+                        return NO_NOTE
             elif end > oldest_start:
-                return NO_TOKEN
+                return NO_NOTE
         self._next = end
-        work.ride = Ride(start)
-        aboard.append(work.ride)
+        work.slot = Ride(start)
+        aboard.append(work.slot)
         return start

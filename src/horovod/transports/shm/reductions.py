@@ -31,7 +31,7 @@ def slice_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
 
 def lives_in_arena(entry: Entry) -> bool:
     """Whether every member's every tensor is to be reduced where it lies."""
-    return all(tensor.offset >= 0 for request in entry.response.requests for tensor in request.tensors)
+    return all(request.placement for request in entry.response.requests)
 
 
 class _Block(NamedTuple):
@@ -76,7 +76,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
         reduce = library.reducer(spec.dtype, first.op, first.prescale, first.postscale, response.divisor)
         itemsize = ITEMSIZE[spec.dtype]
         wholes = [
-            staging.arenas[rank].view(kernels, response.request_of(i).tensors[index].offset, spec.dtype, (spec.count,))
+            staging.arenas[rank].view(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
             for i, rank in enumerate(members)
         ]
         lines = -(-spec.count * itemsize // _ALIGN)

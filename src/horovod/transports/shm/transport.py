@@ -17,7 +17,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
-from horovod.core.requests import NO_TOKEN, Kind, ReduceOp, Request
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
@@ -74,30 +74,39 @@ class ShmTransport:
         """Return memory of this rank's arena."""
         return self.arena.allocate(nbytes)
 
-    def place(self, address: int) -> int:
-        """Return the offset of an address in this rank's arena, or -1 when it lies elsewhere."""
-        return self.arena.offset_of(address)
+    def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """Return the offsets in this rank's arena; nothing unless all lie there."""
+        offsets = tuple([self.arena.offset_of(address) for address in addresses])
+        return () if -1 in offsets else offsets
 
-    def rider(self, kernels: str, request: Request, members: int) -> Rider | None:
-        """Return what the data of such requests needs to ride along; None for what is too large or not on the host."""
+    def fuse_class(self, request: Request) -> str:
+        """Return how an allreduce is computed that passes through staging buffers; in the arena nothing is copied."""
+        dtypes = {spec.dtype for spec in request.tensors}
+        if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
+            return ""
+        if request.placement or request.device != "cpu":
+            return ""
+        return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+
+    def inline(self, kernels: str, request: Request, members: int) -> Rider | None:
+        """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         rider = Rider(self.arena, self.rank, kernels, request, members)
         limit = inline_limit(self.control.size, request.kind)
-        in_arena = all(spec.offset >= 0 for spec in request.tensors)
-        return rider if rider.nbytes <= (self._arena_limit if in_arena else limit) else None
+        return rider if rider.nbytes <= (self._arena_limit if request.placement else limit) else None
 
-    def offer(self, work: Work, rider: Rider) -> int:
+    def offer(self, work: Work, inline: Rider) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
-        token = self._berths.take(work, rider)
-        if token == NO_TOKEN:
-            return token
-        if rider.is_large and self._has_too_many_threads(work):
+        note = self._berths.take(work, inline)
+        if note == NO_NOTE:
+            return note
+        if inline.is_large and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
-                self._board(work, rider, token)
+                self._board(work, inline, note)
         else:
-            self._board(work, rider, token)
-        return token
+            self._board(work, inline, note)
+        return note
 
     def _board(self, work: Work, rider: Rider, token: int) -> None:
         # To fill memory for the first time takes long whoever reads it.
@@ -108,34 +117,31 @@ class ShmTransport:
         else:
             rider.board(work, token)
 
-    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...]) -> int:
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
-        rides = len(members) > 1 and bool(tokens) and NO_TOKEN not in tokens
         if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
-                unsettled = self._execute(sequence, batch, tokens, rides)
+                unsettled = self._execute(sequence, batch, notes)
         else:
-            unsettled = self._execute(sequence, batch, tokens, rides)
+            unsettled = self._execute(sequence, batch, notes)
         done = sequence << PHASE_BITS | DONE
         for _, work in batch:
-            if work.ride is not None:
-                work.ride.readers, work.ride.fence = members, done
+            if work.slot is not None:
+                work.slot.readers, work.slot.fence = members, done
         # Of what rode along, nobody waits for the others to have read it.
-        self.control.post(done, () if rides else members)
+        self.control.post(done, () if notes else members)
         return done if unsettled else 0
 
-    def _execute(
-        self, sequence: int, batch: Sequence[tuple[Entry, Work]], tokens: tuple[int, ...], rides: bool
-    ) -> bool:
+    def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> bool:
         """Do this rank's part; return whether the others may not be through with theirs."""
         entry, work = batch[0]
-        if rides:
+        if notes:
             plan = entry.inline_plan
             if plan is None:
                 plan = entry.inline_plan = Plan(self.arenas, self.staging.handover, entry, work.kernels)
-            plan.run(work, tokens)
+            plan.run(work, notes)
         elif len(entry.response.members) == 1:
             for entry, work in batch:
                 run_alone(entry, work)
@@ -170,8 +176,8 @@ class ShmTransport:
 
     def skip(self, work: Work) -> None:
         """Free what rode along with a work that nobody will read."""
-        if work.ride is not None:
-            work.ride.readers, work.ride.fence = (), 1
+        if work.slot is not None:
+            work.slot.readers, work.slot.fence = (), 1
 
     def close(self) -> None:
         """Unmap the control page and the arenas."""
