@@ -176,8 +176,8 @@ class Engine:
             signature.uses += 1
             self.ring.append(record)
             self._channel.submit(signature.id, note, patient=not kick)
-        # A rank that is not at home has rung for the coordinator already.
-        if kick and self._is_home:
+        # A rank that is not at home has rung for the coordinator already; its own thread must look after the others.
+        if kick and (self._is_home or self._progress.dozes):
             self._progress.kick()
         return handle
 

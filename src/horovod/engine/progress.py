@@ -44,6 +44,8 @@ class Progress:
         self._lock = threading.Lock()
         self._waiters: collections.deque[threading.Lock] = collections.deque()
         self._stopping = False
+        #: Whether the background thread may be about to sleep for long: who submits something must wake it.
+        self.dozes = False
         self._thread: threading.Thread | None = None
         if doorbell is not None:
             self._thread = threading.Thread(target=self._background, name="horovod-engine", daemon=True)
@@ -201,18 +203,21 @@ class Progress:
                     if not self._waiters:
                         stepper.step()
                     now = time.monotonic()
-                    if now - last_look >= _SLICE_S:
+                    has_looked = now - last_look >= _SLICE_S
+                    if has_looked:
                         last_look = now
                         stepper.tick(_SLICE_S)
-                        # Only who has just looked may sleep for long: it may have been rung for what that shows.
-                        if stepper.is_idle():
-                            slice_s = _IDLE_SLICE_S
                     doorbell.park()
                     seen = doorbell.heard()
                     if stepper.has_news() and not self._waiters:
                         continue
                     if channel.is_behind():
                         slice_s = _BEHIND_SLICE_S
+                    elif has_looked:
+                        # Only who has just looked may sleep for long: it may have been rung for what that shows.
+                        self.dozes = True
+                        if stepper.is_idle():
+                            slice_s = _IDLE_SLICE_S
                 except BaseException as error:
                     stepper.abandon(error)
                 finally:
@@ -220,3 +225,4 @@ class Progress:
                     self.release()
             stepper.attend()
             doorbell.sleep(seen, slice_s, parked=True)
+            self.dozes = False

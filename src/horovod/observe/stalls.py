@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
-from horovod.core.requests import Kind, Request
+from horovod.core.requests import Request
 from horovod.core.stall import Waiting, names
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Wish
@@ -21,6 +21,7 @@ from horovod.engine.records import SUBMITTED, now
 from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger
 from horovod.observe.deadlock import DeadlockWatch
+from horovod.observe.joins import JoinWatch
 from horovod.observe.whereabouts import Whereabouts
 from horovod.phrases import list_ranks
 
@@ -54,6 +55,7 @@ class StallWatch:
         self._first_s = min((s for s in (self._limit_s, self._warn_s) if s), default=0.0)
         proof_s = config.deadlock_s if not off else 0.0
         self._deadlock = DeadlockWatch(whereabouts, min([proof_s, *(s for s in (self._limit_s, self._warn_s) if s)]))
+        self._joins = JoinWatch(whereabouts, self._warn_s, self._limit_s)
         self._since: dict[Hashable, float] = {}
         self._warned: set[Hashable] = set()
         self._warned_about: set[tuple[int, ...]] = set()
@@ -64,7 +66,7 @@ class StallWatch:
     @property
     def is_busy(self) -> bool:
         """Whether a question is open, so that somebody should soon look for the answer."""
-        return self._asked or self._deadlock.is_busy
+        return self._asked or self._deadlock.is_busy or self._joins.is_busy
 
     # -- the coordinator -----------------------------------------------------------------------------------------
 
@@ -97,6 +99,8 @@ class StallWatch:
         news = [item for item in news if item.key not in self._warned]
         if not fatal and not news:
             self._asked = False
+            if not late:
+                self._report_join(coordinator, position, clock)
             return
         # What is nearly due goes along: it often has to do with it, and one report is better than two.
         nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
@@ -110,6 +114,14 @@ class StallWatch:
         if self._whereabouts.is_complete(sorted({rank for item in told for rank in item.missing})):
             self._asked = False
             self._report(told, max(ages[item.key] for item in told), waiting, bool(fatal))
+
+    def _report_join(self, coordinator: Coordinator, position: int, clock_s: float) -> None:
+        lines, is_fatal = self._joins.inspect(coordinator, position, clock_s)
+        if is_fatal:
+            raise StallError("\n".join([*lines, self._limit()]))
+        if lines:
+            logger.warning("\n".join(lines))
+            self._dump("a stall in join()")
 
     def _report(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting], is_fatal: bool) -> None:
         text = self._text(told, age_s, waiting)
@@ -144,7 +156,6 @@ class StallWatch:
             StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
         requests = [(handle.record[SUBMITTED], handle.signature.request) for handle in pending]
-        requests = [(since, request) for since, request in requests if request.kind is not Kind.JOIN]
         if not requests or not self._first_s:
             self._asked = False
             return

@@ -1,0 +1,89 @@
+"""Ranks that have joined wait for the others as long as these take: but not for one that cannot go on.
+
+How long the others still have to do is theirs to know. So what counts is since when nobody has submitted anything, and
+then whether those who are waited for answer a question. One that is stopped, or whose engine cannot run, has stalled;
+one that answers computes, and is only reported after a while of patience, in case that it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from horovod.core.coordinator import Coordinator
+from horovod.core.mismatch import describe_waiting
+from horovod.observe.whereabouts import Whereabouts
+from horovod.phrases import list_ranks
+
+__all__ = ["JoinWatch"]
+
+#: How much longer than others a rank that answers may take until it is reported.
+_PATIENCE = 20
+
+
+class JoinWatch:
+    """Keeps the time of those who have joined, on the coordinator's rank; never blocks.
+
+    Args:
+        whereabouts: asks the other ranks.
+        warn_s: after how long to report; 0 is never.
+        limit_s: after how long to end the job; 0 is never.
+    """
+
+    def __init__(self, whereabouts: Whereabouts, warn_s: float, limit_s: float) -> None:
+        self._whereabouts = whereabouts
+        self._warn_s, self._limit_s = warn_s, limit_s
+        self._first_s = min((s for s in (warn_s, limit_s) if s), default=0.0)
+        self._state: Hashable = None
+        self._since_s = self._next_s = 0.0
+        self._asked: list[int] = []
+        self._has_told = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ranks are asked at this moment."""
+        return bool(self._asked)
+
+    def inspect(self, coordinator: Coordinator, position: int, clock_s: float) -> tuple[list[str], bool]:
+        """Look whether those who have joined wait in vain.
+
+        Args:
+            coordinator: who has joined, and what is pending.
+            position: how far its rank is in the log.
+            clock_s: the time.
+
+        Returns:
+            A report in lines, or nothing; and whether the job must end.
+        """
+        if not coordinator.joined or not self._first_s:
+            self._state, self._asked = None, []
+            return [], False
+        state = (position, tuple(coordinator.joined), tuple((key, len(p)) for key, _, p, _ in coordinator.waiting()))
+        if state != self._state:
+            self._state, self._since_s, self._next_s = state, clock_s, clock_s + self._first_s
+            self._asked, self._has_told = [], False
+        quiet_s = clock_s - self._since_s
+        is_over = 0 < self._limit_s <= quiet_s
+        if not self._asked:
+            # At the limit, ask once more: who is stopped may have gone on.
+            if clock_s < self._next_s and not is_over:
+                return [], False
+            self._asked = [rank for rank in range(coordinator.size) if rank not in coordinator.joined]
+            self._whereabouts.ask(self._asked)
+        if not self._whereabouts.is_complete(self._asked):
+            return [], False
+        asked, self._asked, self._next_s = self._asked, [], clock_s + self._first_s
+        silent = [rank for rank in asked if not self._whereabouts.has_answered(rank)]
+        patience_s = self._warn_s if silent else self._warn_s * _PATIENCE
+        is_over = is_over and bool(silent)
+        if not is_over and (self._has_told or not 0 < patience_s <= quiet_s):
+            return [], False
+        self._has_told = True
+        head = (
+            f"{_wait(coordinator.joined)} in {describe_waiting(coordinator.join_request)} for "
+            f"{list_ranks(silent or asked)}, and nothing was submitted for {quiet_s:.1f} s:"
+        )
+        return [head, *self._whereabouts.tell(silent or asked, [], [])], is_over
+
+
+def _wait(ranks: Sequence[int]) -> str:
+    return f"{list_ranks(sorted(ranks))} wait{'s' * (len(ranks) == 1)}"
