@@ -148,6 +148,8 @@ def test_every_room_has_its_rule() -> None:
         ("horovod.launch.cli", "import torch", "a framework has no business here"),
         ("horovod.transports.base", "import torch", "a framework has no business here"),
         ("horovod.transports.base", "from horovod.transports import kernels_torch", "it loads a framework"),
+        ("horovod.bindings.gradients.reducer", "import torch", "a framework has no business here"),
+        ("horovod.bindings.gradients.reducer", "from horovod.torch import runtime", "bindings may import bindings,"),
         ("horovod.errors", "from horovod import config", "the ground imports nothing above it"),
         ("horovod", "from horovod.launch import run", "the package itself loads nothing"),
     ],

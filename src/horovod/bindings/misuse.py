@@ -6,7 +6,7 @@ from horovod import context
 from horovod.engine import callsite
 from horovod.errors import OptimizerUseError, RequestError
 
-__all__ = ["out_of_turn", "wrong_argument"]
+__all__ = ["changed_gradient", "out_of_turn", "wrong_argument"]
 
 
 def wrong_argument(text: str) -> RequestError:
@@ -24,3 +24,12 @@ def out_of_turn(what: str, instead: str) -> OptimizerUseError:
     """
     where = ", ".join(filter(None, (f"rank {context.world().rank}", callsite.here(1))))
     return OptimizerUseError(f"{what} ({where}). {instead}")
+
+
+def changed_gradient(name: str) -> OptimizerUseError:
+    """Return the error for a gradient that was changed while it was not the caller's."""
+    return out_of_turn(
+        f"the gradient of {name} was changed after backward() had handed it to the other ranks",
+        "To clip or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
+        "`with optimizer.skip_synchronize():`.",
+    )

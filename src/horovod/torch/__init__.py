@@ -2,7 +2,8 @@
 
     mpi_ops             every operation on tensors; from ops (differentiable) and the plain collectives
     functions           parameters, optimizer state and Python objects of all ranks made the same
-    optimizer           DistributedOptimizer; reducer, buckets, survey, alone and adasum are its parts
+    optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
+    gradient_adapter    what horovod.bindings.gradients needs to know about torch
     sync_batch_norm     BatchNorm over all ranks' batches
     uneven              ranks with different numbers of batches
     compression         what goes over the wire

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.gradients.collective import begin_allreduce
+from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
-from horovod.torch.buckets import Settings
 from horovod.torch.parameters import Named, trained
 from horovod.torch.runtime import comm
 
@@ -90,7 +91,8 @@ class AdasumMembers:
         pending = []
         for (name, parameter), start in zip(moved, starts, strict=True):
             wire, ctx = compression.compress(parameter.detach() - start)
-            pending.append((self._settings.start(wire.contiguous(), f"DistributedOptimizer.adasum.{name}"), ctx))
+            name = f"DistributedOptimizer.adasum.{name}"
+            pending.append((begin_allreduce(comm, wire.contiguous(), self._settings, name), ctx))
         for (_, parameter), start, (handle, ctx) in zip(moved, starts, pending, strict=True):
             parameter.copy_(start + compression.decompress(comm.synchronize(handle), ctx))
 

@@ -10,27 +10,29 @@ from typing import Any
 import torch
 
 from horovod import context
+from horovod.bindings.gradients.parameters import (
+    check_compression,
+    check_groups,
+    check_names,
+    check_passes,
+    find_duplicates,
+)
+from horovod.bindings.gradients.reducer import Reducer
+from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.torch.adasum import AdasumMembers
-from horovod.torch.buckets import Settings
 from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.parameters import (
-    Named,
-    check_kinds,
-    check_passes,
-    find_duplicates,
-    group_parameters,
-    name_parameters,
-    trained,
-)
-from horovod.torch.reducer import Reducer
+from horovod.torch.gradient_adapter import TorchGradients
+from horovod.torch.parameters import Named, check_optimizer, parameters_of, trained
 from horovod.torch.runtime import comm
 
 __all__ = ["DistributedOptimizer"]
+
+_gradients = TorchGradients()
 
 
 class _Members:
@@ -55,7 +57,7 @@ class _Members:
         self._parameter_names = {parameter: name for name, parameter in named}
         self._synchronized, self._should_synchronize = False, True
         bucket_bytes = context.config().bucket_bytes
-        self._reducer = Reducer(self._trained(), settings, passes, groups or (), bucket_bytes)
+        self._reducer = Reducer(self._trained(), settings, passes, groups or (), bucket_bytes, _gradients)
 
     def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
         return trained(self.param_groups, self._parameter_names)
@@ -228,9 +230,9 @@ class _Members:
     def _handles(self) -> dict[torch.Tensor, Any]:
         slots = self._reducer.slots.values() if self._reducer is not None else ()
         return {
-            slot.parameter: (slot.pending or (slot.bucket and slot.bucket.handle), None)
+            slot.parameter: (slot.pending or (slot.bucket and slot.bucket.pending), None)
             for slot in slots
-            if slot.pending is not None or (slot.bucket is not None and slot.bucket.handle is not None)
+            if slot.pending is not None or (slot.bucket is not None and slot.bucket.in_flight)
         }
 
     @property
@@ -294,12 +296,16 @@ def DistributedOptimizer(
             "gradient_predivide_factor needs op=Average. "
             f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={op.name}"
         )
-    check_kinds(optimizer, compression)
+    check_optimizer(optimizer)
+    check_compression(compression)
     check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups is deprecated, use groups instead", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    named = name_parameters(optimizer, named_parameters)
+    parameters = parameters_of(optimizer)
+    named = check_names(parameters, named_parameters)
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    together = check_groups(learning, groups, lambda entry: isinstance(entry, torch.Tensor))
     members = AdasumMembers if op is ReduceOp.ADASUM and (process_set.size() or 1) > 1 else _Members
     cls = type(optimizer)
     distributed: Any = object.__new__(
@@ -310,5 +316,5 @@ def DistributedOptimizer(
     distributed.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     factor = float(gradient_predivide_factor)
     settings = Settings(op, 1.0 / factor, factor, compression, process_set, sparse_as_dense)
-    distributed._set_up(settings, backward_passes_per_step, named, group_parameters(optimizer, groups))
+    distributed._set_up(settings, backward_passes_per_step, named, together)
     return distributed

@@ -6,23 +6,24 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
 from horovod.logs import logger
 from horovod.phrases import few, list_ranks
-from horovod.torch.buckets import Settings, Slot
-from horovod.torch.optimizer_state import dense_stride
-from horovod.torch.runtime import comm
 
 __all__ = ["Survey", "survey"]
 
 _ABSENT, _DENSE, _SPARSE = 0, 1, 2
 _HEADER = 2
-#: So many elements of each parameter are compared: enough to see that nobody made them equal, and soon done.
-_LOOK_AT = 1024
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_comm = Collectives(NumpyAdapter())
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,20 @@ class Survey:
         return self.sparse_dim(slot) > 0 and not self.sparse_as_dense
 
 
-def survey(slots: Sequence[Slot], name: str, settings: Settings) -> Survey:
+def survey(slots: Sequence[Slot], name: str, settings: Settings, adapter: GradientAdapter) -> Survey:
     """Exchange what is known about ``slots``.
 
     Raises:
         MismatchError: the ranks' parameters differ; on every rank.
     """
-    descriptions = [_describe(slot) for slot in slots]
+    descriptions = [f"{slot.name}, {adapter.describe(slot.parameter)}" for slot in slots]
     signature = zlib.crc32("\n".join(descriptions).encode())
-    kinds_here = [_kind(slot) for slot in slots]
-    values = [_fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
+    kinds_here = [_kind(slot, adapter) for slot in slots]
+    values = [adapter.fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
     row = [len(slots), signature, *kinds_here, *(slot.arrival for slot in slots), *values]
-    own = torch.tensor(row, device="cpu")
-    gathered = comm.allgather(own, name=f"{name}.survey", process_set=settings.process_set).tolist()
+    gathered = _comm.allgather(
+        np.array(row, np.int64), name=f"{name}.survey", process_set=settings.process_set
+    ).tolist()
     rows = []
     while gathered:
         length = _HEADER + 3 * gathered[0]
@@ -85,24 +87,11 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings) -> Survey:
     return Survey(tuple(slots[i] for i in positions), kinds, settings.sparse_as_dense)
 
 
-def _describe(slot: Slot) -> str:
-    parameter = slot.parameter
-    dtype, shape, strides = str(parameter.dtype), tuple(parameter.shape), dense_stride(parameter)
-    return f"{slot.name}, {dtype.removeprefix('torch.')}, shape {shape}, strides {tuple(strides)}"
-
-
-def _kind(slot: Slot) -> int:
-    grad = slot.parameter.grad
-    if grad is None:
+def _kind(slot: Slot, adapter: GradientAdapter) -> int:
+    if adapter.gradient(slot.parameter) is None:
         return _ABSENT
-    return _DENSE if grad.layout is torch.strided else _SPARSE + grad.sparse_dim()
-
-
-def _fingerprint(parameter: torch.Tensor) -> int:
-    """A number for the first values of a parameter, the same wherever these have the same bits."""
-    values = parameter.detach()
-    values = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)[:_LOOK_AT]
-    return int(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
+    sparse = adapter.sparse_dim(slot.parameter)
+    return _SPARSE + sparse if sparse else _DENSE
 
 
 def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[Slot], settings: Settings) -> None:

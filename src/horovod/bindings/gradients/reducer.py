@@ -18,23 +18,19 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-from torch.utils.weak import WeakTensorKeyDictionary
-
 from horovod import context
-from horovod.bindings.buckets import Item, plan_buckets
-from horovod.bindings.misuse import out_of_turn, wrong_argument
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.buckets import Bucket
+from horovod.bindings.gradients.collective import Allreduce, BucketCollective
+from horovod.bindings.gradients.layout import Item, plan_buckets
+from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.survey import survey
+from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
-from horovod.torch.alone import start_alone
-from horovod.torch.buckets import Bucket, Settings, Slot
-from horovod.torch.runtime import comm
-from horovod.torch.survey import survey
 
 __all__ = ["Reducer"]
-
-# Who reduces a parameter's gradient now.
-_owners: Any = WeakTensorKeyDictionary()
 
 
 class _Names:
@@ -64,22 +60,30 @@ class Reducer:
         passes: backward passes per step.
         groups: parameters whose gradients must travel together.
         bucket_bytes: size of the other buckets.
+        adapter: the framework.
+        collective: how buckets travel; by default every rank gets all of them.
 
     Attributes:
         active: whether there are other ranks to work with.
+        buckets: what the ranks have agreed on.
         fresh: no gradient came since the last ``synchronize``.
         passes: backward passes per step.
     """
 
     def __init__(
         self,
-        named: Iterable[tuple[str, torch.Tensor]],
+        named: Iterable[tuple[str, Any]],
         settings: Settings,
         passes: int,
-        groups: Sequence[Sequence[torch.Tensor]],
+        groups: Sequence[Sequence[Any]],
         bucket_bytes: int,
+        adapter: GradientAdapter,
+        collective: BucketCollective | None = None,
     ) -> None:
         self.settings = settings
+        self._adapter = adapter
+        self._comm = adapter.comm
+        self._collective = collective or Allreduce(adapter.comm, settings)
         self.passes = passes
         self.fresh = True
         self.slots: dict[int, Slot] = {}
@@ -90,8 +94,8 @@ class Reducer:
         self._name = ""
         self._arrivals = 0
         self._lost = ""
-        self._buckets: list[Bucket] = []
-        self._alone: list[Slot] = []
+        self.buckets: list[Bucket] = []
+        self._unbucketed: list[Slot] = []
         self._undecided: list[Slot] = []
         self._hooks: dict[int, Any] = {}
         weakref.finalize(self, _dismantle, self.slots, self._hooks).atexit = False
@@ -101,9 +105,9 @@ class Reducer:
     @property
     def in_flight(self) -> bool:
         """Whether a reduction was started and not waited for."""
-        return any(bucket.handle is not None for bucket in self._buckets) or any(slot.pending for slot in self._alone)
+        return any(bucket.in_flight for bucket in self.buckets) or any(slot.pending for slot in self._unbucketed)
 
-    def enroll(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def enroll(self, named: Iterable[tuple[str, Any]]) -> None:
         """Take on parameters; known ones are passed over."""
         for name, parameter in named:
             if id(parameter) in self.slots:
@@ -117,13 +121,13 @@ class Reducer:
         """After ``shutdown()`` and ``init()``, and after ``join()``: forget the buckets of before."""
         generation = context.generation()
         if generation == self._generation:
-            if self._joins != comm.joins:
+            if self._joins != self._comm.joins:
                 # Who had joined knows nothing of what the others have agreed on since: all of them ask anew.
-                self._joins = comm.joins
+                self._joins = self._comm.joins
                 self.drain()
                 self._start_over()
             return
-        self._generation, self._joins = generation, comm.joins
+        self._generation, self._joins = generation, self._comm.joins
         process_set = self.settings.process_set
         size = process_set.size()
         if size is None:
@@ -136,7 +140,7 @@ class Reducer:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._buckets, self._alone, self._undecided = [], [], []
+        self.buckets, self._unbucketed, self._undecided = [], [], []
         self._arrivals = 0
         for slot in self.slots.values():
             slot.reset(self.passes)
@@ -148,15 +152,14 @@ class Reducer:
         key = id(slot.parameter)
         if key in self._hooks:
             return
-        previous = _owners.get(slot.parameter)
+        previous = self._adapter.owners.get(slot.parameter)
         if previous is not None and (owner := previous()) is not None and owner is not self:
             owner._lose(slot.parameter)
         me = weakref.ref(self)
-        _owners[slot.parameter] = me
-        register: Callable[..., Any] = slot.parameter.register_post_accumulate_grad_hook
-        self._hooks[key] = register(_hook_for(me, slot))
+        self._adapter.owners[slot.parameter] = me
+        self._hooks[key] = self._adapter.hook(slot.parameter, _hook_for(me, slot))
 
-    def _lose(self, parameter: torch.Tensor) -> None:
+    def _lose(self, parameter: Any) -> None:
         """Another reducer has taken ``parameter`` over."""
         self._lost = (
             f"{self.slots[id(parameter)].name} was taken over by another DistributedOptimizer {callsite.here(1)}"
@@ -165,7 +168,7 @@ class Reducer:
 
     def on_gradient(self, slot: Slot) -> None:
         """Take a gradient that was just accumulated; runs inside backward."""
-        if self._generation != context.generation() or self._joins != comm.joins:
+        if self._generation != context.generation() or self._joins != self._comm.joins:
             self.follow_job()
         if not self.active:
             return
@@ -181,7 +184,7 @@ class Reducer:
             )
         bucket = slot.bucket
         if bucket is not None:
-            slot.adopt(slot.view)  # type: ignore[arg-type]
+            self._adapter.adopt(slot)
             if left == 0:
                 bucket.incomplete -= 1
                 if bucket.incomplete == 0:
@@ -190,13 +193,26 @@ class Reducer:
             self._note(slot)
 
     def _note(self, slot: Slot) -> None:
-        if slot.alone:
-            slot.pending = start_alone(slot, self.settings, self._name)
-        elif slot.arrival < 0:
+        if slot.unbucketed:
+            self._start_unbucketed(slot)
+            return
+        slot.mark = self._adapter.mark(slot.parameter)
+        if slot.arrival < 0:
             slot.arrival = self._arrivals
             self._arrivals += 1
 
-    @torch.no_grad()
+    def _start_unbucketed(self, slot: Slot) -> None:
+        slot.pending = self._adapter.start_unbucketed(slot, self.settings, f"{self._name}.{slot.name}")
+        slot.mark = self._adapter.mark(slot.parameter)
+
+    def _changed(self) -> str:
+        """Name a parameter outside of buckets whose gradient was touched since the other ranks count on it."""
+        for slot in (*self._undecided, *self._unbucketed):
+            mark, slot.mark = slot.mark, None
+            if mark is not None and self._adapter.has_changed(slot.parameter, mark):
+                return slot.name
+        return ""
+
     def synchronize(self) -> None:
         """Wait until every parameter's gradient is that of all ranks.
 
@@ -214,19 +230,8 @@ class Reducer:
                 "Step with that one alone; or delete the first one before making another of the same parameters.",
             )
         try:
-            if self._undecided:
-                self._decide()
-            for bucket in self._buckets:
-                if bucket.handle is None:
-                    bucket.submit_incomplete()
-            for slot in self._alone:
-                if slot.pending is None:
-                    slot.pending = start_alone(slot, self.settings, self._name)
-            for bucket in self._buckets:
-                bucket.finish()
-            for slot in self._alone:
-                pending, slot.pending = slot.pending, None
-                pending()
+            with self._adapter.quietly():
+                self._synchronize()
         except HorovodInternalError:
             self._forget()
             raise
@@ -236,37 +241,57 @@ class Reducer:
         finally:
             self.rearm()
 
+    def _synchronize(self) -> None:
+        changed = self._changed()
+        if self._undecided:
+            self._decide()
+        for bucket in self.buckets:
+            if not bucket.in_flight:
+                bucket.submit_incomplete()
+        for slot in self._unbucketed:
+            if slot.pending is None:
+                self._start_unbucketed(slot)
+        for bucket in self.buckets:
+            bucket.finish()
+        for slot in self._unbucketed:
+            pending, slot.pending, slot.mark = slot.pending, None, None
+            pending()
+        if changed:
+            # Only now: the other ranks counted on this one.
+            raise changed_gradient(changed)
+
     def rearm(self) -> None:
         """Expect the next step's gradients."""
         passes = self.passes
         for slot in self.slots.values():
             slot.passes_left = passes
-        for bucket in self._buckets:
+            slot.mark = None
+        for bucket in self.buckets:
             bucket.incomplete = len(bucket.slots)
         self.fresh = True
 
     def drain(self) -> None:
         """Wait for what is in flight, and let the results go."""
-        for bucket in self._buckets:
-            if bucket.handle is not None:
+        for bucket in self.buckets:
+            if bucket.in_flight:
                 with contextlib.suppress(HorovodInternalError, RuntimeError):
                     bucket.finish()
-        for slot in self._alone:
+        for slot in self._unbucketed:
             if slot.pending is not None:
                 pending, slot.pending = slot.pending, None
                 with contextlib.suppress(HorovodInternalError):
                     pending()
 
     def _forget(self) -> None:
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.abandon()
-        for slot in self._alone:
+        for slot in self._unbucketed:
             slot.pending = None
 
     def _decide(self) -> None:
         """Agree with the other ranks on what is in no bucket yet, and put it where it belongs."""
         slots = self._undecided
-        found = survey(slots, self._name, self.settings)
+        found = survey(slots, self._name, self.settings, self._adapter)
         wanted = {id(slot.parameter) for slot in slots if slot.parameter is not None and found.seen(slot)}
         together = [group for group in self._groups if wanted.intersection(group)]
         wanted.update(key for group in together for key in group)
@@ -275,26 +300,28 @@ class Reducer:
         items, place = [], {}
         for index, slot in enumerate(chosen):
             slot.sparse_dim = found.sparse_dim(slot)
-            if self.settings.travel_alone or found.travels_sparse(slot):
-                slot.alone = True
-                self._alone.append(slot)
+            if self.settings.one_by_one or found.travels_sparse(slot):
+                slot.unbucketed = True
+                self._unbucketed.append(slot)
                 continue
-            parameter = slot.parameter
-            place[id(parameter)] = index
-            kind = (parameter.dtype, parameter.device)
-            items.append(Item(index, parameter.numel(), parameter.element_size(), kind))
+            place[id(slot.parameter)] = index
+            items.append(self._item(index, slot.parameter))
         groups = [[place[key] for key in group if key in place] for group in together]
-        for layout in plan_buckets(items, self._bucket_bytes, groups):
+        for layout in plan_buckets(items, self._bucket_bytes, groups, self._collective.shards):
             members = [chosen[index] for index in layout.indexes]
-            name = f"{self._name}.bucket{len(self._buckets)}[{members[0].name}..{members[-1].name}]"
-            bucket = Bucket(name, layout, members, self.settings)
-            self._buckets.append(bucket)
+            name = f"{self._name}.bucket{len(self.buckets)}[{members[0].name}..{members[-1].name}]"
+            bucket = Bucket(name, layout, members, self.settings, self._adapter, self._collective)
+            self.buckets.append(bucket)
             # At once, so that at most one bucket's gradients exist twice.
             bucket.submit_incomplete()
 
+    def _item(self, index: int, parameter: Any) -> Item:
+        of = self._adapter
+        return Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter))
 
-def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[torch.Tensor], None]:
-    def hook(_: torch.Tensor) -> None:
+
+def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[Any], None]:
+    def hook(_: Any) -> None:
         owner = reducer()
         if owner is not None:
             owner.on_gradient(slot)

@@ -40,7 +40,7 @@ class BucketLayout:
         indexes: the items in it, in order.
         offsets: where each one starts.
         flags: where the presence flags start.
-        count: length of the buffer.
+        count: length of the buffer, which ends with the flags.
     """
 
     indexes: tuple[int, ...]
@@ -50,7 +50,7 @@ class BucketLayout:
 
 
 def plan_buckets(
-    items: Sequence[Item], bucket_bytes: int, groups: Iterable[Sequence[int]] = ()
+    items: Sequence[Item], bucket_bytes: int, groups: Iterable[Sequence[int]] = (), shards: int = 1
 ) -> tuple[BucketLayout, ...]:
     """Lay ``items`` out in buckets.
 
@@ -60,6 +60,7 @@ def plan_buckets(
             of its own.
         groups: indexes that must share a bucket whatever its size. A group of several kinds becomes one
             bucket per kind. Indexes that are no item are passed over.
+        shards: the part before the flags divides into so many equal runs, each on a 64-byte boundary.
 
     Returns:
         The buckets, in the order in which they become ready: that of their last item.
@@ -85,7 +86,7 @@ def plan_buckets(
         members.append(item)
         open_buckets[item.kind] = (members, used + nbytes)
     buckets.sort(key=lambda members: place[members[-1].index])
-    return tuple(_lay_out(members) for members in buckets)
+    return tuple(_lay_out(members, shards) for members in buckets)
 
 
 def split_evenly(count: int, parts: int) -> list[range]:
@@ -99,14 +100,15 @@ def split_evenly(count: int, parts: int) -> list[range]:
     return runs
 
 
-def _padded(count: int, itemsize: int) -> int:
-    step = max(1, _ALIGN_BYTES // itemsize)
+def _padded(count: int, itemsize: int, shards: int = 1) -> int:
+    step = max(1, _ALIGN_BYTES // itemsize) * shards
     return -(-count // step) * step
 
 
-def _lay_out(members: Sequence[Item]) -> BucketLayout:
+def _lay_out(members: Sequence[Item], shards: int) -> BucketLayout:
     offsets, end = [], 0
     for item in members:
         offsets.append(end)
         end += _padded(item.count, item.itemsize)
+    end = _padded(end, members[0].itemsize, shards)
     return BucketLayout(tuple(item.index for item in members), tuple(offsets), end, end + len(members))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.bindings.buckets import Item, plan_buckets, split_evenly
+from horovod.bindings.gradients.layout import Item, plan_buckets, split_evenly
 
 
 def items(*counts: int, itemsize: int = 4, kind: str = "f32") -> list[Item]:
@@ -23,6 +23,15 @@ def test_gradients_start_on_64_bytes_and_flags_stand_behind_them() -> None:
     assert plan.offsets == (0, 16, 48)
     assert plan.flags == 64
     assert plan.count == 64 + 3
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_data_divides_into_shards_that_begin_on_64_bytes(shards: int, itemsize: int) -> None:
+    for plan in plan_buckets(items(3, 17, 1, 500, itemsize=itemsize), bucket_bytes=1024, shards=shards):
+        assert plan.flags % shards == 0
+        assert plan.flags // shards * itemsize % 64 == 0
+        assert plan.count == plan.flags + len(plan.indexes)
 
 
 def test_a_large_item_has_a_bucket_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Gradients that travel alone: sparse ones, and those that a user's own compressor packs."""
+"""Gradients that travel in no bucket: sparse ones, and those that a user's own compressor packs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from horovod.torch.buckets import Settings, Slot
+from horovod.bindings.gradients.collective import begin_allreduce
+from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.slots import Slot
 from horovod.torch.runtime import comm
 from horovod.torch.sparse import sparse_allreduce_async
 
-__all__ = ["start_alone"]
+__all__ = ["start_unbucketed"]
 
 
 @torch.no_grad()
-def start_alone(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+def start_unbucketed(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
     """Start the reduction of one gradient; the returned function waits and puts the result in place."""
     start = _start_sparse if slot.sparse_dim and not settings.sparse_as_dense else _start_compressed
-    return start(slot, settings, f"{name}.{slot.name}")
+    return start(slot, settings, name)
 
 
 def _start_sparse(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
@@ -49,8 +51,8 @@ def _start_compressed(slot: Slot, settings: Settings, name: str) -> Callable[[],
     elif grad.layout is not torch.strided:
         grad = grad.to_dense()
     wire, context = settings.compression.compress(grad.detach())
-    wire = wire.contiguous()
-    handle = settings.start(wire, name)
+    # What the engine writes is no change by the user, should this be the gradient itself.
+    handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
 
     def finish() -> None:
         reduced = settings.compression.decompress(comm.synchronize(handle), context)

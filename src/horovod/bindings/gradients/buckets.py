@@ -1,0 +1,166 @@
+"""Gradients as views of one buffer that is reduced as a whole.
+
+The buffers of host gradients lie in the arena, where all ranks of the host reach them: the allreduce of a
+bucket is one pass over memory, and no gradient is copied in or out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.collective import BucketCollective, Reduced
+from horovod.bindings.gradients.layout import BucketLayout
+from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.misuse import changed_gradient
+from horovod.core.requests import ReduceOp
+from horovod.phrases import few
+
+__all__ = ["Bucket", "ShardPart"]
+
+# Presence flags (absent, present), such that the reduced flag is not ``absent`` as soon as one rank's is not.
+_FLAGS = {ReduceOp.MIN: (0.0, -1.0), ReduceOp.PRODUCT: (1.0, 0.0)}
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """What a shard holds of one gradient.
+
+    Attributes:
+        slot: whose gradient.
+        start: the first element of the gradient in its memory.
+        values: the reduced elements from there on.
+    """
+
+    slot: Slot
+    start: int
+    values: Any
+
+
+class Bucket:
+    """Slots that travel together.
+
+    Args:
+        name: the name of its reduction, the same on all ranks.
+        layout: where the slots' gradients lie.
+        slots: in the order of the layout.
+        settings: how to reduce.
+        adapter: the framework.
+        collective: how it travels.
+
+    Attributes:
+        in_flight: whether a reduction was started and not waited for.
+    """
+
+    def __init__(
+        self, name: str, layout: BucketLayout, slots: Sequence[Slot], settings: Settings, adapter: GradientAdapter,
+        collective: BucketCollective,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.slots = tuple(slots)
+        self.incomplete = len(self.slots)
+        self.in_flight = False
+        self.pending: Any = None
+        self._layout = layout
+        self._adapter = adapter
+        self._collective = collective
+        self._absent, self._present = _FLAGS.get(settings.op, (0.0, 1.0))
+        self._version = 0
+        first = self.slots[0].parameter
+        self._buffer = adapter.zeros(layout.count, first)
+        self._flags = self._buffer[layout.flags :]
+        self._missing: list[int] = []
+        self._reduced: Reduced | None = None
+        wire_dtype = settings.wire_dtype(adapter.dtype(first))
+        self._wire = self._buffer if wire_dtype is None else adapter.zeros(layout.count, first, wire_dtype)
+        for slot, offset in zip(self.slots, layout.offsets, strict=True):
+            slot.bucket = self
+            slot.view = adapter.view(self._buffer, offset, slot.parameter)
+            with adapter.quietly():
+                adapter.adopt(slot)
+
+    def submit(self) -> None:
+        """Start the reduction; every gradient is there."""
+        self._adapter.fill(self._flags, self._present)
+        self._begin()
+
+    def submit_incomplete(self) -> None:
+        """Start the reduction with zeros for the gradients that are not there."""
+        flags = []
+        for index, slot in enumerate(self.slots):
+            present = self._adapter.adopt(slot)
+            if not present:
+                self._adapter.fill(slot.view, 0.0)
+                self._missing.append(index)
+            flags.append(self._present if present else self._absent)
+        self._adapter.write(self._flags, flags)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._wire is not self._buffer:
+            self._adapter.copy(self._wire, self._buffer)
+        self._version = self._adapter.version(self._buffer)
+        self._reduced = None
+        # What the engine writes is no change by the user.
+        self.pending = self._collective.begin(self._adapter.unwatched(self._wire), self._layout, self.name)
+        self.in_flight = True
+
+    def finish(self) -> None:
+        """Wait for the reduction; give gradients to parameters that had none here but had one elsewhere.
+
+        Raises:
+            OptimizerUseError: a gradient was changed or replaced while it was being reduced.
+        """
+        pending, self.pending, in_flight, self.in_flight = self.pending, None, self.in_flight, False
+        changed = self._changed_in_flight()
+        missing, self._missing = self._missing, []
+        if not in_flight:
+            return
+        self._reduced = reduced = self._collective.wait(pending)
+        if changed:
+            raise changed_gradient(changed)
+        if not reduced.in_place:
+            return
+        if self._wire is not self._buffer:
+            self._adapter.copy(self._buffer, self._wire)
+        if missing:
+            flags = self._adapter.read(self._flags)
+            for index in missing:
+                if flags[index] != self._absent:
+                    self._adapter.give(self.slots[index])
+        for slot in self.slots:
+            if slot.sparse_dim and self._adapter.gradient(slot.parameter) is slot.view:
+                self._adapter.make_sparse(slot)
+
+    def shard_parts(self) -> Iterator[ShardPart]:
+        """Yield what this rank has got of a bucket that was reduce-scattered, without what no rank had a gradient for.
+
+        The elements are in the order in which the gradient, or the parameter, lies in memory.
+        """
+        reduced = self._reduced
+        assert reduced is not None and not reduced.in_place
+        flags = self._adapter.read(reduced.flags)
+        stop = reduced.start + len(reduced.values)
+        for slot, offset, flag in zip(self.slots, self._layout.offsets, flags, strict=True):
+            first = max(offset, reduced.start)
+            last = min(offset + self._adapter.count(slot.parameter), stop)
+            if first < last and flag != self._absent:
+                yield ShardPart(slot, first - offset, reduced.values[first - reduced.start : last - reduced.start])
+
+    def _changed_in_flight(self) -> str:
+        """Name the parameters whose gradient somebody touched since ``submit``."""
+        if self._adapter.version(self._buffer) != self._version:
+            return f"one of {few([slot.name for slot in self.slots])}"
+        for slot in self.slots:
+            gradient = self._adapter.gradient(slot.parameter)
+            if gradient is not slot.view and gradient is not None:
+                return slot.name
+        return ""
+
+    def abandon(self) -> None:
+        """Forget what is in flight."""
+        self.pending, self.in_flight = None, False
+        self._missing = []

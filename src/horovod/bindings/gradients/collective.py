@@ -1,0 +1,128 @@
+"""How a bucket travels. A bucket knows only that it begins, and what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.gradients.layout import BucketLayout
+from horovod.bindings.gradients.settings import Settings
+from horovod.errors import HorovodInternalError
+
+__all__ = ["Allreduce", "BucketCollective", "ReduceScatter", "Reduced", "begin_allreduce"]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What came of a bucket.
+
+    Attributes:
+        flags: the presence flags, reduced.
+        values: what is reduced of the data.
+        start: where ``values`` begin in the bucket's buffer.
+        in_place: whether they are the bucket's own memory.
+    """
+
+    flags: Any
+    values: Any
+    start: int
+    in_place: bool
+
+
+class BucketCollective(Protocol):
+    """Reduces buckets over the ranks of a process set.
+
+    Attributes:
+        shards: into how many equal parts the data of a bucket must divide.
+    """
+
+    @property
+    def shards(self) -> int:
+        """See the class."""
+
+    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+        """Start to reduce a bucket.
+
+        Args:
+            wire: its buffer, as it is sent.
+            layout: where its data and its flags lie.
+            name: the same on all ranks.
+
+        Returns:
+            For ``wait``.
+        """
+
+    def wait(self, pending: Any) -> Reduced:
+        """Wait for what ``begin`` started.
+
+        Raises:
+            HorovodInternalError: what went wrong.
+        """
+
+
+def begin_allreduce(comm: Collectives, tensor: Any, settings: Settings, name: str) -> int:
+    """Start the allreduce of a tensor in place, as the settings say; return its handle for ``comm.synchronize``."""
+    return comm.allreduce_async_(tensor, name=name, **settings.reduction)
+
+
+class Allreduce:
+    """Every rank gets all of a bucket, in place; the flags travel with the data.
+
+    Args:
+        comm: the framework's collectives.
+        settings: how to reduce.
+    """
+
+    shards = 1
+
+    def __init__(self, comm: Collectives, settings: Settings) -> None:
+        self._comm = comm
+        self._settings = settings
+
+    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+        """Start the allreduce."""
+        return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
+
+    def wait(self, pending: Any) -> Reduced:
+        """Wait for it."""
+        handle, wire, flags = pending
+        self._comm.synchronize(handle)
+        return Reduced(wire[flags:], wire, 0, in_place=True)
+
+
+class ReduceScatter:
+    """Each rank gets its shard of the data, and all flags: what an optimizer needs that updates its shard alone.
+
+    Args:
+        comm: the framework's collectives.
+        settings: how to reduce.
+    """
+
+    def __init__(self, comm: Collectives, settings: Settings) -> None:
+        self._comm = comm
+        self._settings = settings
+
+    @property
+    def shards(self) -> int:
+        """One for each rank."""
+        return self._settings.process_set.size() or 1
+
+    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+        """Start both operations."""
+        data, flags = wire[: layout.flags], wire[layout.flags :]
+        handle = self._comm.reducescatter_async(data, name=name, **self._settings.reduction)
+        return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}.flags"), flags, layout.flags
+
+    def wait(self, pending: Any) -> Reduced:
+        """Wait for both."""
+        handle, flags_handle, flags, count = pending
+        values = self._comm.synchronize(handle)
+        self._comm.synchronize(flags_handle)
+        share = count // self.shards
+        if len(values) != share:
+            raise HorovodInternalError(
+                f"a shard of a bucket has {share} elements, received {len(values)}: a rank has joined meanwhile, which "
+                "a sharded optimizer cannot follow; call hvd.join() after its last step only"
+            )
+        return Reduced(flags, values, share * (self._settings.process_set.rank() or 0), in_place=False)

@@ -1,0 +1,96 @@
+"""Names and groups of parameters: what a user may pass, and what is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from horovod.bindings.gradients.layout import split_evenly
+from horovod.bindings.misuse import wrong_argument
+from horovod.phrases import few
+
+__all__ = ["check_compression", "check_groups", "check_names", "check_passes", "find_duplicates"]
+
+
+def find_duplicates(names: Iterable[str]) -> set[str]:
+    """Return the names that occur more than once."""
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def check_compression(compression: Any) -> None:
+    """Raise RequestError unless ``compression`` is what the word means."""
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise wrong_argument(
+            "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
+            f"Received: {compression!r}"
+        )
+
+
+def check_passes(passes: int) -> None:
+    """Raise RequestError unless ``backward_passes_per_step`` makes sense."""
+    if passes <= 0:
+        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {passes}")
+
+
+def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
+    """Check and return the user's names; none when there are none.
+
+    Args:
+        parameters: all of the optimizer's.
+        named: what the user gave.
+
+    Raises:
+        RequestError: entries are no pairs, names are doubled, or do not cover the optimizer.
+    """
+    entries = list(named) if named is not None else []
+    for entry in entries:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise wrong_argument(
+                "named_parameters must be pairs (name, parameter), such as model.named_parameters(). "
+                f"Received one that is {type(entry).__name__}"
+            )
+    if doubled := find_duplicates(name for name, _ in entries):
+        raise wrong_argument(
+            f"names in named_parameters must differ. Received several times: {few(sorted(doubled))}. For several "
+            "models put something before the names, such as (f'encoder.{name}', parameter)"
+        )
+    known = {id(parameter) for _, parameter in entries}
+    if entries and (unnamed := [parameter for parameter in parameters if id(parameter) not in known]):
+        raise wrong_argument(
+            f"named_parameters must name all of the optimizer's {len(parameters)} parameters, or be left out. "
+            f"Received no name for {len(unnamed)}, the first one of shape {list(unnamed[0].shape)}, but names for "
+            f"{few([name for name, _ in entries])}. Were they made from another model than the optimizer's?"
+        )
+    return entries
+
+
+def check_groups(
+    trained: Sequence[Any], groups: int | Sequence[Sequence[Any]] | None, is_parameter: Callable[[Any], bool]
+) -> list[list[Any]] | None:
+    """Return the user's groups as lists of parameters, or ``None``.
+
+    Args:
+        trained: the parameters that want a gradient.
+        groups: what the user gave.
+        is_parameter: whether something can be a parameter of this framework.
+
+    Raises:
+        RequestError: ``groups`` is neither a number nor a list of lists of parameters that occur once.
+    """
+    if groups is None or (isinstance(groups, int) and groups == 0):
+        return None
+    if isinstance(groups, int) and groups > 0:
+        return [[trained[index] for index in run] for run in split_evenly(len(trained), groups)]
+    if not isinstance(groups, list) or not all(isinstance(group, list | tuple) for group in groups):
+        raise wrong_argument(
+            f"groups must be a number of groups, or a list of lists of parameters. Received: {groups!r}"
+        )
+    seen: set[int] = set()
+    for parameter in (parameter for group in groups for parameter in group):
+        if not is_parameter(parameter):
+            raise wrong_argument(f"groups must hold parameters. Received: {type(parameter).__name__}")
+        if id(parameter) in seen:
+            raise wrong_argument(f"a parameter of shape {list(parameter.shape)} is twice in groups; once is allowed")
+        seen.add(id(parameter))
+    return [list(group) for group in groups]
