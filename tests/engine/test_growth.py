@@ -88,3 +88,43 @@ def _collectives(count: int) -> None:
 @pytest.mark.slow
 def test_collectives(count: int = 2_500) -> None:
     run_ranks(2, _collectives, count)
+
+
+def _varying() -> tuple[int, int]:
+    """Count the tensors that are kept after operations whose lengths never repeat, and after many that do."""
+    import torch
+
+    import horovod.torch as hvd
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+
+    def some(lengths: range) -> None:
+        for length in lengths:
+            ours = torch.ones(length)
+            hvd.allreduce(ours)
+            hvd.allreduce_(hvd.zeros(length), name="arena")
+            hvd.allreduce(ours, op=hvd.Adasum)
+            hvd.allgather(ours)
+            hvd.broadcast(ours, 0)
+            hvd.alltoall(ours[:, None])
+            hvd.reducescatter(ours)
+            hvd.grouped_allreduce([ours, torch.ones(3)])
+            for handle in [hvd.allreduce_async(torch.ones(length + 300_000), name=f"{name}") for name in range(3)]:
+                hvd.synchronize(handle)
+
+    some(range(6, 13, 6))
+    before = tensors()
+    some(range(12, 132, 2 * hvd.size()))
+    once = tensors() - before
+    for _ in range(3):
+        some(range(1200, 1200 + 4 * hvd.size(), 2 * hvd.size()))
+    return once, tensors() - before
+
+
+def test_lengths_that_never_repeat_leave_no_tensors(ranks: int = 2) -> None:
+    for once, often in run_ranks(ranks, _varying):
+        # Eleven operations of each of thirty lengths, or of twenty.
+        assert once < 100
+        assert often > 100, "nothing is kept of what comes again"

@@ -219,7 +219,8 @@ def test_the_first_use_of_a_place_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
         tokens.append(transport.offer(work, inline))
         transport.skip(work)
     host.close()
-    assert len(timed) == len(tokens) - len(set(tokens)) > 0
+    # Nor is the second use of the very first one: nothing is kept of what may never come again.
+    assert len(timed) == len(tokens) - len(set(tokens)) - 1 > 0
 
 
 def test_many_at_once_ride_although_the_first_are_read_meanwhile(host: Host) -> None:

@@ -22,21 +22,17 @@ class Entry:
         me: this rank's index among ``response.members``, or -1.
         is_large: whether a library may spread a tensor of it over several threads.
         splits: rows that each member of an alltoall sends to each.
-        inline_plan: the transport's own, for data that was sent along.
-        arena_plan: the transport's own, for data that lives in the arena; an empty one if it does not.
-        staged_plan: the transport's own, for ordinary data.
+        cache: the transport's own, kept as long as the entry.
     """
 
-    __slots__ = ("arena_plan", "inline_plan", "is_large", "me", "response", "splits", "staged_plan")
+    __slots__ = ("cache", "is_large", "me", "response", "splits")
 
     def __init__(self, response: Response, rank: int) -> None:
         self.response = response
         self.me = response.members.index(rank) if rank in response.members else -1
         self.is_large = any(are_spread(request.tensors) for request in response.requests)
         self.splits = response.splits() if response.kind is Kind.ALLTOALL and response.requests else []
-        self.inline_plan: Any = None
-        self.arena_plan: list[Any] | None = None
-        self.staged_plan: Any = None
+        self.cache: Any = None
 
 
 class Work(msgspec.Struct, eq=False):

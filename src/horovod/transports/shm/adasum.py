@@ -65,11 +65,11 @@ class _Tensor:
     def _views(self, round_: int, offset: int) -> list[Buffer]:
         low, high = self._span(round_)
         arenas = self._staging.arenas
-        return [arenas[rank].view(self._name, offset, self._dtype, (high - low,)) for rank in self._members]
+        return [arenas[rank].view_once(self._name, offset, self._dtype, (high - low,)) for rank in self._members]
 
     def _fill(self, round_: int, offset: int) -> None:
         low, high = self._span(round_)
-        slot = self._staging.arena.view(self._name, offset, self._dtype, (high - low,))
+        slot = self._staging.arena.view_once(self._name, offset, self._dtype, (high - low,))
         self._library.copy(slot, self._input[low:high])
 
     def _measure(self, round_: int, offset: int) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.mapping import address_of, map_shared
+from horovod.transports.shm.mapping import address_of, map_shared, unmap
+from horovod.transports.shm.reuse import Recurring
 
 __all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
@@ -27,6 +28,8 @@ INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
 _HEAP_START = INLINE_BYTES + STAGING_BYTES
 _ALIGN = 4096
+#: Of the staging buffers: places of few sizes.
+_MOST_VIEWS = 256
 
 
 class Heap:
@@ -91,17 +94,17 @@ class Arena:
         self._heap = Heap(_HEAP_START, nbytes)
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
-        self._views: dict[tuple[Any, ...], Buffer] = {}
+        self._views = Recurring(_MOST_VIEWS)
 
     def view(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
-        """Return an array over the arena; the same call gives the same array."""
+        """Return an array over the arena; from the second time on the same call gives the same array."""
         key = (kernels, offset, dtype, shape)
-        view = self._views.get(key)
-        if view is None:
-            if len(self._views) >= 8192:
-                self._views.clear()
-            view = self._views[key] = kernels_named(kernels).view(self.memory, offset, dtype, shape)
-        return view
+        view = self._views.kept.get(key)
+        return self._views.get(key, lambda: self.view_once(kernels, offset, dtype, shape)) if view is None else view
+
+    def view_once(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
+        """Return an array over the arena, for who keeps it or will not need it again."""
+        return kernels_named(kernels).view(self.memory, offset, dtype, shape)
 
     def allocate(self, nbytes: int) -> Any:
         """Return a buffer of ``nbytes`` zeroed bytes in the arena, freed with its last user.
@@ -124,9 +127,8 @@ class Arena:
 
     def close(self) -> None:
         """Drop this process's own views; the map goes with the user's last one."""
-        self._views.clear()
-        with contextlib.suppress(BufferError):
-            self.memory.close()
+        self._views.forget()
+        unmap(self.memory)
 
     def _release(self, offset: int, nbytes: int) -> None:
         if os.getpid() != self._owner:

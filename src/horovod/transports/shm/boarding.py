@@ -14,6 +14,7 @@ from horovod.transports.shm.arena import INLINE_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
 from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.handover import LEAST_BYTES
+from horovod.transports.shm.reuse import Budget
 from horovod.transports.threads import are_spread
 
 __all__ = ["KINDS", "REDUCTIONS", "Berths", "Rider", "most_views", "scale_aboard", "span"]
@@ -57,6 +58,14 @@ def span(nbytes: int) -> int:
 class Rider:
     """How the data of one kind of request gets aboard.
 
+    Args:
+        arena: this rank's.
+        budget: for views of the places that are taken.
+        rank: this rank.
+        kernels: name of the kernels that understand the buffers.
+        request: as every submission of it.
+        members: number of ranks of the process set.
+
     Attributes:
         nbytes: of one submission, including what alignment costs.
         timed: whether it is worth while to see how long it takes to fill a place.
@@ -65,8 +74,12 @@ class Rider:
         rotation: bytes through which it moves while there is no need for more.
     """
 
-    def __init__(self, arena: Arena, rank: int, kernels: str, request: Request, members: int) -> None:
+    def __init__(
+        self, arena: Arena, budget: Budget, rank: int, kernels: str, request: Request, members: int
+    ) -> None:  # fmt: skip
         self._arena = arena
+        self._budget = budget
+        self._is_first = True
         self._kernels = kernels
         self._specs = request.tensors
         self._places: dict[int, list[Buffer]] = {}
@@ -89,18 +102,27 @@ class Rider:
         """Copy the inputs of ``work`` to the place ``token``."""
         places = self._places.get(token)
         if places is None:
-            places = self._places[token] = self._views(token)
+            places = self._views(token)
         for copy, place, source in zip(self._copiers, places, work.inputs):  # noqa: B905  on the way of every call
             copy(place, source)
 
     def _views(self, token: int) -> list[Buffer]:
+        views, start = [], token
+        for spec in self._specs:
+            views.append(self._arena.view_once(self._kernels, start, spec.dtype, spec.shape))
+            start += span(spec.nbytes)
+        if self._is_first:
+            self._is_first = False
+            return views
         if len(self._places) >= self._most:
             self._places.clear()
-        views = []
-        for spec in self._specs:
-            views.append(self._arena.view(self._kernels, token, spec.dtype, spec.shape))
-            token += span(spec.nbytes)
+        self._budget.charge(self, len(views))
+        self._places[token] = views
         return views
+
+    def forget(self) -> None:
+        """Keep no views; see ``Budget``."""
+        self._places.clear()
 
 
 class Ride(msgspec.Struct, eq=False):

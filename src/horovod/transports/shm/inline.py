@@ -13,6 +13,7 @@ from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.boarding import REDUCTIONS, most_views, scale_aboard, span
 from horovod.transports.shm.handover import LEAST_BYTES, Handover
 from horovod.transports.shm.reductions import slice_rows
+from horovod.transports.shm.reuse import Budget
 
 __all__ = ["Plan"]
 
@@ -36,13 +37,15 @@ class Plan:
 
     Args:
         arenas: every rank's arena, by rank.
+        budget: for views of everybody's places.
         handover: whether others' places are to be overwritten.
         entry: which entry.
         kernels: name of the kernels that understand this rank's buffers.
     """
 
-    def __init__(self, arenas: Sequence[Arena], handover: Handover, entry: Entry, kernels: str) -> None:
+    def __init__(self, arenas: Sequence[Arena], budget: Budget, handover: Handover, entry: Entry, kernels: str) -> None:
         self._arenas = arenas
+        self._budget = budget
         self._handover = handover
         self._entry = entry
         self._kernels = kernels
@@ -85,6 +88,12 @@ class Plan:
         except KeyError:
             views = self._learn(tokens)
         self._run(work, views)
+
+    def forget(self) -> None:
+        """Keep no views; see ``Budget``."""
+        for row in self._views:
+            for known in row:
+                known.clear()
 
     def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
         outputs = work.outputs or [work.allocate(index, tuple(srcs[0].shape)) for index, srcs in enumerate(views)]
@@ -158,13 +167,14 @@ class Plan:
 
     def _learn(self, tokens: tuple[int, ...]) -> list[list[Buffer]]:
         response = self._entry.response
+        self._budget.charge(self, len(tokens) * len(self._views))
         positions = list(tokens)
         views: list[list[Buffer]] = []
         for index, row in enumerate(self._views):
             views.append([])
             for i, rank in enumerate(response.members):
                 spec = response.request_of(i).tensors[index]
-                view = self._arenas[rank].view(self._kernels, positions[i], spec.dtype, spec.shape)
+                view = self._arenas[rank].view_once(self._kernels, positions[i], spec.dtype, spec.shape)
                 positions[i] += span(spec.nbytes)
                 if len(row[i]) >= most_views(spec.nbytes):
                     row[i].clear()

@@ -7,6 +7,7 @@ nothing at all, in the same place, so that what was made over it can be taken ap
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -16,7 +17,7 @@ from typing import Any
 
 from horovod.errors import InitError
 
-__all__ = ["address_of", "create_memfd", "map_shared"]
+__all__ = ["address_of", "create_memfd", "map_shared", "unmap"]
 
 _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x02, 0x10, 0x20, 0x4000
 _READ, _READ_WRITE = 1, 3
@@ -70,6 +71,14 @@ def map_shared(fd: int, nbytes: int, offset: int = 0, has_tensors: bool = False)
     _mapped.append(place)
     weakref.finalize(memory, place.close).atexit = False
     return memory
+
+
+def unmap(memory: mmap.mmap) -> None:
+    """Give a mapping back; while there are tensors in it, that happens with the last one."""
+    with contextlib.suppress(BufferError):
+        memory.close()
+        for place in [known for known in _mapped if not known.is_there()]:
+            place.close()
 
 
 def address_of(memory: mmap.mmap) -> int:

@@ -48,15 +48,14 @@ def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -
         Whether the others' slices may still be missing. There is no need to wait for them here: this rank can
         do its part of the next entries meanwhile.
     """
-    if entry.arena_plan is None:
-        entry.arena_plan = _arena_blocks(staging, entry, work.kernels)
+    blocks = entry.cache.get("arena", lambda: _arena_blocks(staging, entry, work.kernels))
     copy, members, base = kernels_named(work.kernels).copy, entry.response.members, sequence << PHASE_BITS
     from_device = entry.response.requests[0].device != "cpu"
     if from_device:
         # The request was submitted before its data had come from the device.
         staging.flags.post(base | 1, members)
         staging.flags.wait(members, base | 1)
-    for reduce, target, sources, copies in entry.arena_plan:
+    for reduce, target, sources, copies in blocks:
         reduce(target, sources)
         for other in copies:
             copy(other, target)
@@ -76,7 +75,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
         reduce = library.reducer(spec.dtype, first.op, first.prescale, first.postscale, response.divisor)
         itemsize = ITEMSIZE[spec.dtype]
         wholes = [
-            staging.arenas[rank].view(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
+            staging.arenas[rank].view_once(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
             for i, rank in enumerate(members)
         ]
         lines = -(-spec.count * itemsize // _ALIGN)
@@ -90,6 +89,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
                 blocks.append(_Block(reduce, sources[entry.me], sources, [sources[1 - entry.me]]))
             else:
                 blocks.append(_Block(reduce, scratch[: high - low], sources, sources))
+    staging.budget.charge(entry.cache, len(blocks) * len(members))
     return blocks
 
 

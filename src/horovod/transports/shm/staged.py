@@ -72,7 +72,12 @@ class _Layout:
         self.shares: dict[int, _Shares] = {}
 
     def view(self, arena: Arena, offset: int, segment: int, count: int) -> Buffer:
-        return arena.view(self.libraries[segment].name, offset, self.dtypes[segment], (count,))
+        return arena.view_once(self.libraries[segment].name, offset, self.dtypes[segment], (count,))
+
+    def forget(self) -> None:
+        """Keep no views; see ``Budget``."""
+        self.passages.clear()
+        self.shares.clear()
 
     def pieces(self, start: int, stop: int) -> list[_Piece]:
         return _pieces(self.nbytes, self.itemsizes, start, min(stop, self.total))
@@ -81,11 +86,8 @@ class _Layout:
 def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
     """Reduce ordinary tensors, several works at once when they were fused."""
     entry, _ = batch[0]
-    if len(batch) > 1:
-        layout = _Layout(batch)
-    else:
-        # Fused works meet by chance; what passes alone is likely to come again.
-        layout = entry.staged_plan = entry.staged_plan or _Layout(batch)
+    # Fused works meet by chance; what passes alone may come again.
+    layout = _Layout(batch) if len(batch) > 1 else entry.cache.get("staged", lambda: _Layout(batch))
     inputs, outputs = [], []
     for one, work in batch:
         for index, spec in enumerate(one.response.requests[0].tensors):
@@ -125,6 +127,7 @@ def _read_all(
                 views = [layout.view(arenas[rank], offset + position, segment, high - low) for rank in members]
                 found.append(_Passage(segment, low, high, views))
             if len(known) < _KNOWN_ROUNDS:
+                staging.budget.charge(layout, len(found) * len(members))
                 known[round_] = found
         return found
 
@@ -193,6 +196,7 @@ def _by_owner(
                 if owner == me:
                     found.reduce.append((segment, start, stop, views[me], views))
         if len(known) < _KNOWN_ROUNDS:
+            staging.budget.charge(layout, (len(found.fill) + len(found.collect)) * len(members))
             known[round_] = found
         return found
 

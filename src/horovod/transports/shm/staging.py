@@ -13,6 +13,7 @@ from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.handover import Handover
+from horovod.transports.shm.reuse import Budget
 
 __all__ = ["CHUNK_BYTES", "Staging"]
 
@@ -33,6 +34,7 @@ class Staging:
         rank: this rank.
         arena: this rank's arena.
         handover: whether what was read is to be overwritten.
+        budget: for the views of what is done again and again.
     """
 
     def __init__(self, flags: Flags, arenas: Sequence[Arena]) -> None:
@@ -41,6 +43,7 @@ class Staging:
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]
         self.handover = Handover(flags.control)
+        self.budget = Budget()
         self._last: tuple[Sequence[int], int] = ((), 0)
 
     def rounds(self, sequence: int, members: Sequence[int], count: int, fill: Step, drain: Step, phase: int = 0) -> int:

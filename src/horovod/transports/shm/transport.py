@@ -27,6 +27,7 @@ from horovod.transports.shm.boarding import KINDS, Berths, Rider
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.inline import Plan
+from horovod.transports.shm.reuse import Recurring
 from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
 from horovod.transports.threads import on_one_thread
@@ -34,6 +35,7 @@ from horovod.transports.threads import on_one_thread
 __all__ = ["ShmTransport", "inline_limit"]
 
 _logger = logging.getLogger("horovod")
+_INLINE = "inline"
 
 #: Above this, what lies in the arena is better reduced there; later where ranks share cores, since that takes one
 #: more meeting of theirs.
@@ -92,7 +94,7 @@ class ShmTransport:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
-        rider = Rider(self.arena, self.rank, kernels, request, members)
+        rider = Rider(self.arena, self.staging.budget, self.rank, kernels, request, members)
         limit = inline_limit(self.control.size, request.kind)
         return rider if rider.nbytes <= (self._arena_limit if request.placement else limit) else None
 
@@ -137,10 +139,12 @@ class ShmTransport:
     def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> bool:
         """Do this rank's part; return whether the others may not be through with theirs."""
         entry, work = batch[0]
+        if entry.cache is None:
+            entry.cache = Recurring()
         if notes:
-            plan = entry.inline_plan
+            plan = entry.cache.kept.get(_INLINE)
             if plan is None:
-                plan = entry.inline_plan = Plan(self.arenas, self.staging.handover, entry, work.kernels)
+                plan = entry.cache.get(_INLINE, lambda: self._plan(entry, work.kernels))
             plan.run(work, notes)
         elif len(entry.response.members) == 1:
             for entry, work in batch:
@@ -150,6 +154,9 @@ class ShmTransport:
         else:
             return _RUNNERS[entry.response.kind](self.staging, sequence, entry, work) is True
         return False
+
+    def _plan(self, entry: Entry, kernels: str) -> Plan:
+        return Plan(self.arenas, self.staging.budget, self.staging.handover, entry, kernels)
 
     def _has_too_many_threads(self, work: Work) -> bool:
         threads = kernels_named(work.kernels).threads()
