@@ -26,11 +26,11 @@ from horovod.errors import (
     InitError,
     NotInitializedError,
     OptimizerUseError,
-    PeerLostError,
 )
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.observe import stacks
+from horovod.observe.ending import Ending
 from horovod.observe.observer import Observer
 from horovod.rendezvous import kinship
 from horovod.world import World
@@ -54,7 +54,7 @@ class _Context:
         self.generation = 0
         self.is_child = False
         self.hooked = False
-        self.exception = ""
+        self.ending = Ending()
         self.next_hook = sys.excepthook
 
 
@@ -115,13 +115,15 @@ def shutdown() -> None:
 
     Ranks that still wait for this one get a PeerLostError.
     """
+    _leave(is_call=True)
+
+
+def _leave(is_call: bool) -> None:
     with _context.lock:
         engine, _context.engine = _context.engine, None
         if engine is None or _context.is_child:
             return
-        who = engine.link.generation.describe(engine.rank)
-        left = "has left the job: it called hvd.shutdown() or ended its script"
-        engine.stop(f"{who} {_context.exception or left}")
+        engine.stop(_context.ending.reason(engine.link.generation.describe(engine.rank), engine.ring, is_call))
 
 
 def is_initialized() -> bool:
@@ -201,22 +203,16 @@ def _at_exit() -> None:
     current = _context.engine
     if current is not None and not _context.is_child and current.peers is not None and current.culprit >= 0:
         current.peers.wait_for_end(current.culprit, _CULPRIT_FIRST_S)
-    shutdown()
+    _context.ending.note_last()
+    _leave(is_call=False)
 
 
 def _note_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Remember what ends this script, so that the other ranks can be told."""
-    own = stacks.without_plumbing(trace)
+    _context.ending.note(error, trace)
     if isinstance(error, _SPEAK_FOR_THEMSELVES) and not logs.logger.isEnabledFor(logging.DEBUG):
-        trace = own
+        trace = stacks.without_plumbing(trace)
         error = error.with_traceback(trace)
-    while own is not None and own.tb_next is not None:
-        own = own.tb_next
-    place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""
-    place *= place not in str(error)
-    if not isinstance(error, PeerLostError):
-        what = f"{kind.__name__}: {error}" if str(error) else kind.__name__
-        _context.exception = f"ended with {what}{place}"
     is_running = _context.engine is not None and not _context.is_child
     if _context.observer is not None and is_running and issubclass(kind, Exception):
         _context.observer.script_failed("".join(traceback.format_exception(kind, error, trace)))

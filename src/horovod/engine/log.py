@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from horovod import errors
 from horovod.core.coordinator import Run
+from horovod.core.departures import waited_in_vain
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
+from horovod.engine import labels
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
@@ -182,7 +184,7 @@ class LogRunner:
             self.fusions += 1
         if response.error:
             self._transport.skip(handle)
-            handle.finish(self._error(response))
+            handle.finish(self._error(response, handle))
             return
         if response.kind >= Kind.JOIN:
             self._answer(response, handle)
@@ -233,11 +235,12 @@ class LogRunner:
         handle.record[ENDED] = now()
         handle.finish()
 
-    def _error(self, response: Response) -> Exception:
+    def _error(self, response: Response, handle: Handle) -> Exception:
         if response.error_type == "ValueError":
             return ValueError(response.error)
         if response.error_type == "PeerLostError":
             self.culprit = response.result
-            return errors.PeerLostError(response.error, rank=response.result)
+            what = labels.describe(handle.signature.request, handle.signature.uses)
+            return errors.PeerLostError(waited_in_vain(response.error, self._rank, what), rank=response.result)
         kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
         return kind(response.error)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from horovod import errors
+from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
-from horovod.core.mismatch import describe_waiting
+from horovod.engine import labels
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Board, Channel, Observer, Peers
 
@@ -41,7 +42,7 @@ class Vigil:
         if lost is None and (left or peers.is_dead(rank)):
             lost = peers.culprit_of(rank)
         if lost is not None:
-            raise self._lost(lost, ", in the middle of a collective")
+            raise self._lost(lost, "the middle of a collective")
         self._observer.in_execution(rank, waited_s)
 
     def tick(self, log: LogRunner, channel: Channel, waited_s: float) -> None:
@@ -55,29 +56,31 @@ class Vigil:
         peers, home = self._peers, self._generation.home
         lost = peers.gone()
         if lost is not None:
-            raise self._lost(lost, self._meanwhile(log))
+            raise self._lost(lost, self._waited_in(log))
         # Who waits for nothing may go on alone.
         if self._rank != home and peers.has_left(home) and not log.is_idle() and not log.has_news():
-            raise self._lost(peers.culprit_of(home), self._meanwhile(log))
+            raise self._lost(peers.culprit_of(home), self._waited_in(log))
         late = log.late()
         if late >= 0:
             self.check(late, waited_s)
         self._observer.tick()
         channel.tend(lambda rank: peers.fate(rank, self._verdict_of(rank)[1]))
 
-    def _meanwhile(self, log: LogRunner) -> str:
+    def _waited_in(self, log: LogRunner) -> str:
         waiting = log.in_flight()
         if not waiting:
             return ""
-        return f", while rank {self._rank} waited in {describe_waiting(waiting[0].signature.request)}"
+        signature = waiting[0].signature
+        return labels.describe(signature.request, signature.uses)
 
-    def _lost(self, rank: int, meanwhile: str) -> errors.HorovodInternalError:
+    def _lost(self, rank: int, waited_in: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
         stall, why = self._verdict_of(rank)
         if stall is not None:
             return stall(why)
         pid = self._generation.members[rank].pid
-        return errors.PeerLostError(f"{self._peers.fate(rank, why)}{meanwhile}", rank=rank, pid=pid)
+        fate = self._peers.fate(rank, why)
+        return errors.PeerLostError(waited_in_vain(fate, self._rank, waited_in), rank=rank, pid=pid)
 
     def _verdict_of(self, rank: int) -> tuple[type[errors.StallError] | None, str]:
         """Return the kind of stall that made ``rank`` fail, if one did, and why it failed or left, if it said so."""

@@ -94,6 +94,8 @@ def _call(call: bytes) -> tuple[bytes, int]:
         return bytes(cloudpickle.dumps(Result(func(*args, **kwargs)))), 0
     except BaseException as error:
         failure = _failure(error)
+        # As Python does when it prints one: what ends the script is told to the other ranks at exit.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.stderr.write(failure.traceback)
         code = error.code if isinstance(error, SystemExit) else 1
         return bytes(cloudpickle.dumps(failure)), code if isinstance(code, int) and code else 1

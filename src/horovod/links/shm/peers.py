@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Sequence
 
+from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
 from horovod.transports.shm.control import Control, State
 
@@ -97,7 +98,7 @@ class ShmPeers:
         if state is State.LEFT and why:
             return why
         if state is State.LEFT or not self.is_dead(rank):
-            return f"{who} has left the job: it called hvd.shutdown() or ended its script"
+            return f"{who} {LEFT}"
         code = self._exit_code(rank)
         if code is None:
             return f"{who} died"

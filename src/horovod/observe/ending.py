@@ -1,0 +1,58 @@
+"""How this rank's script ends: what the ranks are told that still wait for it."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from horovod.core.departures import LEFT
+from horovod.core.mismatch import describe_waiting
+from horovod.engine import callsite
+from horovod.engine.records import REQUEST, Ring
+from horovod.errors import PeerLostError
+from horovod.observe import stacks
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """What is known of the end so far."""
+
+    def __init__(self) -> None:
+        self._exception = ""
+
+    def note(self, error: BaseException, trace: TracebackType | None) -> None:
+        """Remember an exception that ends the script; not the end of another rank, which these know themselves."""
+        if isinstance(error, PeerLostError):
+            return
+        own = stacks.without_plumbing(trace)
+        while own is not None and own.tb_next is not None:
+            own = own.tb_next
+        place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""
+        place *= place not in str(error)
+        kind = type(error).__name__
+        self._exception = f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}"
+
+    def note_last(self) -> None:
+        """Remember the exception that somebody else has caught and printed as Python does, such as horovod.run."""
+        error = getattr(sys, "last_value", None)
+        if error is not None and not self._exception:
+            self.note(error, error.__traceback__)
+
+    def reason(self, who: str, ring: Ring, is_call: bool) -> str:
+        """Return why this rank leaves now.
+
+        Args:
+            who: this rank.
+            ring: the records of its operations.
+            is_call: whether ``shutdown()`` was called, so that the user's line is that of the call.
+        """
+        current = sys.exc_info()[1]
+        if is_call and current is not None and not self._exception:
+            # As in `finally: hvd.shutdown()`.
+            self.note(current, current.__traceback__)
+        if self._exception:
+            return f"{who} {self._exception}"
+        place = callsite.here(1) if is_call else ""
+        last = f"; its last operation was {describe_waiting(ring[-1][REQUEST])}" if ring else ""
+        return f"{who} {LEFT}{' ' * bool(place)}{place}{last}"
