@@ -11,7 +11,7 @@ import torch
 from harness import Ranks, run_ranks
 
 import horovod.torch as hvd
-from horovod.errors import RequestError
+from horovod.errors import MismatchError, RequestError
 
 
 def net(seed: int) -> torch.nn.Module:
@@ -37,6 +37,29 @@ def test_parameters_become_those_of_the_root(kind: str) -> None:
     wanted = list(net(1).parameters())
     for got in run_ranks(3, parameters_of, kind):
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def different_parameters(named: bool) -> str:
+    rank = hvd.rank()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), *([torch.nn.Linear(2, 1)] * (rank == 1)))
+    params: Any = dict(model.named_parameters())
+    if rank == 2:
+        del params["0.bias"]
+    with pytest.raises(MismatchError) as caught:
+        hvd.broadcast_parameters(params if named else list(params.values()), 0)
+    # The ranks are in step still.
+    assert hvd.allgather_object(rank) == [0, 1, 2]
+    return str(caught.value)
+
+
+def test_different_sets_of_parameters_are_an_error_on_every_rank() -> None:
+    for text in run_ranks(3, different_parameters, True):
+        assert "Received rank 0: 2, rank 1: 4, rank 2: 1" in text
+        assert "\n  only rank 1 has: 1.bias, 1.weight" in text
+        assert "\n  only ranks 0, 1 have: 0.bias\n" in text
+        assert "test_functions.py:" in text
+    for text in run_ranks(3, different_parameters, False):
+        assert "\n  only rank 1 has: tensor 2, tensor 3" in text
 
 
 def parameters_of_a_pair() -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import ProcessSet, global_process_set
@@ -33,12 +34,15 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
     Raises:
         RequestError: ``params`` is none of these.
-        MismatchError: a tensor's shape or dtype differs between ranks.
+        MismatchError: the names, or a tensor's shape or dtype, differ between ranks; on every rank.
         PeerLostError: a rank died.
 
     Blocks until all tensors are here.
     """
-    _broadcast(_named_tensors(params), root_rank, process_set)
+    tensors = _named_tensors(params)
+    names = [f"tensor {index}" if name is None else str(name) for index, (name, _) in enumerate(tensors)]
+    agree_on_names("broadcast_parameters", names, process_set)
+    _broadcast(tensors, root_rank, process_set)
 
 
 def _named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:

@@ -117,15 +117,16 @@ class _Members:
         if closure is not None:
             return own_step(self._synchronizing(closure), *args, **kwargs)
         if self._should_synchronize:
-            if self._synchronized and not self._asked_by_scaler:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): what you did to the gradients in between is safe only inside "
-                    "`with optimizer.skip_synchronize(): optimizer.step()`",
-                    stacklevel=2,
-                )
+            # Gradients of a later backward pass have nothing to do with what was synchronized.
             if not (self._synchronized and self._is_fresh()):
                 self.synchronize()
+            elif not self._asked_by_scaler:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): it takes the gradients as they are now, which `with "
+                    "optimizer.skip_synchronize(): optimizer.step()` would say",
+                    stacklevel=2,
+                )
         elif self._others_count_on_gradients():
             raise out_of_turn(
                 "optimizer.step() was called inside optimizer.skip_synchronize() with gradients of this rank alone, "
@@ -197,6 +198,8 @@ class _Members:
                 "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
                 "skipped, call optimizer.synchronize() first, on all ranks.",
             )
+        # What was synchronized is gone.
+        self._synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -66,7 +66,6 @@ class Reducer:
     Attributes:
         active: whether there are other ranks to work with.
         buckets: what the ranks have agreed on.
-        fresh: no gradient came since the last ``synchronize``.
         passes: backward passes per step.
     """
 
@@ -85,7 +84,8 @@ class Reducer:
         self._comm = adapter.comm
         self._collective = collective or Allreduce(adapter.comm, settings)
         self.passes = passes
-        self.fresh = True
+        self._fresh = True
+        self._left_with: list[int] = []
         self.slots: dict[int, Slot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
@@ -101,6 +101,15 @@ class Reducer:
         weakref.finalize(self, _dismantle, self.slots, self._hooks).atexit = False
         self.follow_job()
         self.enroll(named)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no gradient came since the last ``synchronize``."""
+        if self.active:
+            return self._fresh
+        # Who works alone has no hooks. Should a gradient come to lie where another one was, a warning too much is all.
+        now = (id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values())
+        return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
     @property
     def in_flight(self) -> bool:
@@ -172,7 +181,7 @@ class Reducer:
             self.follow_job()
         if not self.active:
             return
-        self.fresh = False
+        self._fresh = False
         left = slot.passes_left = slot.passes_left - 1
         if left < 0:
             times = "backward pass" if self.passes == 1 else f"{self.passes} backward passes"
@@ -223,6 +232,7 @@ class Reducer:
         """
         self.follow_job()
         if not self.active:
+            self._left_with = [id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values()]
             return
         if self._lost:
             raise out_of_turn(
@@ -268,7 +278,7 @@ class Reducer:
             slot.mark = None
         for bucket in self.buckets:
             bucket.incomplete = len(bucket.slots)
-        self.fresh = True
+        self._fresh = True
 
     def drain(self) -> None:
         """Wait for what is in flight, and let the results go."""

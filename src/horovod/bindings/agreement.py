@@ -1,0 +1,61 @@
+"""Do all ranks mean the same things, before they wait for each other over each of them?"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.objects import allgather_object
+from horovod.bindings.process_sets import ProcessSet
+from horovod.engine import callsite
+from horovod.errors import MismatchError
+from horovod.phrases import few, list_ranks
+
+__all__ = ["agree_on_names"]
+
+_comm = Collectives(NumpyAdapter())
+
+
+def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
+    """Return when every rank has the same names, in whatever order.
+
+    Collective over ``process_set``; ranks that joined take no part.
+
+    Args:
+        call: what the user called, the same on every rank.
+        names: of what it is about.
+        process_set: ranks that take part.
+
+    Raises:
+        MismatchError: some names are missing on some ranks; on every rank.
+        PeerLostError: a rank died.
+    """
+    ordered = sorted(names)
+    row = np.array([[len(ordered), zlib.crc32("\n".join(ordered).encode())]])
+    rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
+    if (rows == row).all():
+        return
+    # Only now are they worth their bytes.
+    everywhere = allgather_object((_comm.rank(), ordered), f"{call}.names.difference", process_set)
+    place = callsite.here(1)
+    raise MismatchError(_difference(call, dict(everywhere)) + (f"\n({place})" if place else ""))
+
+
+def _difference(call: str, everywhere: dict[int, list[str]]) -> str:
+    having: dict[tuple[int, ...], list[str]] = {}
+    for name in dict.fromkeys(name for names in everywhere.values() for name in names):
+        having.setdefault(tuple(rank for rank, names in everywhere.items() if name in names), []).append(name)
+    told = "".join(
+        f"\n  only {list_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}: {few(names)}"
+        for ranks, names in having.items()
+        if len(ranks) < len(everywhere)
+    )
+    counts = ", ".join(f"rank {rank}: {len(names)}" for rank, names in everywhere.items())
+    return (
+        f"{call} needs the same names on every rank. Received {counts}{told or ', some of them several times'}\n"
+        "Make the same model on every rank, and pass all of its parameters on all of them."
+    )

@@ -1,0 +1,99 @@
+"""Gradients that are changed while the other ranks count on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+
+
+def linear(seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2).double()
+
+
+def wrapped(net: torch.nn.Module, lr: float = 0.1, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=lr), net.named_parameters(), **options)
+
+
+def rows(step: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(10 * step + hvd.rank())
+    return torch.randn(4, 3, generator=source, dtype=torch.float64)
+
+
+class AsItIs:
+    """A user's own compressor, which is shown every gradient by itself."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, _: None) -> torch.Tensor:
+        return tensor
+
+
+def changes_too_early(how: str, when: int, options: dict[str, Any]) -> str:
+    net = linear()
+    optimizer = wrapped(net, **options)
+    for step in range(2):
+        optimizer.zero_grad()
+        for _ in range(options.get("backward_passes_per_step", 1)):
+            net(rows(step)).square().sum().backward()
+        if step == when and how == "clip":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        elif step == when:
+            net.bias.grad = net.bias.grad * 0.5  # type: ignore[operator]
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            assert step == when
+            # The ranks are in step still.
+            hvd.barrier()
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=lambda step: f"step {step}")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"backward_passes_per_step": 2}, {"compression": AsItIs}, {"compression": hvd.Compression.fp16}],
+    ids=["plain", "two passes", "own compressor", "fp16"],
+)
+def test_changing_a_gradient_that_others_count_on_is_an_error(options: dict[str, Any], when: int) -> None:
+    for text in run_ranks(2, changes_too_early, "clip", when, options):
+        assert "was changed after backward() had handed it to the other ranks (rank" in text
+        assert "the gradient of " in text
+        assert "optimizer.synchronize()" in text
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=lambda step: f"step {step}")
+def test_replacing_a_gradient_that_others_count_on_is_an_error(when: int) -> None:
+    texts = run_ranks(2, changes_too_early, "replace", when, {})
+    assert all("the gradient of bias was changed" in text for text in texts)
+
+
+def clips_sparse_ones() -> list[str]:
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = wrapped(embedding)
+    texts = []
+    for step in range(3):
+        embedding(torch.tensor([1, 2])).sum().backward()
+        if step < 2:
+            embedding.weight.grad.mul_(0.5)  # type: ignore[union-attr]
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            texts.append(str(error))
+        optimizer.zero_grad()
+    return texts
+
+
+def test_changing_a_sparse_gradient_that_others_count_on_is_an_error() -> None:
+    for texts in run_ranks(2, clips_sparse_ones):
+        assert len(texts) == 2
+        assert all("the gradient of weight was changed" in text for text in texts)
