@@ -44,5 +44,9 @@ def test_the_numpy_binding_loads_numpy_only() -> None:
     assert loaded_by("horovod.numpy") & {*FRAMEWORKS, "numpy"} == {"numpy"}
 
 
+def test_the_jax_binding_loads_jax_only() -> None:
+    assert loaded_by("horovod.jax") & FRAMEWORKS == {"jax"}
+
+
 def test_the_torch_binding_loads_torch_only() -> None:
     assert loaded_by("horovod.torch") & FRAMEWORKS == {"torch"}

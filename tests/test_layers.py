@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "bindings": ("context", "engine", "transports.kernels", "transports.kernels_numpy"),
     "launch": ("rendezvous", "timeline"),
     "numpy": ("bindings", "context", "engine"),
+    "jax": ("bindings", "context", "engine"),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
     "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch"),
     # The old import paths; re-exports only.
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     "common": ("bindings",),
     "data": (),
     # Places of what is not there.
-    **dict.fromkeys(("tensorflow", "keras", "jax", "mxnet", "spark", "ray"), ("bindings",)),
+    **dict.fromkeys(("tensorflow", "keras", "mxnet", "spark", "ray"), ("bindings",)),
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py")
@@ -49,6 +50,7 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py")
 FRAMEWORK_HOMES = {
     "horovod.torch": ("torch",),
     "horovod.transports.kernels_torch": ("torch",),
+    "horovod.jax": ("jax", "jaxlib", "optax"),
     "horovod.bench": ("torch", "mpi4py"),
 }
 

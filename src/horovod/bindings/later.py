@@ -16,7 +16,6 @@ LATER: dict[str, str] = {
     "torch.elastic": _ELASTIC,
     "tensorflow": "the TensorFlow binding",
     "keras": "the Keras binding",
-    "jax": "the JAX binding",
 }
 
 NOT_PLANNED: dict[str, str] = {

@@ -1,0 +1,77 @@
+"""Whether the ranks train the same model: fingerprints of parameters, compared once in the first step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod import context
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import ProcessSet
+from horovod.logs import logger
+from horovod.phrases import few
+
+__all__ = ["compare_once", "fingerprint"]
+
+#: So many elements of each parameter are compared: enough to see that nobody made them equal, and soon done.
+_LOOK_AT = 1024
+_INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+_comm = Collectives(NumpyAdapter())
+_compared: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(array: Any) -> int:
+    """Return a number for the first values of an array, the same wherever these have the same bits.
+
+    Args:
+        array: of numpy; of any dtype.
+    """
+    first = np.ascontiguousarray(array.reshape(-1)[:_LOOK_AT])
+    width = first.dtype.itemsize
+    bits = first.view(_INTEGERS[width]) if width in _INTEGERS else first.view(np.uint64)
+    return int(bits.astype(np.uint64).sum(dtype=np.uint64).view(np.int64))
+
+
+def compare_once(
+    name: str, names: Sequence[str], arrays: Callable[[], Sequence[Any]], remedy: str, process_set: ProcessSet
+) -> None:
+    """Compare parameters over the ranks, the first time that this is called for ``name`` and ``names`` in a job.
+
+    The first member warns if they differ: nobody broadcast them.
+
+    Args:
+        name: key of the match.
+        names: of the parameters; how many there are is the same on all ranks.
+        arrays: gives the parameters as numpy arrays.
+        remedy: what to call, and on what.
+        process_set: ranks that take part.
+
+    Raises:
+        MismatchError: ranks have different numbers of parameters.
+        PeerLostError: a rank died.
+
+    Blocks, the first time, until all members called.
+    """
+    done = _compared.setdefault(context.engine(), set())
+    key = (name, tuple(names), process_set.process_set_id)
+    if key in done:
+        return
+    done.add(key)
+    own = np.array([[fingerprint(array) for array in arrays()]], np.int64)
+    table = _comm.allgather(own, name=f"{name}.parameters", process_set=process_set)
+    differs = table != table[0]
+    if process_set.rank() == 0 and differs.any():
+        ranks = process_set.ranks or []
+        members = ranks if len(ranks) == len(table) else range(len(table))
+        logger.warning(
+            "the ranks train different models: %s began this step with other values on %s. Call %s before the first "
+            "step, and after join()",
+            few([found for found, other in zip(names, differs.any(axis=0), strict=True) if other]),
+            ", ".join(f"rank {members[place]}" for place in np.flatnonzero(differs.any(axis=1))),
+            remedy,
+        )

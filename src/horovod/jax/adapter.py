@@ -1,0 +1,31 @@
+"""The adapter of JAX arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from horovod.bindings.numpy_adapter import ImmutableAdapter
+
+__all__ = ["JaxAdapter"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class JaxAdapter(ImmutableAdapter):
+    """See ``Adapter``. Results are arrays of JAX's default device, over the memory that the ranks filled."""
+
+    name = "jax"
+
+    def buffer(self, tensor: Any) -> Array | None:
+        """Return the array's memory, read-only, once it is computed; from a device other than the CPU, a copy."""
+        if not isinstance(tensor, jax.Array):
+            raise TypeError(f"expected a JAX array, received {type(tensor).__name__}; use jax.numpy.asarray()")
+        array = np.asarray(tensor)
+        return array if array.flags.c_contiguous else None
+
+    def wrap(self, buffer: Array) -> jax.Array:
+        """Return an array over the buffer."""
+        return jax.device_put(buffer)

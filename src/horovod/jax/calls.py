@@ -1,0 +1,260 @@
+"""One collective, as the rest of this package describes it: what is asked for, and how it is carried out.
+
+Eagerly it goes through the same collectives as in every framework. Inside a compiled program it works on the memory
+that XLA gave to its operands and results; JAX itself is not called there, because a rank may have one thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from horovod import context
+from horovod.bindings.fingerprints import compare_once
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.submission import id_of
+from horovod.core.requests import Kind, ReduceOp
+from horovod.errors import HorovodInternalError
+from horovod.jax.runtime import comm
+
+__all__ = ["Call", "Rows", "numbered", "place", "run_eagerly", "run_in_program", "split_watched"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: How many rows of each array each member brings, or gets: one tuple for each array.
+Rows = tuple[tuple[int, ...], ...]
+
+_TANGENT = ".tangent"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked for; static, so that a compiled program holds it.
+
+    Attributes:
+        kind: which collective.
+        name: what the user called it, or None.
+        site: ``file:line`` of the user's call; stands for a name inside programs.
+        suffix: what tells a derivative from the call itself.
+        op: for reductions.
+        prescale: factor before a reduction.
+        postscale: factor after a reduction.
+        root: of a broadcast.
+        only_root: the rank that gets the result of an allreduce, others get zeros; -1 for all.
+        splits: of an alltoall, rows for each member; empty for even ones.
+        rows: of an allgather or alltoall, rows from each member; None when they are found out by executing it.
+        process_set: who takes part.
+        size: how many they are; where JAX traces.
+        place: this rank's among them; where JAX traces.
+        watched: names of the last arrays: parameters, which are only looked at, once, whether they differ.
+    """
+
+    kind: Kind
+    name: str | None = None
+    site: str = ""
+    suffix: str = ""
+    op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    only_root: int = -1
+    splits: tuple[int, ...] = ()
+    rows: Rows | None = None
+    process_set: ProcessSet = global_process_set
+    size: int = 1
+    place: int = 0
+    watched: tuple[str, ...] = ()
+
+    @property
+    def verb(self) -> str:
+        """The operation in the user's words."""
+        return self.kind.name.lower()
+
+    def tangent(self, **changes: Any) -> Call:
+        """Return the call that does to derivatives what this one does to values."""
+        return replace(self, suffix=self.suffix + _TANGENT, watched=(), **changes)
+
+    def gradient(self, **changes: Any) -> Call:
+        """Return the call that brings gradients back through this one."""
+        return replace(self, suffix=self.suffix.removesuffix(_TANGENT) + ".gradient", **changes)
+
+    def eager_name(self) -> str | None:
+        """Return the key of the match outside of programs."""
+        return self.name and f"{self.name}{self.suffix}"
+
+
+# -- eagerly -----------------------------------------------------------------------------------------------------
+
+
+def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """Carry a call out now.
+
+    Args:
+        call: what to do.
+        arrays: JAX arrays, at least one.
+
+    Returns:
+        JAX arrays, on the devices of ``arrays``.
+
+    Raises:
+        HorovodInternalError: what went wrong.
+
+    Blocks until all members called.
+    """
+    name, members = call.eager_name(), call.process_set
+    arrays, parameters = split_watched(call, arrays)
+    _compare(call, name or "", parameters)
+    if call.kind is Kind.ALLREDUCE:
+        results = comm._run(Kind.ALLREDUCE, name, arrays, None, members, **_factors(call))
+        if call.only_root not in (-1, context.world().rank):
+            results = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in results]
+    elif call.kind is Kind.REDUCESCATTER:
+        results = comm._run(Kind.REDUCESCATTER, name, arrays, None, members, **_factors(call))
+    elif call.kind is Kind.ALLGATHER:
+        results = comm._run(Kind.ALLGATHER, name, arrays, None, members)
+    elif call.kind is Kind.BROADCAST:
+        pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
+        handles = [comm.broadcast_async(array, call.root, key, members) for array, key in pairs]
+        results = [comm.synchronize(handle) for handle in handles]
+    else:
+        splits = call.splits or None
+        pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
+        handles = [comm.alltoall_async(array, splits, key, members) for array, key in pairs]
+        results = [comm.synchronize(handle)[0] for handle in handles]
+    return [place(result, array) for result, array in zip(results, arrays, strict=True)]
+
+
+def split_watched(call: Call, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the arrays that travel, and the parameters that are only looked at."""
+    count = len(arrays) - len(call.watched)
+    return arrays[:count], arrays[count:]
+
+
+def _compare(call: Call, name: str, parameters: Sequence[Any]) -> None:
+    if parameters:
+        compare_once(
+            name, call.watched, lambda: [np.asarray(parameter) for parameter in parameters],
+            "hvd.broadcast_parameters(params, root_rank=0)", call.process_set,
+        )  # fmt: skip
+
+
+def place(result: Any, like: Any) -> Any:
+    """Return ``result`` where ``like`` was put on purpose, unless that is the default device."""
+    if not like.committed or not isinstance(result, jax.Array):
+        return result
+    return jax.device_put(result, like.sharding if result.shape == like.shape else next(iter(like.devices())))
+
+
+def _factors(call: Call) -> dict[str, Any]:
+    return {"op": call.op, "prescale": call.prescale, "postscale": call.postscale}
+
+
+def numbered(name: str | None, count: int) -> list[str | None]:
+    """Return names for the parts of an operation that knows no groups; a single part keeps the name."""
+    return [name] if count == 1 else [name and f"{name}.{index}" for index in range(count)]
+
+
+# -- inside a program --------------------------------------------------------------------------------------------
+
+
+class _Into(NumpyAdapter):
+    """Lets the engine write its results where XLA wants them.
+
+    Args:
+        outputs: where.
+    """
+
+    def __init__(self, outputs: Sequence[Array]) -> None:
+        self._outputs = list(outputs)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
+        """Return XLA's memory for the next result, or new memory if the result is not what the program expects."""
+        target = self._outputs.pop(0)
+        return target if target.shape == shape else super().empty(shape, dtype, like)
+
+
+_adapter = NumpyAdapter()
+
+
+def run_in_program(
+    call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array], parameters: Sequence[Any] = ()
+) -> None:
+    """Carry a call out on XLA's memory.
+
+    Args:
+        call: what to do.
+        name: the key of the match.
+        inputs: contiguous.
+        outputs: are written; may be ``inputs``.
+        parameters: are only looked at; anything that numpy can make arrays of.
+
+    Raises:
+        HorovodInternalError: what went wrong.
+
+    Blocks until all members called.
+    """
+    if call.size != call.process_set.size() or call.place != call.process_set.rank():
+        here = f"rank {call.process_set.rank()} of {call.process_set.size()}"
+        raise HorovodInternalError(
+            f"{call.verb} {name!r} is part of a program that was compiled for rank {call.place} of {call.size}, and "
+            f"this is {here}; call jax.clear_caches() after hvd.init()"
+        )
+    _compare(call, name, parameters)
+    if call.kind is Kind.ALLREDUCE:
+        _reduce(call, name, inputs, outputs)
+    elif call.kind is Kind.BROADCAST:
+        _wait_for([
+            _submit(call, key, [source], [target], root=call.root)
+            for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True)
+        ])  # fmt: skip
+    elif call.kind is Kind.ALLTOALL:
+        for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True):
+            _move(call, key, [source], [target], splits=call.splits)
+    elif call.kind is Kind.REDUCESCATTER:
+        _move(call, name, inputs, outputs, **_factors(call))
+    elif call.rows is None:
+        # As a new dimension, so that other numbers of rows on other ranks are a mismatch instead of another shape.
+        stacked = [output.reshape(call.size, *source.shape) for source, output in zip(inputs, outputs, strict=True)]
+        _move(call, name, [source[None] for source in inputs], stacked)
+    else:
+        _move(call, name, inputs, outputs)
+
+
+def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    _wait_for([_submit(call, name, inputs, outputs, **_factors(call))])
+    if call.only_root not in (-1, context.world().rank):
+        for output in outputs:
+            output.fill(0)
+
+
+def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array], **how: Any) -> Any:
+    return context.engine().submit(
+        _adapter, call.kind, f"{call.verb}.{name}", inputs, outputs, process_set=id_of(call.process_set), kick=False,
+        **how,
+    )  # fmt: skip
+
+
+def _wait_for(handles: Sequence[Any]) -> None:
+    engine = context.engine()
+    for handle in handles:
+        engine.wait(handle)
+
+
+def _move(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array], **how: Any) -> None:
+    """Run what makes results of shapes that ranks which joined may change."""
+    engine = context.engine()
+    handle = engine.submit(
+        _Into(outputs), call.kind, f"{call.verb}.{name}", inputs, process_set=id_of(call.process_set), kick=False, **how
+    )
+    for result, output in zip(engine.wait(handle), outputs, strict=True):
+        if result.shape != output.shape:
+            raise HorovodInternalError(
+                f"{call.verb} {name!r} gave shape {result.shape} inside a compiled program, which expects "
+                f"{output.shape}: a rank has joined. Leave the program out while ranks are in hvd.join()"
+            )
+        if result is not output:
+            np.copyto(output, result)

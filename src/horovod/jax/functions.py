@@ -1,0 +1,92 @@
+"""Bring parameters, states and Python objects of all ranks to the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.bindings import objects
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import Kind
+from horovod.jax.placing import carry_out, make_call, refuse_in_programs
+from horovod.jax.trees import Leaves
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
+
+_OUTSIDE = "call it before the program, and pass the result in"
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the root's parameters, on every rank.
+
+    Collective over ``process_set``. For any pytree: parameters, an optimizer's state, random keys, a whole train state
+    or Equinox module. JAX's arrays cannot be written: use what is returned.
+
+    Args:
+        params: a pytree of the same structure on every rank. Python's numbers, functions and other leaves that are no
+            arrays come back as they are here.
+        root_rank: global rank whose values everybody gets.
+        process_set: ranks that take part.
+
+    Returns:
+        The pytree with the root's arrays; none of them is donated or changed.
+
+    Raises:
+        MismatchError: an array's shape or dtype differs between ranks.
+        PeerLostError: a rank died.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all arrays are here.
+    """
+    leaves = Leaves(params, scalars=False)
+    call = make_call(Kind.BROADCAST, "broadcast_parameters", process_set, root=root_rank)
+    return leaves.rebuild(carry_out(call, leaves.arrays))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send a Python object from one rank to all others.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
+        root_rank: global rank that sends.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy elsewhere.
+
+    Raises:
+        RequestError: the object cannot be pickled, on every rank; or this is called inside a program.
+        MismatchError: ranks named different roots.
+        PeerLostError: a rank died.
+
+    Blocks until the object is here.
+    """
+    refuse_in_programs("broadcast_object", _OUTSIDE)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Collect one Python object of every rank.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle; its size may differ between ranks.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        The objects in the order of the members' ranks, those of ranks that joined left out.
+
+    Raises:
+        RequestError: an object cannot be pickled, on every rank; or this is called inside a program.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    refuse_in_programs("allgather_object", _OUTSIDE)
+    return objects.allgather_object(obj, name, process_set)

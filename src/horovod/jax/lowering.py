@@ -1,0 +1,203 @@
+"""How a collective gets into a compiled program: as a call of Python on the memory of its operands and results.
+
+There are three ways to do it, the best first:
+
+    direct      XLA's own target for Python callbacks, without an effect that JAX would know: costs a microsecond
+    buffers     jax.experimental.buffer_callback, where the parts of jaxlib that ``direct`` needs have moved
+    arrays      jax.pure_callback, on devices other than the CPU: their memory is copied
+
+All calls in one block of a program are chained: each takes a token that the one before has made. So XLA, which is
+free to move what does not depend on each other, keeps them in the order in which they were traced, which is the same
+on all ranks even where their programs differ in a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+
+from horovod.core.requests import Kind
+from horovod.errors import RequestError
+from horovod.jax.calls import Call, run_in_program, split_watched
+from horovod.jax.failures import remember
+from horovod.jax.primitives import collective_p
+
+__all__ = ["InProgram", "register"]
+
+_TOKEN = ShapedArray((), np.dtype(np.int32))
+_IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
+_TARGET = "xla_buffer_python_cpu_callback"
+
+
+class InProgram:
+    """One collective of one program, as XLA calls it.
+
+    Args:
+        call: what to do.
+        base: the key of the match, before it is told from others in the program.
+        number: 1, or the how-many-th of this key in the program.
+        operands: how many.
+        block: of the program, which it stands in.
+
+    Attributes:
+        call: as given.
+        base: as given.
+        operands: as given.
+        block: as given; None once it runs.
+        token: what it leaves for the next one in its block; None once it runs.
+    """
+
+    def __init__(self, call: Call, base: str, number: int, operands: int, block: Any) -> None:
+        self.base = base
+        self.block = block
+        self.token: Any = None
+        self.call = call
+        self.operands = operands
+        self._name = base if number == 1 else f"{base}#{number}"
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Carry the call out.
+
+        Args:
+            inputs: of the call, perhaps followed by a token.
+            outputs: of the call, followed by a token.
+        """
+        # MLIR's objects keep the whole text of the program alive.
+        self.block = self.token = None
+        buffers, parameters = split_watched(self.call, inputs[: self.operands])
+        sources = [np.asarray(buffer) for buffer in buffers]
+        targets = [np.asarray(buffer) for buffer in outputs]
+        targets.pop().fill(0)
+        if self.call.kind in _IN_PLACE:
+            sources = [
+                target if _are_one(source, target) else source for source, target in zip(sources, targets, strict=True)
+            ]
+        try:
+            run_in_program(self.call, self._name, sources, targets, parameters)
+        except BaseException as error:
+            remember(error)
+            raise
+
+
+#: Takes JAX's context, the collective and its operands; returns its results.
+Way = Callable[[Any, InProgram, Sequence[Any]], Sequence[Any]]
+
+
+def _are_one(source: Any, target: Any) -> bool:
+    return bool(source.ctypes.data == target.ctypes.data)
+
+
+def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    from jaxlib.mlir import ir
+
+    module = ctx.module_context
+    _refuse_several_devices(module.axis_context, call)
+    block = ir.InsertionPoint.current.block
+    earlier = [kept for kept in module.keepalives if isinstance(kept, InProgram)]
+    base = _key(call, module)
+    number = 1 + sum(other.base == base for other in earlier)
+    here = InProgram(call, base, number, len(operands), block)
+    tokens = [other.token for other in earlier if other.block is not None and other.block == block]
+    ctx = ctx.replace(avals_out=[*ctx.avals_out, _TOKEN])
+    if tokens:
+        operands, ctx = (*operands, tokens[-1]), ctx.replace(avals_in=[*ctx.avals_in, _TOKEN])
+    *results, here.token = way(ctx, here, operands)
+    module.add_keepalive(here)
+    return results
+
+
+def _key(call: Call, module: Any) -> str:
+    """Return the user's name for a call, or else its program and line; the same on all ranks."""
+    program = str(module.module.operation.attributes["sym_name"].value).removeprefix("jit_")
+    return (call.name or f"{program}/{call.site}") + call.suffix
+
+
+def _refuse_several_devices(axis: Any, call: Call) -> None:
+    """Refuse what would run once for each local device: a rank has one."""
+    mesh = getattr(axis, "mesh", None)
+    count = mesh.size if mesh is not None else getattr(axis, "num_devices", 1)
+    if count > 1:
+        raise RequestError(
+            f"{call.verb} inside a program for {count} devices of one process (at {call.site}): a rank takes part "
+            "once. Start one process for each device, or combine over the devices first (jax.lax.pmean), return the "
+            f"result from the program, and call hvd.{call.verb} on it outside"
+        )
+
+
+# -- ways --------------------------------------------------------------------------------------------------------
+
+
+def _directly(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
+    count = len(operands)
+
+    def called(_: Any, *buffers: Any) -> tuple[()]:
+        here(buffers[:count], buffers[count:])
+        return ()
+
+    module = ctx.module_context
+    module.add_host_callback(called)
+    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=_aliases(here))
+    results: Sequence[Any] = rule(ctx, *operands, index=np.uint64(len(module.host_callbacks) - 1))
+    return results
+
+
+def _through_buffers(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
+    from jax.experimental.buffer_callback import buffer_callback
+
+    def called(_: Any, outputs: Any, *inputs: Any) -> None:
+        here(inputs, outputs)
+
+    inner = buffer_callback(called, ctx.avals_out, has_side_effect=True, input_output_aliases=_aliases(here))
+    return _flat(mlir.lower_fun(inner, multiple_results=True)(ctx, *operands))
+
+
+def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
+    shapes = ctx.avals_out
+
+    def called(*inputs: Any) -> list[Any]:
+        outputs = [np.empty(shape.shape, shape.dtype) for shape in shapes]
+        here(inputs, outputs)
+        return outputs
+
+    def inner(*arrays: Any) -> Any:
+        return jax.pure_callback(called, [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes], *arrays)
+
+    return _flat(mlir.lower_fun(inner, multiple_results=True)(ctx, *operands))
+
+
+def _aliases(here: InProgram) -> dict[int, int]:
+    """Return which operand may share its memory with which result; XLA copies first what is still needed."""
+    count = here.operands - len(here.call.watched)
+    return {index: index for index in range(count)} if here.call.kind in _IN_PLACE else {}
+
+
+def _flat(results: Sequence[Any]) -> list[Any]:
+    """Return the values of results, which may be lists of one."""
+    return [value for result in results for value in (result if isinstance(result, list | tuple) else (result,))]
+
+
+def _can_go_directly() -> bool:
+    """Return whether jaxlib's parts are where ``_directly`` looks for them."""
+    try:
+        from jaxlib.mlir import ir
+    except ImportError:
+        return False
+    fields = getattr(mlir.ModuleContext, "__annotations__", {})
+    return hasattr(mlir.ModuleContext, "add_host_callback") and "host_callbacks" in fields and hasattr(ir, "Block")
+
+
+def register(on_cpu: Way | None = None) -> None:
+    """Tell JAX how to compile collectives.
+
+    Args:
+        on_cpu: the way to go on the CPU; None for the best one there is.
+    """
+    way = on_cpu or (_directly if _can_go_directly() else _through_buffers)
+    mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", cacheable=False)
+    mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), cacheable=False)

@@ -1,0 +1,186 @@
+"""DistributedOptimizer: an optax transformation that first combines the gradients of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import Average, resolve_op
+from horovod.core.requests import Kind, ReduceOp
+from horovod.jax.compression import Compression, Compressor
+from horovod.jax.ops import compress, decompress
+from horovod.jax.placing import carry_out, make_call
+from horovod.jax.trees import Leaves
+
+__all__ = ["AccumulationState", "DistributedOptimizer", "allreduce_gradients"]
+
+
+def allreduce_gradients(
+    grads: Any,
+    op: int = Average,
+    compression: type[Compressor] = Compression.none,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    name: str = "gradients",
+    params: Any = None,
+) -> Any:
+    """Combine a pytree of gradients over all ranks, as one operation.
+
+    Collective over ``process_set``; works eagerly and inside ``jit``.
+
+    Args:
+        grads: a pytree of the same structure on every rank; leaves that are no arrays come back as they are.
+        op: Average (the default), Sum or Adasum; Min, Max and Product work too.
+        compression: how to send it, such as ``Compression.bf16``.
+        prescale_factor: multiplies the gradients before they are combined.
+        postscale_factor: multiplies the result.
+        process_set: ranks that take part.
+        name: key of the match.
+        params: the parameters; where they are given, the first step warns if the ranks began with different ones.
+
+    Returns:
+        A pytree of the same structure.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    how = resolve_op(op, None)
+    leaves = Leaves(grads, scalars=False)
+    wires, contexts = compress(compression, leaves.arrays)
+    watched = Leaves(params, scalars=False)
+    call = make_call(
+        Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor,
+        watched=tuple(watched.names()) if wires else (),
+    )  # fmt: skip
+    reduced = carry_out(call, [*wires, *watched.arrays] if wires else [])
+    return leaves.rebuild(decompress(compression, reduced, contexts))
+
+
+class AccumulationState(NamedTuple):
+    """State of a ``DistributedOptimizer`` with ``backward_passes_per_step`` above 1.
+
+    Attributes:
+        count: passes since the last step.
+        gradients: their sum, on this rank.
+        inner: state of the optimizer.
+    """
+
+    count: Any
+    gradients: Any
+    inner: Any
+
+
+def DistributedOptimizer(  # noqa: N802  Horovod's name
+    optimizer: Any,
+    op: int = Average,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    name: str = "DistributedOptimizer",
+) -> Any:
+    """Return an optax transformation that combines the gradients of all ranks, and then does what ``optimizer`` does.
+
+    All gradients travel as one operation. With ``backward_passes_per_step=k`` they add up on each rank, and travel at
+    every k-th ``update``; the others return zeros. Give ``params`` to ``update``, as optax allows: the first step then
+    warns if the ranks began with different ones, because nobody called ``broadcast_parameters``.
+
+    Args:
+        optimizer: an ``optax.GradientTransformation``.
+        op: Average (the default) or Sum of the gradients; or Adasum, which combines the updates that each rank has
+            computed from its own gradients.
+        compression: how to send them, such as ``Compression.bf16``.
+        backward_passes_per_step: how many ``update`` calls make one step.
+        average_aggregated_gradients: divide what has added up by ``backward_passes_per_step``, as ``optax.MultiSteps``
+            does; Horovod does not unless it is told to.
+        gradient_predivide_factor: splits the division of an average: by this before adding up, by the rest after it.
+        process_set: ranks that take part; on others it does what ``optimizer`` does.
+        name: key of the match; give different ones to optimizers whose updates ranks may run in another order.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs``. Its state is that of ``optimizer`` as long as
+        ``backward_passes_per_step`` is 1.
+
+    Raises:
+        RequestError: an argument does not fit.
+    """
+    import optax
+
+    how = resolve_op(op, None)
+    if backward_passes_per_step < 1:
+        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
+    if gradient_predivide_factor != 1.0 and how is not ReduceOp.AVERAGE:
+        raise wrong_argument("gradient_predivide_factor is for op=Average. Received: op=" + how.name.capitalize())
+    inner = optax.with_extra_args_support(optimizer)
+
+    def combine(tree: Any, what: str, params: Any) -> Any:
+        if process_set.included() is False:
+            return tree
+        return allreduce_gradients(
+            tree, how, compression, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set,
+            f"{name}.{what}", params,
+        )  # fmt: skip
+
+    def step(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        if how is ReduceOp.ADASUM:
+            updates, state = inner.update(updates, state, params, **extra)
+            return combine(updates, "updates", params), state
+        updates, state = inner.update(combine(updates, "gradients", params), state, params, **extra)
+        return updates, state
+
+    def update_plain(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return step(updates, state, params, **extra)
+
+    if backward_passes_per_step == 1:
+        return optax.GradientTransformationExtraArgs(inner.init, update_plain)
+    accumulate = _Accumulation(inner.init, step, backward_passes_per_step, average_aggregated_gradients)
+    return optax.GradientTransformationExtraArgs(accumulate.init, accumulate.update)
+
+
+class _Accumulation:
+    """Adds gradients up, and steps with every k-th.
+
+    Args:
+        init: makes the optimizer's state.
+        step: the step.
+        passes: how many make a step.
+        average: whether their sum is divided by their number.
+    """
+
+    def __init__(self, init: Any, step: Any, passes: int, average: bool) -> None:
+        self._init = init
+        self._step = step
+        self._passes = passes
+        self._average = average
+
+    def init(self, params: Any) -> AccumulationState:
+        """Return a state in which nothing has added up."""
+        return AccumulationState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), self._init(params))
+
+    def update(
+        self, updates: Any, state: AccumulationState, params: Any = None, **extra: Any
+    ) -> tuple[Any, AccumulationState]:
+        """Add gradients up, or step."""
+        total = jax.tree.map(jnp.add, state.gradients, updates)
+
+        def last(total: Any, inner: Any) -> tuple[Any, AccumulationState]:
+            mean = jax.tree.map(lambda x: x / self._passes, total) if self._average else total
+            changes, inner = self._step(mean, inner, params, **extra)
+            return changes, AccumulationState(jnp.zeros_like(state.count), jax.tree.map(jnp.zeros_like, total), inner)
+
+        def early(total: Any, inner: Any) -> tuple[Any, AccumulationState]:
+            return jax.tree.map(jnp.zeros_like, total), AccumulationState(state.count + 1, total, inner)
+
+        # The count is the same on all ranks, so either all talk or none.
+        changes, after = jax.lax.cond(state.count + 1 == self._passes, last, early, total, state.inner)
+        return changes, after

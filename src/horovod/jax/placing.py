@@ -1,0 +1,107 @@
+"""Where a collective that the user calls goes: to the other ranks now, or into what JAX traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from horovod import context
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.submission import id_of
+from horovod.core.requests import Kind
+from horovod.engine import callsite
+from horovod.jax.calls import Call, run_eagerly
+from horovod.jax.primitives import collective
+from horovod.jax.runtime import is_compiling, is_tracing
+
+__all__ = ["carry_out", "carry_out_splits", "make_call", "refuse_in_programs"]
+
+_numbers = Collectives(NumpyAdapter())
+
+
+def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> Call:
+    """Return the description of a collective that the user calls here."""
+    if not is_tracing():
+        return Call(kind, name, process_set=process_set, **how)
+    rank = context.world().rank
+    if process_set.included() is False:
+        raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is no member")
+    id_of(process_set)
+    how |= {"size": process_set.size(), "place": process_set.rank()}
+    path, _, line = callsite.describe(callsite.user_frame(0)).rpartition(":")
+    return Call(kind, name, f"{PurePath(path).name}:{line}", process_set=process_set, **how)
+
+
+def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """Do it now, or make it part of what JAX traces.
+
+    Args:
+        call: what to do.
+        arrays: JAX arrays or tracers.
+
+    Returns:
+        One result for each.
+    """
+    if not arrays:
+        return []
+    if not is_tracing():
+        return run_eagerly(call, arrays)
+    if call.kind is Kind.ALLGATHER and call.rows is None and not is_compiling():
+        call = replace(call, rows=_rows_of_all(call, arrays))
+    return collective(call, arrays)
+
+
+def _rows_of_all(call: Call, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Ask the members for their numbers of rows, which the derivative needs to know."""
+    own = np.array([[array.shape[0] if array.ndim else 1 for array in arrays]])
+    table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
+    return tuple(tuple(column) for column in table.T.tolist())
+
+
+def carry_out_splits(call: Call, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
+    """Do an alltoall with splits.
+
+    Args:
+        call: what to do.
+        arrays: JAX arrays or tracers.
+        splits: rows for each member.
+
+    Returns:
+        One result for each array, and how many rows came from each member.
+    """
+    if is_compiling():
+        raise wrong_argument(
+            "alltoall with splits inside a program, whose shapes are fixed before the ranks talk; leave splits out and "
+            "pad the rows, or call it outside of jit"
+        )
+    numbers = _numbers.adapter.splits(splits)
+    if not numbers:
+        raise ValueError("alltoall got empty splits; pass None for even ones")
+    name = call.name and f"{call.name}.splits"
+    own = np.array(numbers, np.int32)
+    received = _numbers.alltoall(own, name=name, process_set=call.process_set)
+    rows = (tuple(received.tolist()),) * len(arrays)
+    return carry_out(replace(call, splits=numbers, rows=rows), arrays), received
+
+
+def refuse_in_programs(verb: str, instead: str) -> None:
+    """Refuse what makes no sense inside a program, where it would be executed while JAX traces.
+
+    Args:
+        verb: what was called.
+        instead: what to do.
+
+    Raises:
+        RequestError: JAX compiles what calls it.
+    """
+    if is_compiling():
+        raise wrong_argument(
+            f"hvd.{verb}() inside a program that JAX compiles would run once, while it traces; {instead}"
+        )

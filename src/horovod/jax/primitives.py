@@ -1,0 +1,208 @@
+"""The one JAX primitive behind all collectives: shapes, derivatives, batching, and how it is carried out eagerly.
+
+A rank's loss depends on other ranks' inputs. What "the gradient" means then is a convention, and it is that of
+``horovod.torch``: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast
+that of their *average*; reducescatter n times that of the average when it averages, and n times that of the sum when
+it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties share evenly). Tangents, in
+forward mode, are what the operation does to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from horovod.core.requests import Kind, ReduceOp
+from horovod.jax.calls import Call, run_eagerly, split_watched
+
+__all__ = ["collective", "collective_p"]
+
+_LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
+
+collective_p = Primitive("horovod")
+collective_p.multiple_results = True
+
+
+def collective(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """Carry a call out, or make it part of what JAX traces.
+
+    Args:
+        call: what to do.
+        arrays: JAX arrays or tracers.
+
+    Returns:
+        One result for each array.
+    """
+    return list(collective_p.bind(*arrays, call=call)) if arrays else []
+
+
+@collective_p.def_impl
+def _run(*arrays: Any, call: Call) -> list[jax.Array]:
+    # Under grad, what was given as a numpy array comes as one.
+    return run_eagerly(call, [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays])
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------
+
+
+@collective_p.def_abstract_eval
+def _shapes(*arrays: Any, call: Call) -> list[ShapedArray]:
+    return [
+        ShapedArray(_shape(call, index, array.shape), array.dtype)
+        for index, array in enumerate(split_watched(call, arrays)[0])
+    ]
+
+
+def _shape(call: Call, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+        return shape
+    if call.kind is Kind.REDUCESCATTER:
+        return (_shares(call, shape[0])[call.place], *shape[1:])
+    if call.rows is not None:
+        return (sum(call.rows[index]), *shape[1:])
+    return (shape[0] * call.size if call.kind is Kind.ALLGATHER else shape[0], *shape[1:])
+
+
+def _shares(call: Call, rows: int) -> tuple[int, ...]:
+    """Return how many of so many rows each member gets from a reducescatter."""
+    each, more = divmod(rows, call.size)
+    return tuple(each + (index < more) for index in range(call.size))
+
+
+# -- forward mode ------------------------------------------------------------------------------------------------
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+    results = collective(call, primals)
+    # Which inputs have no derivative follows from the program, so all ranks leave out the same ones.
+    moving = [i for i, tangent in enumerate(tangents[: len(results)]) if not isinstance(tangent, ad.Zero)]
+    moved = [ad.Zero(_tangent_type(result)) for result in results]
+    if not moving:
+        return results, moved
+    own = [tangents[i] for i in moving]
+    rows = None if call.rows is None else tuple(call.rows[i] for i in moving)
+    if call.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) and call.op not in _LINEAR:
+        if call.kind is Kind.REDUCESCATTER:
+            raise NotImplementedError(
+                f"reducescatter is differentiable for Sum and Average only. Received: {call.op.name.capitalize()}"
+            )
+        slopes = _slopes(call, [primals[i] for i in moving], [results[i] for i in moving])
+        own = [slope * tangent for slope, tangent in zip(slopes, own, strict=True)]
+        after = collective(call.tangent(op=ReduceOp.SUM, prescale=1.0, postscale=1.0), own)
+    else:
+        after = collective(call.tangent(rows=rows), own)
+    for index, tangent in zip(moving, after, strict=True):
+        moved[index] = tangent
+    return results, moved
+
+
+ad.primitive_jvps[collective_p] = _jvp
+
+
+def _tangent_type(result: Any) -> Any:
+    return jax.typeof(result).to_tangent_aval()
+
+
+def _slopes(call: Call, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return d output / d this rank's input, elementwise, for the operations that are not linear."""
+    factor = call.prescale * call.postscale
+    total = {"op": ReduceOp.SUM, "prescale": 1.0, "postscale": 1.0}
+    if call.op in (ReduceOp.MIN, ReduceOp.MAX):
+        # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
+        winners = [
+            (x * call.prescale * call.postscale == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)
+        ]
+        ties = collective(_aside(call, "ties", **total), winners)
+        return [won * factor / jnp.maximum(tied, 1) for won, tied in zip(winners, ties, strict=True)]
+    scaled = [x * call.prescale for x in inputs]
+    zero = [(x == 0).astype(x.dtype) for x in scaled]
+    zeros = collective(_aside(call, "zeros", **total), zero)
+    nonzero = [jnp.where(x == 0, jnp.ones_like(x), x) for x in scaled]
+    whole = collective(_aside(call, "product", op=ReduceOp.PRODUCT, prescale=1.0, postscale=1.0), nonzero)
+    return [
+        jnp.where(found - z == 0, product / own, jnp.zeros_like(product)) * factor
+        for found, z, product, own in zip(zeros, zero, whole, nonzero, strict=True)
+    ]
+
+
+def _aside(call: Call, what: str, **changes: Any) -> Call:
+    return replace(call, suffix=f"{call.suffix}.{what}", watched=(), **changes)
+
+
+# -- reverse mode ------------------------------------------------------------------------------------------------
+
+
+def _transpose(cotangents: Sequence[Any], *inputs: Any, call: Call) -> list[Any]:
+    gradients: list[Any] = [None] * len(inputs)
+    # Again the same ones on all ranks.
+    needed = [i for i, x in enumerate(inputs) if ad.is_undefined_primal(x) and not isinstance(cotangents[i], ad.Zero)]
+    for index, x in enumerate(inputs):
+        if ad.is_undefined_primal(x) and index not in needed:
+            gradients[index] = ad.Zero(x.aval)
+    if needed:
+        shapes = [inputs[i].aval.shape for i in needed]
+        rows = None if call.rows is None else tuple(call.rows[i] for i in needed)
+        for index, gradient in zip(needed, _back(call, [cotangents[i] for i in needed], shapes, rows), strict=True):
+            gradients[index] = gradient
+    return gradients
+
+
+ad.primitive_transposes[collective_p] = _transpose
+
+
+def _back(call: Call, grads: list[Any], shapes: list[tuple[int, ...]], rows: Any) -> list[Any]:
+    """Return the gradients of the inputs, which have ``shapes``, from those of the results."""
+    if call.kind is Kind.ALLREDUCE:
+        if call.only_root >= 0:
+            return collective(call.gradient(kind=Kind.BROADCAST, root=call.only_root, only_root=-1), grads)
+        return collective(call.gradient(), grads)
+    if call.kind is Kind.BROADCAST:
+        return collective(call.gradient(kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, only_root=call.root), grads)
+    if call.kind is Kind.ALLTOALL:
+        if rows is None:
+            return collective(call.gradient(), grads)
+        return [
+            collective(call.gradient(splits=received, rows=(call.splits,)), [grad])[0]
+            for grad, received in zip(grads, rows, strict=True)
+        ]
+    if call.kind is Kind.REDUCESCATTER:
+        factor = call.prescale * call.postscale * (call.size if call.op is ReduceOp.SUM else 1)
+        scaled = grads if factor == 1.0 else [grad * factor for grad in grads]
+        shares = tuple(_shares(call, shape[0]) for shape in shapes)
+        return collective(call.gradient(kind=Kind.ALLGATHER, rows=shares), scaled)
+    if rows is None:
+        return collective(call.gradient(kind=Kind.REDUCESCATTER, op=ReduceOp.AVERAGE), grads)
+    reduced = collective(call.gradient(kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), grads)
+    me = call.place
+    before = [sum(own[:me]) for own in rows]
+    return [
+        lax.slice_in_dim(grad, start, start + own[me]) for grad, start, own in zip(reduced, before, rows, strict=True)
+    ]
+
+
+# -- vmap --------------------------------------------------------------------------------------------------------
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+    """One collective for the whole batch; the new dimension is not the one that rows are counted in."""
+    if call.op is ReduceOp.ADASUM and call.kind is Kind.ALLREDUCE:
+        raise NotImplementedError(
+            "Adasum under vmap would combine every element of the batch by itself; call it outside of vmap"
+        )
+    arrays, call = split_watched(call, arrays)[0], replace(call, watched=())
+    dims = dims[: len(arrays)]
+    if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+        return collective(call, arrays), list(dims)
+    moved = [x if dim is None else jnp.moveaxis(x, dim, 1) for x, dim in zip(arrays, dims, strict=True)]
+    return collective(call, moved), [None if dim is None else 1 for dim in dims]
+
+
+batching.primitive_batchers[collective_p] = _batch

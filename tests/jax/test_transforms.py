@@ -1,0 +1,148 @@
+"""What JAX makes of the collectives: derivatives, batches, loops, branches; and that horovod.torch agrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import run_ranks
+
+CASES: dict[str, Any] = {
+    "average": lambda hvd, x: hvd.allreduce(x),
+    "sum": lambda hvd, x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+    "max": lambda hvd, x: hvd.allreduce(x, op=hvd.Max),
+    "min": lambda hvd, x: hvd.allreduce(x, op=hvd.Min, prescale_factor=2.0),
+    "product": lambda hvd, x: hvd.allreduce(x, op=hvd.Product),
+    "adasum": lambda hvd, x: hvd.allreduce(x, op=hvd.Adasum),
+    "group": lambda hvd, x: sum(hvd.grouped_allreduce([x, x * 2])),
+    "allgather": lambda hvd, x: hvd.allgather(x),
+    "broadcast": lambda hvd, x: hvd.broadcast(x, 1),
+    "alltoall": lambda hvd, x: hvd.alltoall(x),
+    "reducescatter": lambda hvd, x: hvd.reducescatter(x),
+    "reducescatter of uneven rows": lambda hvd, x: hvd.reducescatter(x[:3], op=hvd.Sum),
+    "name": lambda hvd, x: hvd.allreduce(x, name="x"),
+}
+
+
+def _gradients_as_in_torch() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+
+    import horovod.jax as hvd
+    import horovod.torch as hvd_torch
+
+    rank = hvd.rank()
+    values = np.array([[0.5, 2.0], [0.0, 3.0], [-1.0, 4.0], [2.5, -3.0]], np.float32) * (1 + rank)
+    for what, apply in CASES.items():
+        tensor = torch.tensor(values, requires_grad=True)
+        output = apply(hvd_torch, tensor)
+        weights = np.arange(1.0, 1.0 + output.numel(), dtype=np.float32).reshape(output.shape) * (2 + rank)
+        (output.square() * torch.tensor(weights)).sum().backward()
+
+        def loss(x: Any, apply: Any = apply, weights: Any = weights) -> Any:
+            return (jnp.square(apply(hvd, x)) * weights).sum()
+
+        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.jit(jax.grad(jax.checkpoint(loss)))):
+            np.testing.assert_allclose(gradient(values), tensor.grad.numpy(), rtol=1e-5, err_msg=what)
+
+
+def test_gradients_are_those_of_torch() -> None:
+    run_ranks(2, _gradients_as_in_torch)
+
+
+def _uneven_gradients() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+
+    import horovod.jax as hvd
+    import horovod.torch as hvd_torch
+
+    rank, size = hvd.rank(), hvd.size()
+    rows = np.arange(2.0 * (rank + 1), dtype=np.float32).reshape(-1, 2)
+    tensor = torch.tensor(rows, requires_grad=True)
+    hvd_torch.allgather(tensor).pow(3).sum().backward()
+    got = jax.grad(lambda x: (hvd.allgather(x) ** 3).sum())(jnp.asarray(rows))
+    np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-6)
+    splits = [rank + 1] * size
+    rows = np.arange(float(sum(splits)), dtype=np.float32)
+    got = jax.grad(lambda x: ((hvd.alltoall(x, splits=splits)[0]) ** 3).sum())(jnp.asarray(rows))
+    np.testing.assert_allclose(got, 3 * rows**2, rtol=1e-6)
+
+
+def test_gradients_of_uneven_rows() -> None:
+    run_ranks(3, _uneven_gradients)
+
+
+def _modes() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import horovod.jax as hvd
+
+    x = jnp.array([1.0, 2.0, 3.0]) + hvd.rank()
+    mean = x - hvd.rank() + 0.5
+
+    def f(x: Any) -> Any:
+        return (hvd.allreduce(x) ** 3).sum()
+
+    value, tangent = jax.jvp(f, (x,), (jnp.ones(3),))
+    np.testing.assert_allclose(value, (mean**3).sum(), rtol=1e-6)
+    np.testing.assert_allclose(tangent, (3 * mean**2).sum(), rtol=1e-6)
+    for way in (lambda g: g, jax.jit):
+        np.testing.assert_allclose(way(jax.jacfwd(f))(x), 3 * mean**2, rtol=1e-6)
+        np.testing.assert_allclose(way(jax.hessian(f))(x), np.diag(6 * mean), rtol=1e-6)
+        np.testing.assert_allclose(way(jax.grad(jax.checkpoint(f)))(x), 3 * mean**2, rtol=1e-6)
+        batch = jnp.stack([x, 2 * x, 3 * x], axis=1)
+        got = way(jax.vmap(lambda x: hvd.allreduce(x), in_axes=1, out_axes=1))(batch)
+        np.testing.assert_allclose(got, np.stack([mean, 2 * mean, 3 * mean], axis=1), rtol=1e-6)
+        assert way(jax.vmap(lambda x: hvd.allgather(x), in_axes=1))(batch).shape == (3, 6)
+        per_example = way(jax.vmap(jax.grad(f), in_axes=1))(batch)
+        np.testing.assert_allclose(per_example[1], 12 * mean**2, rtol=1e-6)
+    with pytest.raises(NotImplementedError, match="Adasum under vmap"):
+        jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(jnp.ones((2, 2)))
+
+
+def test_forward_mode_second_order_and_batches() -> None:
+    run_ranks(2, _modes)
+
+
+def _control_flow() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    x = jnp.array([1.0, 2.0]) + rank
+
+    def body(carry: Any, scale: Any) -> tuple[Any, Any]:
+        carry = hvd.allreduce(carry * scale, op=hvd.Sum)
+        return carry, carry[0]
+
+    last, trail = jax.jit(lambda x: jax.lax.scan(body, x, jnp.array([0.5, 1.0, 1.0])))(x)
+    np.testing.assert_allclose(last, np.array([3.0, 5.0]) / 2 * 4)
+    np.testing.assert_allclose(trail, [1.5, 3.0, 6.0])
+    grad = jax.jit(jax.grad(lambda x: jax.lax.scan(body, x, jnp.array([0.5, 1.0, 1.0]))[0].sum()))(x)
+    np.testing.assert_allclose(grad, [4.0, 4.0])
+    # A result that depends on nothing that changes is still reduced in every turn.
+    twice = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, total: total + hvd.allreduce(x, op=hvd.Sum), x * 0))
+    np.testing.assert_allclose(twice(x), [9.0, 15.0])
+    branch = jax.jit(lambda x, go: jax.lax.cond(go, lambda x: hvd.allreduce(x), lambda x: x, x))
+    np.testing.assert_allclose(branch(x, True), [1.5, 2.5])
+    np.testing.assert_allclose(branch(x, False), x)
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, hvd.allreduce(c[1])), (0, x)))
+    np.testing.assert_allclose(loop(x)[1], [1.5, 2.5])
+    with jax.disable_jit():
+        np.testing.assert_allclose(jax.jit(lambda x: hvd.allreduce(x))(x), [1.5, 2.5])
+    compiled = jax.jit(lambda x: hvd.allreduce(x)).lower(x).compile()
+    np.testing.assert_allclose(compiled(x), [1.5, 2.5])
+
+
+def test_loops_and_branches() -> None:
+    run_ranks(2, _control_flow)
