@@ -10,6 +10,7 @@ import pytest
 from commands import run
 from harness import Ranks, run_ranks
 
+from horovod.bindings.gradients.wording import PREFIX, in_words
 from horovod.core.departures import LEFT, waited_in_vain
 from horovod.core.requests import Kind, Request
 from horovod.engine import labels
@@ -38,6 +39,42 @@ def test_a_binding_explains_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("allreduce.other", "allreduce.Silent", ""):
         other = Request(name, Kind.ALLREDUCE, site="train.py:7")
         assert labels.describe(other, 2).startswith("allreduce ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (".bucket0[layer3.weight..layer1.bias]", "DistributedOptimizer step 118, layer3.weight to layer1.bias"),
+        ("#2.bucket12[layer3.weight..layer3.weight]", "DistributedOptimizer#2 step 118, layer3.weight"),
+        (".layer3.weight", "DistributedOptimizer step 118, layer3.weight"),
+        (".survey", "DistributedOptimizer before its first step"),
+    ],
+)
+def test_the_operations_of_an_optimizer_have_a_step_and_parameters(name: str, words: str) -> None:
+    assert in_words(PREFIX + name, 118) == words
+
+
+def _uneven_training() -> str:
+    import torch
+
+    import horovod.torch as hvd
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters())
+    for _ in range(4 if hvd.rank() else 3):
+        try:
+            optimizer.zero_grad()
+            net(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        except PeerLostError as error:
+            return str(error)
+    return ""
+
+
+def test_a_training_of_uneven_length_ends_with_step_and_parameters() -> None:
+    text = run_ranks(2, _uneven_training)[1]
+    assert LEFT in text
+    assert "while rank 1 waited in DistributedOptimizer step 4, 1.bias to 0.weight: allreduce" in text
 
 
 def _raise() -> None:

@@ -59,6 +59,7 @@ class Engine:
         self._is_home = link.coordinator is not None
         self._log = LogRunner(rank, channel, transport, sets, owns_sets=not self._is_home)
         self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, sets, transport)
+        self._log.count = self._signatures.count
         self._submit_lock = threading.Lock()
         self.ring = new_ring()
         self._waits = self._wait_ns = 0

@@ -9,7 +9,7 @@ from horovod import errors
 from horovod.core.coordinator import Run
 from horovod.core.departures import waited_in_vain
 from horovod.core.process_sets import ProcessSetTable
-from horovod.core.requests import Kind, Response
+from horovod.core.requests import Kind, Request, Response
 from horovod.engine import labels
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Channel
@@ -30,6 +30,7 @@ class LogRunner:
         owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
 
     Attributes:
+        count: returns how often an operation of this name was submitted, and how many were in all.
         culprit: the rank that the log last named as lost, or -1.
         fused: how many operations were executed together with others.
         fusions: how many executions these took.
@@ -48,6 +49,7 @@ class LogRunner:
         self._unnamed: dict[int, collections.deque[Handle]] = {}
         self._sequence = 0
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
+        self.count: Callable[[Request], tuple[int, int]] = lambda _: (1, 1)
         self.culprit = -1
         self.fused = self.fusions = 0
 
@@ -96,6 +98,11 @@ class LogRunner:
             *self._named.values(),
             *(handle for queue in self._unnamed.values() for handle in queue),
         ]
+
+    def describe(self, handle: Handle) -> str:
+        """Return a submission in words."""
+        request = handle.signature.request
+        return labels.describe(request, self.count(request)[0])
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
@@ -240,7 +247,7 @@ class LogRunner:
             return ValueError(response.error)
         if response.error_type == "PeerLostError":
             self.culprit = response.result
-            what = labels.describe(handle.signature.request, handle.signature.uses)
-            return errors.PeerLostError(waited_in_vain(response.error, self._rank, what), rank=response.result)
+            text = waited_in_vain(response.error, self._rank, self.describe(handle))
+            return errors.PeerLostError(text, rank=response.result)
         kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
         return kind(response.error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from horovod import errors
 from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
-from horovod.engine import labels
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Board, Channel, Observer, Peers
 
@@ -70,8 +69,7 @@ class Vigil:
         waiting = log.in_flight()
         if not waiting:
             return ""
-        signature = waiting[0].signature
-        return labels.describe(signature.request, signature.uses)
+        return log.describe(waiting[0])
 
     def _lost(self, rank: int, waited_in: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""

@@ -26,6 +26,7 @@ from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.gradients.slots import Slot
 from horovod.bindings.gradients.survey import survey
+from horovod.bindings.gradients.wording import PREFIX
 from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
@@ -145,7 +146,7 @@ class Reducer:
             )
         self.active = bool(process_set.included()) and size > 1
         if self.active:
-            self._name = _names.take("DistributedOptimizer.gradients", process_set.process_set_id, generation)
+            self._name = _names.take(PREFIX, process_set.process_set_id, generation)
         self._start_over()
 
     def _start_over(self) -> None:

@@ -1,0 +1,30 @@
+"""What the operations of a ``DistributedOptimizer`` mean to the user; see ``horovod.engine.labels``."""
+
+from __future__ import annotations
+
+from horovod.engine import labels
+
+__all__ = ["PREFIX", "in_words"]
+
+PREFIX = "DistributedOptimizer.gradients"
+"""Names of the operations of an optimizer begin with it; those of a second one with a number after it."""
+
+
+def in_words(name: str, times: int) -> str:
+    """Return step and parameters of an operation: ``DistributedOptimizer step 118, layer3.weight``.
+
+    Args:
+        name: ``PREFIX``, perhaps ``#2``, then ``.survey``, ``.bucket0[first..last]`` or the name of a parameter.
+        times: how often it was submitted, which is once a step.
+    """
+    number, _, what = name.removeprefix(PREFIX).partition(".")
+    who = f"DistributedOptimizer{number}"
+    if what == "survey":
+        return f"{who} before its first step"
+    if what.startswith("bucket") and what.endswith("]"):
+        first, _, last = what.partition("[")[2][:-1].partition("..")
+        what = first if first == last else f"{first} to {last}"
+    return f"{who} step {times}, {what}"
+
+
+labels.register(PREFIX, in_words)
