@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from horovod import context
 from horovod.bindings.adapter import Adapter, Stage
+from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ITEMSIZE, Kind
+from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
 from horovod.engine.handles import Handle
+from horovod.errors import RequestError
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Submission", "id_of"]
@@ -158,7 +160,7 @@ class Submission:
                 copies.append((tensor, buffer))
             inputs.append(buffer)
         if targets is not None and len(inputs) > 1:
-            self._part(inputs)
+            self._part(inputs, copies, how.get("op"))
         wire_name = f"{_PREFIXES[kind]}{name}" if name else None
         outputs = inputs if targets is not None else None
         handle = engine.submit(
@@ -173,14 +175,27 @@ class Submission:
             raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")
         return self.adapter.target(tensor)
 
-    def _part(self, inputs: list[Any]) -> None:
-        """Give what a group in place names again, such as tied weights, memory of its own: its result is the same."""
-        seen = set()
-        for index, buffer in enumerate(inputs):
-            key = (self.adapter.address(buffer), buffer.shape, buffer.dtype)
-            if key in seen:
-                inputs[index] = self.adapter.contiguous(buffer)
-            seen.add(key)
+    def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp | None) -> None:
+        """Give tensors of a group in place that share memory with others, such as tied weights, memory of their own.
+
+        What they share gets the same values from either.
+
+        Raises:
+            RequestError: it would get different ones.
+        """
+        for index, other in find_overlaps([(self.adapter.address(i), i.nbytes) for i in inputs]).items():
+            buffer, rival = inputs[index], inputs[other]
+            places = (self.adapter.address(buffer), buffer.nbytes), (self.adapter.address(rival), rival.nbytes)
+            if buffer.dtype != rival.dtype or (op is ReduceOp.ADASUM and places[0] != places[1]):
+                raise RequestError(
+                    f"tensors {min(index, other)} and {max(index, other)} of a group in place share memory, but their "
+                    f"results differ there: {buffer.dtype} {tuple(buffer.shape)} and {rival.dtype} "
+                    f"{tuple(rival.shape)}{' under Adasum' if op is ReduceOp.ADASUM else ''}; clone() one of them, or "
+                    "use the operation without _"
+                )
+            inputs[index] = self.adapter.contiguous(buffer)
+            if places[0] != places[1]:
+                copies.append((buffer, inputs[index]))
 
     def _submit_staged(
         self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,

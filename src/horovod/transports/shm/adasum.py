@@ -51,6 +51,8 @@ class _Tensor:
 
     def run(self, phase: int) -> int:
         """Run both passes, from a phase of the log entry on; return the next free one."""
+        if not self._count:
+            return phase
         staging, size = self._staging, len(self._members)
         phase = staging.rounds(self._sequence, self._members, self._rounds, self._fill, self._measure, phase)
         phase = staging.rounds(self._sequence, self._members, 1, self._show, self._sum, phase)

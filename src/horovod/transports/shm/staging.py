@@ -60,6 +60,9 @@ class Staging:
         Returns:
             The same for what follows.
         """
+        if not count:
+            # Of what is empty everywhere; this rank must not wait for itself to be through with it.
+            return phase
         flags, base = self.flags, (sequence << PHASE_BITS) + phase
         if phase:
             # Everybody must have read what the rounds before left in the buffers.
@@ -68,9 +71,8 @@ class Staging:
             flags.wait(members, base)
         else:
             self.reserve(sequence, members)
-        if count:
-            fill(0, self.offset(0))
-            flags.post(base + 1, members)
+        fill(0, self.offset(0))
+        flags.post(base + 1, members)
         for c in range(count):
             if c + 1 < count:
                 fill(c + 1, self.offset(c + 1))
