@@ -195,8 +195,11 @@ def _not_initialized() -> NotInitializedError:
 def _assemble(world: World, settings: Config, watching: Observer) -> Link:
     if world.size == 1:
         return local.assemble(settings)
-    _context.meetings[world.job] += 1
-    return shm.assemble(world, settings, _context.meetings[world.job], watching)
+    number = _context.meetings[world.job] + 1
+    link = shm.assemble(world, settings, number, watching)
+    # Only what has come about counts: whoever failed, or never came, must still agree with the others afterwards.
+    _context.meetings[world.job] = number
+    return link
 
 
 def _at_exit() -> None:

@@ -93,6 +93,32 @@ sys.exit(1)
     assert ended.err.count("failed with exit code 1") == 3
 
 
+# One rank ends where the others call init(), which would wait for it for a day.
+ABSENT = """
+import sys, horovod.numpy as hvd, os
+rank, meets = int(os.environ["HOROVOD_RANK"]), int(sys.argv[2])
+for _ in range(meets):
+    hvd.init()
+    hvd.shutdown()
+if rank == int(sys.argv[1]):
+    sys.exit(0)
+try:
+    hvd.init()
+except hvd.HorovodInternalError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(("victim", "meets"), [(0, 0), (2, 0), (1, 2)])
+def test_nobody_waits_for_a_rank_that_ended_before_init(victim: int, meets: int) -> None:
+    ended = horovodrun("-np", "3", "--start-timeout", "86400", PY, "-c", ABSENT, str(victim), str(meets))
+    assert ended.code == 0, ended.err
+    assert len(ended.lines) == 2
+    for line in ended.lines:
+        assert f"PeerLostError rank {victim} (pid " in line
+        assert "ended with exit code 0 before it called init()" in line
+
+
 def test_all_fail_at_once() -> None:
     ended = horovodrun("-np", "3", "bash", "-c", "exit 5", program=PATIENT)
     assert ended.code == 5

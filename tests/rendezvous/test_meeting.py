@@ -8,10 +8,16 @@ import hmac
 import itertools
 import os
 import platform
+import resource
 import secrets
 import socket
+import subprocess
+import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,8 +26,11 @@ from clocks import let_time_run_out
 
 from horovod import _version
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
-from horovod.rendezvous import unix
-from horovod.rendezvous.unix import Meeting, address_of, meet
+from horovod.rendezvous import guest as guests
+from horovod.rendezvous import messages
+from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.names import address_of, current_slot
+from horovod.rendezvous.unix import meet
 from horovod.world import World
 
 KEY = b"k" * 16
@@ -37,22 +46,35 @@ def job() -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits as long as it takes for those who are to hear what is wrong."""
-    monkeypatch.setattr(unix, "_LINGER_S", LONG_S)
+    monkeypatch.setattr("horovod.rendezvous.host._LINGER_S", LONG_S)
+
+
+def _world(job: str, rank: int = 0, size: int = 2, key: bytes = KEY) -> World:
+    return World(rank, size, rank, size, 0, 1, f"host{rank}", "horovodrun", job, key)
+
+
+def _name(job: str) -> str:
+    """Where rank 0 listens now."""
+    return address_of(_world(job), current_slot())
+
+
+@pytest.fixture
+def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name stays what it is, however long the test takes."""
+    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: 7.0))
 
 
 class Attempt(threading.Thread):
     """One rank, as a thread, on its way to the meeting."""
 
-    def __init__(
-        self, job: str, rank: int, size: int, *, key: bytes = KEY, timeout_s: float = LONG_S, generation: int = 1
-    ) -> None:
+    def __init__(self, job: str, rank: int, size: int, *, key: bytes = KEY, timeout_s: float = LONG_S) -> None:
         super().__init__()
-        self.world = World(rank, size, rank, size, 0, 1, f"host{rank}", "horovodrun", job, key)
+        self.world = _world(job, rank, size, key)
         self.meeting: Meeting | None = None
         self.error: HorovodInternalError | None = None
         self.arena = os.memfd_create(f"arena{rank}")
         self.control = os.memfd_create("control") if rank == 0 else -1
-        self._how = (generation, self.arena, 4096 + rank, self.control, timeout_s)
+        self._how = (self.arena, 4096 + rank, self.control, timeout_s)
         self.start()
 
     def run(self) -> None:
@@ -83,7 +105,7 @@ def _dial(job: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(LONG_S)
         try:
-            connection.connect(address_of(job, 1))
+            connection.connect(_name(job))
             return connection
         except (ConnectionRefusedError, BlockingIOError):
             connection.close()
@@ -105,6 +127,7 @@ def _send(connection: socket.socket, message: bytes, fds: int = 1) -> None:
 
 
 def _answer(connection: socket.socket) -> Any:
+    assert len(connection.recv(1 << 16)) == 32
     return msgspec.msgpack.decode(connection.recv(1 << 16)[32:])
 
 
@@ -129,11 +152,9 @@ def test_everybody_gets_everybodys_arena(job: str, size: int) -> None:
     assert [rank.done() for rank in ranks] == [None] * size
 
 
-def test_two_jobs_and_two_generations_at_once_do_not_mix(job: str) -> None:
+def test_jobs_at_one_moment_do_not_mix(job: str) -> None:
     teams = [
-        [Attempt(name, rank, 2, generation=generation) for rank in (1, 0)]
-        for name in (job, f"{job}-other")
-        for generation in (1, 2)
+        [Attempt(name, rank, 2, key=key) for rank in (1, 0)] for name in (job, f"{job}-other") for key in (KEY, b"x")
     ]
     for team in teams:
         for rank in team:
@@ -208,11 +229,10 @@ def test_another_user_gets_no_answer_even_with_the_key(job: str) -> None:
     def visit() -> None:
         # The system call itself changes the user of this thread alone.
         number = {"x86_64": 117, "aarch64": 147}[platform.machine()]
-        address = address_of(job, 1)
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         assert ctypes.CDLL(None).syscall(number, 65534, 65534, 65534) == 0
         with closing(stranger):
-            while stranger.connect_ex(address):
+            while stranger.connect_ex(_name(job)):
                 pass
             try:
                 _send(stranger, _greeting())
@@ -228,29 +248,157 @@ def test_another_user_gets_no_answer_even_with_the_key(job: str) -> None:
     assert answers in ([b""], [BrokenPipeError], [ConnectionResetError])
 
 
-def test_a_rank_with_another_key_is_told_that_it_may_be_the_key(job: str) -> None:
+def test_a_rank_with_another_key_finds_nobody_and_holds_nothing_up(job: str) -> None:
     host = Attempt(job, 0, 2)
-    wrong = Attempt(job, 1, 2, key=b"x" * 16)
-    error = wrong.done()
-    assert isinstance(error, PeerLostError)
-    assert "does not know this job's key (rank 1 on host1)" in str(error)
+    error = Attempt(job, 1, 2, key=b"x" * 16, timeout_s=SHORT_S).done()
+    assert isinstance(error, InitError)
+    assert "rank 1 waited 0.3 s for rank 0" in str(error)
     guest = Attempt(job, 1, 2)
     assert [guest.done(), host.done()] == [None, None]
 
 
-def test_a_process_that_listens_in_place_of_rank_0_is_found_out(job: str) -> None:
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as impostor:
-        impostor.bind(address_of(job, 1))
-        impostor.listen()
-        guest = Attempt(job, 1, 2)
+@contextmanager
+def _listening(job: str) -> Iterator[socket.socket]:
+    """Somebody has the name in place of rank 0."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
+        listener.settimeout(LONG_S)
+        listener.bind(_name(job))
+        listener.listen()
+        yield listener
+
+
+IMPOSTORS: dict[str, tuple[bytes | None, str]] = {
+    "silent": (None, "did not answer: is rank 0 stopped?"),
+    "hangs up": (b"", "It hung up"),
+    "another key": (b"w" * 32, "does not know the job's key"),
+}
+
+
+@pytest.mark.usefixtures("one_name")
+@pytest.mark.parametrize("how", IMPOSTORS)
+def test_who_listens_in_place_of_rank_0_is_found_out_and_named(job: str, how: str) -> None:
+    reply, said = IMPOSTORS[how]
+    with _listening(job) as impostor:
+        guest = Attempt(job, 1, 2, timeout_s=SHORT_S)
         connection, _ = impostor.accept()
         with closing(connection):
-            connection.recv(1 << 16)
-            body = msgspec.msgpack.encode([[], "", -1])
-            connection.send(hmac.digest(b"wrong", b"host" + body, "sha256") + body)
+            if reply is not None:
+                connection.recv(1 << 16)
+                connection.send(reply) if reply else connection.close()
+            impostor.close()
             error = guest.done()
     assert isinstance(error, InitError)
-    assert "does not know the job's key" in str(error)
+    assert said in str(error)
+
+
+@pytest.mark.parametrize("how", ["silent", "another user"])
+def test_a_name_that_a_stranger_took_is_of_no_use_a_second_later(
+    job: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has seen the names of a meeting that failed may bind them before the next."""
+    clock = [7.0]
+    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr("horovod.rendezvous.guest._WELCOME_S", SHORT_S)
+    if how == "another user":
+        peers = [os.getuid() + 1]
+        monkeypatch.setattr("horovod.rendezvous.guest.peer_of", lambda _: (1, peers.pop() if peers else os.getuid()))
+    squatters = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    try:
+        for slot, squatter in enumerate(squatters, current_slot()):
+            squatter.bind(address_of(_world(job), slot))
+            squatter.listen()
+        host, guest = Attempt(job, 0, 2), Attempt(job, 1, 2)
+        # Both have been to the squatter: rank 0 asks it for the key, rank 1 greets it.
+        visitors = [squatters[0].accept()[0] for _ in range(2)]
+        clock[0] += 2
+        assert [guest.done(), host.done()] == [None, None]
+        for visitor in visitors:
+            visitor.close()
+    finally:
+        for squatter in squatters:
+            squatter.close()
+
+
+def test_the_name_changes_while_rank_0_waits(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [7.0]
+    monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: clock[0]))
+    host = Attempt(job, 0, 3)
+    first = Attempt(job, 1, 3)
+    _dial(job).close()
+    clock[0] += 5
+    last = Attempt(job, 2, 3)
+    assert [first.done(), last.done(), host.done()] == [None, None, None]
+
+
+def test_two_thousand_idle_guests_use_up_nothing(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of open files is so low that half of them would be too many."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    host = Attempt(job, 0, 2)
+    visit = (
+        "import resource, socket, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
+        "from horovod.rendezvous.names import address_of, current_slot\n"
+        "from horovod.world import World\n"
+        "world = World(0, 2, 0, 2, 0, 1, 'host0', 'horovodrun', sys.argv[1], b'k' * 16)\n"
+        "idle = []\n"
+        "while len(idle) < 2000:\n"
+        "    idle.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))\n"
+        "    while idle[-1].connect_ex(address_of(world, current_slot())):\n"
+        "        pass\n"
+        "print('here', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 100, limits[1]))
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", visit, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as crowd:
+            assert crowd.stdout is not None
+            assert crowd.stdin is not None
+            assert crowd.stdout.readline() == b"here\n"
+            guest = Attempt(job, 1, 2)
+            assert [guest.done(), host.done()] == [None, None]
+            crowd.stdin.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def _refuse_files(monkeypatch: pytest.MonkeyPatch, whose: type, name: str) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(whose, name, refuse)
+
+
+@pytest.mark.usefixtures("patient")
+def test_rank_0_without_descriptors_says_so_to_all(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    welcomed = threading.Event()
+    take_part = guests._take_part
+    monkeypatch.setattr(guests, "_take_part", lambda *args: welcomed.set() or take_part(*args))
+    host, guest = Attempt(job, 0, 3), Attempt(job, 1, 3)
+    assert welcomed.wait(LONG_S)
+    _refuse_files(monkeypatch, socket.socket, "accept")
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as third:
+        while third.connect_ex(_name(job)):
+            pass
+        for error in (host.done(), guest.done()):
+            assert isinstance(error, InitError)
+            assert "may not open more than" in str(error)
+            assert "ulimit -n" in str(error)
+
+
+def test_a_rank_that_cannot_take_what_it_is_given_ends_it_for_all(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_files(monkeypatch, messages, "receive_fds")  # type: ignore[arg-type]
+    for error in [rank.done() for rank in [Attempt(job, 0, 2), Attempt(job, 1, 2)]]:
+        assert isinstance(error, InitError)
+        assert "rank 1: a rank may not open more than" in str(error)
+
+
+def test_no_socket_at_all(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse_files(monkeypatch, socket, "socket")  # type: ignore[arg-type]
+    for error in [Attempt(job, rank, 2).done() for rank in (0, 1)]:
+        assert isinstance(error, InitError)
+        assert "ulimit -n" in str(error)
 
 
 # -- what is wrong with the ranks ------------------------------------------------------------------------------------
@@ -295,15 +443,26 @@ def test_two_versions(job: str) -> None:
     assert str(host.done()) == wanted
 
 
-def test_the_name_is_taken(job: str) -> None:
+def test_a_second_rank_0_is_told_so_and_does_no_harm(job: str) -> None:
     first = Attempt(job, 0, 2)
     _dial(job).close()
     error = Attempt(job, 0, 2).done()
     assert isinstance(error, InitError)
-    assert f"another process already acts as rank 0 of job '{job}' on host0" in str(error)
+    assert f"another process (pid {os.getpid()}) already acts as rank 0 of job '{job}' on host0" in str(error)
     assert "HOROVOD_JOB_ID" in str(error)
     guest = Attempt(job, 1, 2)
     assert [guest.done(), first.done()] == [None, None]
+
+
+def test_ranks_meet_after_a_meeting_that_failed(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 came twice for nothing, rank 2 once, rank 1 not at all."""
+    assert isinstance(Attempt(job, 0, 3, timeout_s=SHORT_S).done(), InitError)
+    for error in [
+        rank.done() for rank in [Attempt(job, 0, 3, timeout_s=SHORT_S), Attempt(job, 2, 3, timeout_s=SHORT_S)]
+    ]:
+        assert isinstance(error, InitError)
+    ranks = [Attempt(job, rank, 3) for rank in range(3)]
+    assert [rank.done() for rank in ranks] == [None] * 3
 
 
 def test_missing_ranks_are_named_with_the_knob(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,28 +484,65 @@ def test_a_missing_rank_0_is_named_with_the_knob(job: str) -> None:
 # -- death inside init -----------------------------------------------------------------------------------------------
 
 
+class Elsewhere:
+    """Rank ``rank`` as a process of its own, which has greeted rank 0 and waits."""
+
+    def __init__(self, job: str, rank: int, size: int) -> None:
+        come = (
+            "import os, sys\n"
+            "from horovod.rendezvous.unix import meet\n"
+            "from horovod.rendezvous import guest\n"
+            "from horovod.world import World\n"
+            "rank, size = map(int, sys.argv[2:])\n"
+            "take_part = guest._take_part\n"
+            "guest._take_part = lambda *a: print('here', flush=True) or take_part(*a)\n"
+            "world = World(rank, size, rank, size, 0, 1, 'there', 'horovodrun', sys.argv[1], b'k' * 16)\n"
+            "meet(world, os.memfd_create('arena'), 4096, -1, 120.0)\n"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", come, job, str(rank), str(size)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"here\n"
+
+    def kill(self) -> int:
+        self.process.kill()
+        self.process.communicate()
+        return self.process.pid
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_rank_that_dies_inside_init_ends_it_for_all(job: str) -> None:
     host = Attempt(job, 0, 3)
-    with closing(_dial(job)) as victim:
-        _send(victim, _greeting(rank=2, size=3))
+    victim = Elsewhere(job, 2, 3).kill()
     guest = Attempt(job, 1, 3)
     for error in (host.done(), guest.done()):
         assert isinstance(error, PeerLostError)
-        assert str(error) == f"rank 2 (pid {os.getpid()}) died inside init()"
+        assert str(error) == f"rank 2 (pid {victim}) died inside init()"
         assert error.rank == 2
 
 
+def test_a_rank_that_leaves_init_alive_may_come_back(job: str) -> None:
+    host = Attempt(job, 0, 3)
+    for _ in range(2):
+        with closing(_dial(job)) as fickle:
+            _send(fickle, _greeting(rank=2, size=3))
+            assert len(fickle.recv(100)) == 32
+    ranks = [Attempt(job, rank, 3) for rank in (1, 2)]
+    assert [rank.done() for rank in (host, *ranks)] == [None] * 3
+
+
 def test_a_rank_that_is_gone_before_it_is_heard(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pidfd_open = os.pidfd_open
+    pidfd_open, calls = os.pidfd_open, itertools.count()
 
     def no_such_process(pid: int) -> int:
-        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
-        raise ProcessLookupError(errno.ESRCH, "no such process")
+        if next(calls) == 1:  # the first is rank 0's own
+            raise ProcessLookupError(errno.ESRCH, "no such process")
+        return pidfd_open(pid)
 
     monkeypatch.setattr(os, "pidfd_open", no_such_process)
     # Nobody waits for it once the others are there.
-    monkeypatch.setattr(unix, "_LINGER_S", 10 * LONG_S)
+    monkeypatch.setattr("horovod.rendezvous.host._LINGER_S", 10 * LONG_S)
     host = Attempt(job, 0, 3, timeout_s=10 * LONG_S)
     with closing(_dial(job)) as victim:
         _send(victim, _greeting(size=3))
@@ -357,41 +553,59 @@ def test_a_rank_that_is_gone_before_it_is_heard(job: str, monkeypatch: pytest.Mo
         assert "rank 1" in str(error)
 
 
-def test_rank_0_dies_inside_init(job: str) -> None:
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as host:
-        host.bind(address_of(job, 1))
-        host.listen()
+@contextmanager
+def _rank_0(job: str) -> Iterator[tuple[Attempt, socket.socket, bytes]]:
+    """Rank 1, and this test in place of rank 0, which has welcomed it; and what binds its answer to the greeting."""
+    with _listening(job) as listener:
         guest = Attempt(job, 1, 2)
-        host.accept()[0].close()
-        error = guest.done()
-    assert isinstance(error, PeerLostError)
-    assert "rank 0 ended inside init()" in str(error)
-    assert error.rank == 0
-
-
-def test_rank_0_dies_between_its_answer_and_the_arenas(job: str) -> None:
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as host:
-        host.bind(address_of(job, 1))
-        host.listen()
-        guest = Attempt(job, 1, 2)
-        connection, _ = host.accept()
+        connection, _ = listener.accept()
         with closing(connection):
             message, fds, _, _ = socket.recv_fds(connection, 1 << 16, 1)
             os.close(fds[0])
-            hello = [0, 2, "h", 1, _version.__version__, 1]
-            body = msgspec.msgpack.encode([[hello, hello], "", -1])
-            connection.send(hmac.digest(KEY, b"host" + message[32:48] + body, "sha256") + body)
-            _send(connection, b"fds", 2)
+            nonce = message[32:48]
+            connection.send(hmac.digest(KEY, b"welcome" + nonce, "sha256"))
+            yield guest, connection, nonce
+
+
+@pytest.mark.usefixtures("one_name")
+def test_rank_0_dies_inside_init(job: str) -> None:
+    with _rank_0(job) as (guest, connection, _):
+        connection.close()
+        error = guest.done()
+    assert isinstance(error, PeerLostError)
+    assert f"rank 0 (pid {os.getpid()}) ended inside init()" in str(error)
+    assert error.rank == 0
+
+
+@pytest.mark.usefixtures("one_name")
+def test_rank_0_dies_between_its_answer_and_the_arenas(job: str) -> None:
+    with _rank_0(job) as (guest, connection, nonce):
+        hello = [0, 2, "h", 1, _version.__version__, 1]
+        body = msgspec.msgpack.encode([[hello, hello], "", -1])
+        connection.send(hmac.digest(KEY, b"host" + nonce + body, "sha256") + body)
+        _send(connection, b"fds", 2)
+        connection.close()
         error = guest.done()
     assert isinstance(error, PeerLostError)
     assert error.rank == 0
 
 
-def test_rank_0_is_stopped(job: str) -> None:
+@pytest.mark.usefixtures("one_name")
+def test_an_answer_that_is_not_signed_is_none(job: str) -> None:
+    with _rank_0(job) as (guest, connection, nonce):
+        body = msgspec.msgpack.encode([[], "", -1])
+        connection.send(hmac.digest(b"wrong", b"host" + nonce + body, "sha256") + body)
+        error = guest.done()
+    assert isinstance(error, InitError)
+    assert "not signed with the job's key" in str(error)
+
+
+@pytest.mark.usefixtures("one_name")
+def test_rank_0_is_stopped(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It listens, but does not answer; its rank mates give up by themselves, a little later than it would."""
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as host:
-        host.bind(address_of(job, 1))
-        host.listen()
+    monkeypatch.setattr("horovod.rendezvous.guest._GRACE_S", SHORT_S)
+    with _listening(job):
         error = Attempt(job, 1, 2, timeout_s=SHORT_S).done()
     assert isinstance(error, InitError)
-    assert str(error) == "rank 0 did not answer within 0.3 s; is it stopped?"
+    assert "waited 0.3 s" in str(error)
+    assert "is rank 0 stopped?" in str(error)

@@ -10,7 +10,8 @@ from typing import Any
 from horovod.core.coordinator import Coordinator
 from horovod.core.requests import Request
 from horovod.observe.stalls import StallWatch
-from horovod.rendezvous import unix
+from horovod.rendezvous import host as host_module
+from horovod.rendezvous.host import Host
 
 __all__ = ["blame_only", "let_time_run_out"]
 
@@ -21,13 +22,13 @@ def let_time_run_out(setattr: Callable[[Any, str, Any], None]) -> None:
     Args:
         setattr: sets an attribute of an object, and back again if need be.
     """
-    hear = unix._Host._hear
+    welcome = Host._welcome
 
-    def last(host: unix._Host, connection: Any) -> Any:
-        setattr(unix, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
-        return hear(host, connection)
+    def last(host: Host, *args: Any) -> None:
+        setattr(host_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
+        welcome(host, *args)
 
-    setattr(unix._Host, "_hear", last)
+    setattr(Host, "_welcome", last)
 
 
 def blame_only(victim: int, waiting: Mapping[str, tuple[int, ...]]) -> None:

@@ -21,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from typing import Any, NoReturn
@@ -34,6 +35,7 @@ _KILL_AGAIN_S = 0.1
 # A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
 # time may pass while this process cannot run.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
+_EXIT = struct.Struct("<iii")  # a row of the table of exits, as in rendezvous.roster
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -72,7 +74,9 @@ class Keeper:
 
     Args:
         control: socket to the launcher.
-        plan: ``command``, ``env``, ``grace_s``, and per rank ``env``, ``stdin``, ``stdout``, ``stderr``, ``fds``.
+        plan: ``command``, ``env``, ``grace_s``, ``exits``, and per rank ``env``, ``stdin``, ``stdout``, ``stderr``,
+            ``fds``. ``exits`` is a pair: name of the table in which ranks see how others have ended, and the variable
+            that tells them where it is.
     """
 
     def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
@@ -84,6 +88,7 @@ class Keeper:
         self._epoll = select.epoll()
         self._deadline: float | None = None
         self._sent = 0  # last signal that everybody got from us
+        self._exits = -1  # in memory of our own, which processes of this user can open and read
 
     def run(self) -> None:
         """Start the ranks and stay until nothing of them is left. Blocks for as long as the job runs."""
@@ -113,11 +118,14 @@ class Keeper:
         fds = {fd for rank in ranks for fd in (rank["stdout"], rank["stderr"], *rank["fds"])}
         for fd in fds:
             os.set_inheritable(fd, False)  # each rank gets its own and no other
+        self._exits = os.memfd_create(self._plan["exits"][0])
+        os.truncate(self._exits, len(ranks) * _EXIT.size)
         for number, rank in enumerate(ranks):
             pid = os.fork()
             if pid == 0:
                 self._become(rank)
             self._running[pid] = number
+            self._write_down(number, pid, 0, 0)
             try:
                 pidfd = os.pidfd_open(pid)
             except OSError:
@@ -145,7 +153,8 @@ class Keeper:
             os.dup2(rank["stderr"], 2)
             for fd in rank["fds"]:
                 os.set_inheritable(fd, True)
-            os.execvpe(command[0], command, {**self._plan["env"], **rank["env"]})
+            own = {self._plan["exits"][1]: f"/proc/{parent}/fd/{self._exits}"}
+            os.execvpe(command[0], command, {**self._plan["env"], **rank["env"], **own})
         except OSError as error:
             os.write(2, f"horovodrun: cannot run {command[0]!r}: {error.strerror}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -228,8 +237,12 @@ class Keeper:
         rank = self._running.pop(result.si_pid, None)
         if rank is not None:
             status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self._write_down(rank, result.si_pid, 1, status)
             self._say({"rank": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
         return True
+
+    def _write_down(self, rank: int, pid: int, has_ended: int, status: int) -> None:
+        os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status), rank * _EXIT.size)
 
     def _sweep(self, wake: int) -> None:
         """End what the ranks left behind."""

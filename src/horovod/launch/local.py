@@ -18,6 +18,7 @@ from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch import keeper
 from horovod.launch.plan import LaunchPlan
+from horovod.rendezvous.roster import EXITS_VARIABLE, exits_name
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
 
@@ -83,7 +84,13 @@ class LocalJob:
             {"env": dict(env), "stdin": rank == 0, "stdout": out, "stderr": err, "fds": list(fds[rank])}
             for rank, (env, (out, err)) in enumerate(zip(self._plan.ranks, outputs, strict=True))
         ]
-        return {"command": self._plan.command, "env": dict(self._plan.environ), "ranks": ranks, "grace_s": GRACE_S}
+        return {
+            "command": self._plan.command,
+            "env": dict(self._plan.environ),
+            "ranks": ranks,
+            "grace_s": GRACE_S,
+            "exits": [exits_name(self._plan.environ[JOB_ID]), EXITS_VARIABLE],
+        }
 
     def tell(self, order: bytes) -> None:
         """Send an order, see ``keeper``. Never blocks; safe in a signal handler."""

@@ -18,7 +18,7 @@ __all__ = ["control_name", "is_no_rank", "rank_above"]
 
 def control_name(job: str) -> str:
     """Return the name of the memfd that every rank of ``job`` maps from the meeting to ``shutdown()``."""
-    return f"horovod-control-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+    return f"horovod-control-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
 def rank_above(job: str, proc: Path = Path("/proc"), pid: int | None = None) -> int:

@@ -1,6 +1,10 @@
 """What the ranks of a host say to each other when they meet, and how descriptors travel with it.
 
-Every message is signed with the job's key; a greeting brings a nonce, which the answer's signature covers.
+    rank to rank 0   greeting, with its arena                 Verdict: it has everything
+    rank 0 to rank                   welcome   Answer, descriptors                        Verdict: all have
+
+Greeting, welcome and answer are signed with the job's key; a greeting brings a nonce, which the signatures of what
+comes back cover. A welcome comes at once, so that nobody waits long for a stranger that listens in silence.
 Source: unix(7), SO_PEERCRED and SCM_RIGHTS.
 """
 
@@ -10,36 +14,73 @@ import array
 import errno
 import hmac
 import os
+import secrets
 import socket
 import struct
 import time
+from dataclasses import dataclass
 
 import msgspec
 
 from horovod.errors import InitError, PeerLostError
 
 __all__ = [
-    "DIGEST",
+    "FDS",
+    "MAX_ANSWER",
     "MAX_FDS",
-    "MAX_MESSAGE",
-    "NONCE",
+    "MAX_GREETING",
     "POLL_S",
     "Answer",
     "Hello",
+    "Meeting",
+    "Verdict",
+    "nonce",
     "peer_of",
+    "read",
     "receive",
     "receive_fds",
+    "sealed",
     "send_fds",
     "sign",
 ]
 
-#: Bytes of a nonce, of a signature, and of a greeting at most.
-NONCE, DIGEST, MAX_MESSAGE = 16, 32, 64 << 10
+#: Bytes of a greeting, and of an answer to many ranks, at most.
+MAX_GREETING, MAX_ANSWER = 64 << 10, 1 << 20
+_NONCE, _DIGEST = 16, 32
 #: Descriptors in one message.
 MAX_FDS = 200
+#: What comes with descriptors.
+FDS = b"fds"
 #: How often to try again what cannot be waited for.
 POLL_S = 0.002
 _CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass
+class Meeting:
+    """What everybody knows after the meeting.
+
+    Attributes:
+        control_fd: the control page.
+        arena_fds: each rank's arena, by rank.
+        arena_bytes: each arena's size, by rank.
+        pid_fds: a pidfd of each rank, by rank.
+        pids: by rank.
+        hosts: by rank.
+    """
+
+    control_fd: int
+    arena_fds: list[int]
+    arena_bytes: list[int]
+    pid_fds: list[int]
+    pids: list[int]
+    hosts: list[str]
+
+    @classmethod
+    def of(cls, hellos: list[Hello], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> Meeting:
+        """Return what the greetings and the descriptors say."""
+        sizes, pids, hosts = zip(*((hello.arena_bytes, hello.pid, hello.host) for hello in hellos), strict=True)
+        return cls(control_fd, arena_fds, list(sizes), pid_fds, list(pids), list(hosts))
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -74,9 +115,52 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     lost: int = -1
 
 
-def sign(key: bytes, role: bytes, nonce: bytes, body: bytes) -> bytes:
-    """Return the signature of a message that one in the ``role`` of a rank or of the host sends."""
+class Verdict(msgspec.Struct, array_like=True, frozen=True):
+    """Whether the meeting counts: first each rank's own, whether it received everything, then rank 0's for all.
+
+    Attributes:
+        error: when not empty, why there is no job.
+        lost: the rank that died, if that is why, else -1.
+    """
+
+    error: str = ""
+    lost: int = -1
+
+    def enforce(self) -> None:
+        """Raise what it says.
+
+        Raises:
+            PeerLostError: a rank died.
+            InitError: there is no job for another reason.
+        """
+        if self.lost >= 0:
+            raise PeerLostError(self.error, rank=self.lost)
+        if self.error:
+            raise InitError(self.error)
+
+
+def nonce() -> bytes:
+    """Return what a rank puts into its greeting and looks for in the answer's signature."""
+    return secrets.token_bytes(_NONCE)
+
+
+def sign(key: bytes, role: bytes, nonce: bytes, body: bytes = b"") -> bytes:
+    """Return the signature of a message that one in ``role`` sends: "rank", "probe", "welcome" or "host"."""
     return hmac.digest(key, role + nonce + body, "sha256")
+
+
+def sealed(key: bytes, role: bytes, nonce: bytes, body: bytes = b"") -> bytes:
+    """Return a first message: signature, nonce, body."""
+    return sign(key, role, nonce, body) + nonce + body
+
+
+def read(key: bytes, message: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return (role, nonce, body) of a first message; the role is empty when it is not signed with the key."""
+    digest, nonce, body = message[:_DIGEST], message[_DIGEST : _DIGEST + _NONCE], message[_DIGEST + _NONCE :]
+    for role in (b"rank", b"probe"):
+        if hmac.compare_digest(digest, sign(key, role, nonce, body)):
+            return role, nonce, body
+    return b"", b"", b""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -100,7 +184,7 @@ def send_fds(connection: socket.socket, fds: list[int], deadline: float) -> None
     """Send ``MAX_FDS`` descriptors at most."""
     while True:
         try:
-            socket.send_fds(connection, [b"fds"], fds)
+            socket.send_fds(connection, [FDS], fds)
             return
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS or time.monotonic() >= deadline:
@@ -113,7 +197,7 @@ def receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
     """Return ``count`` descriptors, which come in several messages if they are many.
 
     Raises:
-        InitError: this process may not open so many files.
+        OSError: EMFILE, when this process may not open so many files.
         PeerLostError: rank 0 ended, in the words of ``gone``.
     """
     fds: list[int] = []
@@ -122,7 +206,7 @@ def receive_fds(connection: socket.socket, count: int, gone: str) -> list[int]:
             _, part, flags = receive(connection, 16, MAX_FDS)
             fds += part
             if flags & socket.MSG_CTRUNC:
-                raise InitError(f"this process may not open the {count} files that its job needs; raise ulimit -n")
+                raise OSError(errno.EMFILE, "no descriptor is left")
             if not part:
                 raise PeerLostError(gone, rank=0)
     except BaseException:

@@ -16,6 +16,7 @@ from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
 from horovod.rendezvous import kinship
+from horovod.rendezvous.limits import explained
 from horovod.rendezvous.unix import meet
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
@@ -33,7 +34,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     Args:
         world: who this process is.
         settings: the settings.
-        number: counts the meetings of this job.
+        number: counts the meetings of this job that came about.
         observer: knows of stalls.
 
     Raises:
@@ -50,11 +51,14 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
             "between hosts, which this version does not have; start all ranks on one host"
         )
     arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    arena_fd = create_memfd("horovod-arena", arena_bytes)
-    control_fd = create_memfd(kinship.control_name(world.job), ShmBoard.nbytes(world.size)) if world.rank == 0 else -1
-    fds = [arena_fd] + ([control_fd] if control_fd >= 0 else [])
+    fds: list[int] = []
     try:
-        meeting = meet(world, number, arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
+        with explained(world.size):
+            fds.append(arena_fd := create_memfd("horovod-arena", arena_bytes))
+            control_fd = -1
+            if world.rank == 0:
+                fds.append(control_fd := create_memfd(kinship.control_name(world.job), ShmBoard.nbytes(world.size)))
+        meeting = meet(world, arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         # A launcher may have bound each rank to a core of its own.
         control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))

@@ -1,0 +1,101 @@
+"""Which ranks have ended already, before a meeting as well: nobody shall wait for them until the start timeout.
+
+Two sources tell. Under horovodrun, the parent of all ranks writes down how each has ended, in anonymous memory that it
+lends to processes of the same user; and whoever was at an earlier meeting is known by its process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from horovod.world import World, process_status
+
+__all__ = ["EXITS_VARIABLE", "Roster", "exits_name"]
+
+EXITS_VARIABLE = "_HOROVOD_EXITS"
+"""Where horovodrun's keeper lends its table of exits; not a setting."""
+_ROW = struct.Struct("<iii")  # process id, whether it has ended, exit code or minus the signal; as in launch.keeper
+_earlier: dict[str, dict[int, tuple[int, str]]] = {}
+
+
+def exits_name(job: str) -> str:
+    """Return the name of the keeper's table for ``job``."""
+    return f"horovod-exits-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+class Roster:
+    """The processes of one job, seen from one of its ranks.
+
+    Args:
+        world: who this process is.
+        proc: where the process table is mounted.
+    """
+
+    def __init__(self, world: World, proc: Path = Path("/proc")) -> None:
+        self._world = world
+        self._proc = proc
+        self._table = -1
+        path = os.environ.get(EXITS_VARIABLE, "")
+        if path and world.launcher == "horovodrun":
+            try:
+                if os.readlink(path).startswith(f"/memfd:{exits_name(world.job)} "):  # noqa: PTH115 - no file
+                    self._table = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                pass  # another namespace, or a job of another kind: nothing is known
+
+    def close(self) -> None:
+        """Give the table back."""
+        if self._table >= 0:
+            os.close(self._table)
+            self._table = -1
+
+    def met(self, pids: Sequence[int]) -> None:
+        """Remember who was at a meeting, by rank."""
+        known = {}
+        for rank, pid in enumerate(pids):
+            try:
+                known[rank] = (pid, process_status(self._proc, pid)[19])
+            except (OSError, IndexError):
+                known[rank] = (pid, "")
+        _earlier[self._world.job] = known
+
+    def ended(self, ranks: Iterable[int]) -> tuple[int, str] | None:
+        """Return the first of ``ranks`` that will not come any more, and what became of it."""
+        for rank in ranks:
+            text = self._exit_of(rank) or self._missing(rank)
+            if text:
+                return rank, f"{text} before it called init()"
+        return None
+
+    def _exit_of(self, rank: int) -> str:
+        row = os.pread(self._table, _ROW.size, rank * _ROW.size) if self._table >= 0 else b""
+        if len(row) < _ROW.size:
+            return ""
+        pid, has_ended, status = _ROW.unpack(row)
+        if not has_ended:
+            return ""
+        how = f"ended with exit code {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+        return f"rank {rank} (pid {pid}) {how}"
+
+    def _missing(self, rank: int) -> str:
+        pid, started = _earlier.get(self._world.job, {}).get(rank, (0, ""))
+        if not pid:
+            return ""
+        try:
+            status = process_status(self._proc, pid)
+            is_there = status[0] not in ("Z", "X") and status[19] == started
+        except (OSError, IndexError):
+            is_there = False
+        return "" if is_there else f"rank {rank} (pid {pid}), which was in the job before, has ended"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,79 @@
+"""Which ranks will not come any more, from the keeper's table and from who was there before."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from horovod.rendezvous.roster import EXITS_VARIABLE, Roster, exits_name
+from horovod.world import World
+
+
+def _world(job: str, launcher: str = "horovodrun") -> World:
+    return World(0, 3, 0, 3, 0, 1, "host", launcher, job, b"key")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([(7, 0, 0), (8, 0, 0), (9, 0, 0)], None),
+        ([(7, 0, 0), (8, 1, 0), (9, 0, 0)], (1, "rank 1 (pid 8) ended with exit code 0 before it called init()")),
+        ([(7, 0, 0), (8, 0, 0), (9, 1, 3)], (2, "rank 2 (pid 9) ended with exit code 3 before it called init()")),
+        ([(7, 0, 0), (8, 1, -9), (9, 1, 3)], (1, "rank 1 (pid 8) was killed by SIGKILL before it called init()")),
+        ([(7, 0, 0), (8, 1, -63)], (1, "rank 1 (pid 8) was killed by signal 63 before it called init()")),
+        # The keeper has not come so far.
+        ([(7, 0, 0)], None),
+    ],
+)
+@pytest.mark.parametrize("job", ["job", "not utf-8: \udcff"])
+def test_what_the_keeper_wrote_down(
+    rows: list[tuple[int, int, int]], told: tuple[int, str] | None, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = os.memfd_create(exits_name(job))
+    with open(table, "wb") as file:
+        file.write(b"".join(struct.pack("<iii", *row) for row in rows))
+        file.flush()
+        monkeypatch.setenv(EXITS_VARIABLE, f"/proc/{os.getpid()}/fd/{table}")
+        with closing(Roster(_world(job))) as roster:
+            assert roster.ended([1, 2]) == told
+        # A table of another job, and a job of another launcher inside.
+        for other in (_world(job + "2"), _world(job, "openmpi")):
+            with closing(Roster(other)) as roster:
+                assert roster.ended([1, 2]) is None
+
+
+@pytest.mark.parametrize("where", ["", "/proc/0/fd/3", "/no/such/file"])
+def test_a_table_that_cannot_be_read_tells_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXITS_VARIABLE, where)
+    with closing(Roster(_world("job"))) as roster:
+        assert roster.ended([0, 1, 2]) is None
+
+
+def test_who_was_there_before_is_missed() -> None:
+    with closing(Roster(_world("before"))) as roster:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            roster.met([os.getpid(), process.pid])
+            assert roster.ended([0, 1, 2]) is None
+            process.communicate()
+        text = f"rank 1 (pid {process.pid}), which was in the job before, has ended before it called init()"
+        assert roster.ended([0, 1, 2]) == (1, text)
+    with closing(Roster(_world("another"))) as roster:
+        assert roster.ended([0, 1, 2]) is None
+
+
+def test_a_process_with_the_number_of_an_earlier_one_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "77"
+    folder.mkdir()
+    words = ["S", "1", *["0"] * 17, "500"]
+    (folder / "stat").write_text(f"77 (python) {' '.join(words)}")
+    with closing(Roster(_world("reused"), tmp_path)) as roster:
+        roster.met([77])
+        assert roster.ended([0]) is None
+        (folder / "stat").write_text(f"77 (other) {' '.join([*words[:-1], '900'])}")
+        assert roster.ended([0]) is not None
