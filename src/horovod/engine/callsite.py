@@ -8,7 +8,9 @@ from types import CodeType, FrameType
 __all__ = ["describe", "here", "user_frame"]
 
 #: Packages whose frames are plumbing: the user's line is the first one outside them.
-_PLUMBING = frozenset({"horovod", "torch", "numpy", "tensorflow", "keras", "jax", "contextlib", "functools"})
+_PLUMBING = frozenset({
+    "horovod", "torch", "numpy", "tensorflow", "keras", "jax", "optax", "flax", "equinox", "contextlib", "functools",
+})  # fmt: skip
 
 # Keeps each code object alive, so that its id stays its own.
 _known: dict[int, tuple[CodeType, bool]] = {}

@@ -17,9 +17,10 @@ from horovod import context
 from horovod.bindings.fingerprints import compare_once
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.sites import Site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, ReduceOp
-from horovod.errors import HorovodInternalError
+from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
 __all__ = ["Call", "Rows", "numbered", "place", "run_eagerly", "run_in_program", "split_watched"]
@@ -29,6 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[tuple[int, ...], ...]
 
 _TANGENT = ".tangent"
+_NOWHERE = Site()
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Call:
     Attributes:
         kind: which collective.
         name: what the user called it, or None.
-        site: ``file:line`` of the user's call; stands for a name inside programs.
+        site: the user's line; stands for a name inside programs.
         suffix: what tells a derivative from the call itself.
         op: for reductions.
         prescale: factor before a reduction.
@@ -55,7 +57,7 @@ class Call:
 
     kind: Kind
     name: str | None = None
-    site: str = ""
+    site: Site = _NOWHERE
     suffix: str = ""
     op: ReduceOp = ReduceOp.SUM
     prescale: float = 1.0
@@ -217,11 +219,21 @@ def run_in_program(
     elif call.kind is Kind.REDUCESCATTER:
         _move(call, name, inputs, outputs, **_factors(call))
     elif call.rows is None:
-        # As a new dimension, so that other numbers of rows on other ranks are a mismatch instead of another shape.
-        stacked = [output.reshape(call.size, *source.shape) for source, output in zip(inputs, outputs, strict=True)]
-        _move(call, name, [source[None] for source in inputs], stacked)
+        _gather_evenly(call, name, inputs, outputs)
     else:
         _move(call, name, inputs, outputs)
+
+
+def _gather_evenly(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Gather along a new dimension, so that other numbers of rows on other ranks are a mismatch, and no other shape."""
+    stacked = [output.reshape(call.size, *source.shape) for source, output in zip(inputs, outputs, strict=True)]
+    try:
+        _move(call, name, [source[None] for source in inputs], stacked)
+    except MismatchError as error:
+        raise MismatchError(
+            f"{error}\nInside a compiled program, whose shapes are fixed, allgather needs the same number of rows on "
+            "every rank (they are the second number above). Pad them, or call it outside of jit"
+        ) from None
 
 
 def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import jax
+from horovod.errors import HorovodInternalError
 
 __all__ = ["remember", "typed_errors"]
 
@@ -32,17 +32,17 @@ def _original(error: BaseException) -> BaseException | None:
 def typed_errors() -> Iterator[None]:
     """Raise horovod's own exceptions for collectives that fail inside compiled programs.
 
-    JAX raises ``jax.errors.JaxRuntimeError`` for whatever happens in a program, when the program runs or when its
-    results are used. Inside this block, also as a decorator, what a collective raised is raised again as what it is,
-    such as ``PeerLostError``.
+    JAX raises ``jax.errors.JaxRuntimeError``, or ``ValueError``, for whatever happens in a program, when the program
+    runs or when its results are used. Inside this block, also as a decorator, what a collective raised is raised again
+    as what it is, such as ``PeerLostError``.
 
     Raises:
         HorovodInternalError: a collective failed; JAX's error is its ``__cause__``.
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        original = _original(error)
+    except (RuntimeError, ValueError) as error:
+        original = None if isinstance(error, HorovodInternalError) else _original(error)
         if original is None:
             raise
         raise original from error

@@ -60,6 +60,7 @@ class InProgram:
         self.call = call
         self.operands = operands
         self._name = base if number == 1 else f"{base}#{number}"
+        self._as_user = call.site.stand_in()
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Carry the call out.
@@ -79,7 +80,7 @@ class InProgram:
                 target if _are_one(source, target) else source for source, target in zip(sources, targets, strict=True)
             ]
         try:
-            run_in_program(self.call, self._name, sources, targets, parameters)
+            self._as_user(lambda: run_in_program(self.call, self._name, sources, targets, parameters))
         except BaseException as error:
             remember(error)
             raise
@@ -115,7 +116,7 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
 def _key(call: Call, module: Any) -> str:
     """Return the user's name for a call, or else its program and line; the same on all ranks."""
     program = str(module.module.operation.attributes["sym_name"].value).removeprefix("jit_")
-    return (call.name or f"{program}/{call.site}") + call.suffix
+    return (call.name or f"{program}/{call.site.short}") + call.suffix
 
 
 def _refuse_several_devices(axis: Any, call: Call) -> None:

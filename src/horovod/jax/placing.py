@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind
-from horovod.engine import callsite
 from horovod.jax.calls import Call, run_eagerly
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
@@ -35,8 +34,7 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
         raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is no member")
     id_of(process_set)
     how |= {"size": process_set.size(), "place": process_set.rank()}
-    path, _, line = callsite.describe(callsite.user_frame(0)).rpartition(":")
-    return Call(kind, name, f"{PurePath(path).name}:{line}", process_set=process_set, **how)
+    return Call(kind, name, user_site(), process_set=process_set, **how)
 
 
 def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:

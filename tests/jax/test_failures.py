@@ -1,0 +1,193 @@
+"""What goes wrong in a compiled program reaches every rank: as horovod's own error, with the user's line, in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from harness import Ranks, run_ranks
+
+from horovod.errors import PeerLostError
+
+
+def _mismatch() -> list[str]:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+    from horovod.errors import MismatchError
+
+    rank, told = hvd.rank(), []
+    program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    for function in (program, lambda x: hvd.allreduce(x, op=hvd.Sum)):
+        with pytest.raises(MismatchError) as caught, hvd.typed_errors():
+            jax.block_until_ready(function(jnp.ones(2 + rank)))
+        told.append(str(caught.value))
+        assert (caught.value.__cause__ is not None) == (function is program)
+    rows = jax.jit(lambda x: hvd.allgather(x))
+    with pytest.raises(MismatchError, match=r"needs the same number of rows on every rank"), hvd.typed_errors():
+        jax.block_until_ready(rows(jnp.ones((1 + rank, 3))))
+    # Outside of the block it is JAX's, with the same words.
+    with pytest.raises(jax.errors.JaxRuntimeError, match="MismatchError"):
+        jax.block_until_ready(program(jnp.ones(5 + rank)))
+    # And the job goes on.
+    assert program(jnp.ones(2)).sum() == 4
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not ours"), hvd.typed_errors():
+        jax.block_until_ready(jax.jit(_fail)(jnp.ones(1)))
+    return told
+
+
+def _fail(x: Any) -> Any:
+    import jax
+
+    def callback(x: Any) -> Any:
+        raise ValueError("not ours")
+
+    return jax.pure_callback(callback, x, x)
+
+
+def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
+    for told in run_ranks(2, _mismatch):
+        for text in told:
+            assert "[2]" in text
+            assert "[3]" in text
+            assert "test_failures.py:2" in text
+
+
+def _wrong_places() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+    from horovod.errors import RequestError
+
+    x = jnp.ones(4)
+    for call in (
+        lambda: hvd.barrier(),
+        lambda: hvd.join(),
+        lambda: hvd.broadcast_object(1),
+        lambda: hvd.allgather_object(1),
+        lambda: hvd.allreduce_async(x),
+        lambda: hvd.broadcast_async(x, 0),
+        lambda: hvd.alltoall_async(x),
+        lambda: hvd.alltoall(x, splits=[2, 2]),
+    ):
+        with pytest.raises(RequestError, match=r"inside a program.*test_failures.py"):
+            jax.jit(lambda call=call: call())()
+    one = hvd.add_process_set([0])
+    if hvd.rank() == 1:
+        with pytest.raises(RequestError, match="of which rank 1 is no member"):
+            jax.jit(lambda: hvd.allreduce(x, process_set=one))()
+    else:
+        assert jax.jit(lambda: hvd.allreduce(x, process_set=one))().sum() == 4
+
+
+def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
+    run_ranks(2, _wrong_places)
+
+
+def _loses_a_rank(size: int, what: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    def step(carry: Any, _: Any) -> Any:
+        return hvd.allreduce(carry @ carry / size) / carry.shape[0], None
+
+    program = jax.jit(lambda x: jax.lax.scan(step, x, None, length=50)[0])
+    x = jnp.ones((size, size))
+    with hvd.typed_errors():
+        for turn in range(1000):
+            if hvd.rank() == 1 and turn == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = program(x)
+            if what == "waits":
+                x.block_until_ready()
+        x.block_until_ready()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "what"), [(4, "waits"), (300, "goes on")])
+def test_a_rank_that_is_killed_ends_the_programs_of_the_others(size: int, what: str) -> None:
+    ranks = Ranks(3, _loses_a_rank, (size, what))
+    outcomes = ranks.outcomes()
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert isinstance(outcome.error, PeerLostError), outcome.text
+        assert "rank 1" in str(outcome.error)
+        assert "SIGKILL" in str(outcome.error)
+
+
+def _one_thread() -> float:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    assert len(os.sched_getaffinity(0)) == 1
+    params = [jnp.ones((600, 600)) / 600 for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(optax.adam(1e-3))
+
+    def loss(params: Any, x: Any) -> Any:
+        for layer in params:
+            x = jnp.tanh(x @ layer)
+        return hvd.allreduce(x.sum())
+
+    @jax.jit
+    def step(params: Any, state: Any, x: Any) -> Any:
+        updates, state = optimizer.update(jax.grad(loss)(params, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(5):
+        params, state = step(params, state, jnp.ones((50, 600)))
+    hvd.barrier()
+    return float(hvd.allreduce(params[0].sum()))
+
+
+def _pinned() -> float:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ["NPROC"] = "1"
+    return _one_thread()
+
+
+def test_one_thread_is_enough() -> None:
+    outcomes = Ranks(2, _pinned).outcomes()
+    assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
+    assert outcomes[0].value == outcomes[1].value
+
+
+def _several_devices() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import horovod.jax as hvd
+    from horovod.errors import RequestError
+
+    assert jax.device_count() == 2
+    mesh = Mesh(np.array(jax.devices()), ("local",))
+    sharding = NamedSharding(mesh, PartitionSpec("local"))
+    x = jax.device_put(jnp.arange(4.0) + hvd.rank(), sharding)
+    got = hvd.allreduce(x, op=hvd.Sum)
+    assert got.sharding == sharding
+    np.testing.assert_allclose(got, [1, 3, 5, 7])
+    mapped = jax.shard_map(
+        lambda x: hvd.allreduce(x), mesh=mesh, in_specs=PartitionSpec("local"), out_specs=PartitionSpec("local")
+    )
+    for program in (jax.jit(mapped), jax.jit(lambda x: hvd.allreduce(x))):
+        with pytest.raises(RequestError, match=r"a program for 2 devices of one process .*jax.lax.pmean"):
+            program(x)
+    second = jax.device_put(jnp.ones(2), jax.devices()[1])
+    for got in (hvd.allreduce(second), jax.jit(lambda x: hvd.allreduce(x))(second)):
+        assert got.devices() == {jax.devices()[1]}
+
+
+def test_several_local_devices() -> None:
+    outcomes = Ranks(2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}).outcomes()
+    assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
