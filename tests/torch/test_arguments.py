@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -209,3 +211,47 @@ def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
         with pytest.raises(ValueError, match=r"several elements of which are one in memory.*pass tensor.clone"):
             operation(expanded)
     assert torch.equal(hvd.allreduce(expanded), torch.zeros(4))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: hvd.allreduce(x, average=True),
+        lambda x: hvd.allreduce(x.clone().requires_grad_(), average=True),
+        lambda x: hvd.allreduce_(x, average=False),
+        lambda x: hvd.synchronize(hvd.allreduce_async(x, average=True)),
+        lambda x: hvd.grouped_allreduce([x], average=True),
+        lambda x: hvd.grouped_allreduce([x], average=True, compression=hvd.Compression.fp16),
+        lambda x: hvd.DistributedOptimizer(sgd(net()), num_groups=1),
+    ],
+)  # fmt: skip
+def test_what_is_deprecated_is_told_at_the_users_line(call: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.warns(DeprecationWarning) as caught:
+        call(torch.ones(3))
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, call.__code__.co_firstlineno)]
+
+
+def test_a_missing_torch_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import horovod.torch"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "horovod.torch needs torch, which is not installed here: pip install 'khorovod[torch]'" in found.stderr
+    assert "import of torch halted" not in found.stderr
+
+
+COMPILED = """
+import torch, horovod.torch as hvd
+hvd.init()
+
+@torch.compile(backend="eager")
+def f(x):
+    return hvd.allreduce(x * 2, name="y") + 1
+
+assert f(torch.ones(3)).tolist() == [3.0] * 3
+"""
+
+
+@pytest.mark.slow
+def test_a_collective_in_a_function_that_is_compiled_later_than_init_makes_no_noise() -> None:
+    found = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=500)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")

@@ -93,7 +93,8 @@ def test_whoever_left_torch_too_many_threads_is_told_once(tmp_path: Path) -> Non
     assert code == 0, output
     (line,) = [line for line in output.splitlines() if "WARNING" in line]
     assert f"torch uses {MANY} threads in each of 2 ranks, which have" in line
-    assert "Set OMP_NUM_THREADS=" in line
+    assert "If the script calls torch.set_num_threads, let it choose " in line
+    assert "else set OMP_NUM_THREADS=" in line
 
 
 def test_who_keeps_to_the_share_is_told_nothing(tmp_path: Path) -> None:

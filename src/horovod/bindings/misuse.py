@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from horovod import context
 from horovod.engine import callsite
 from horovod.errors import OptimizerUseError, RequestError
 
-__all__ = ["changed_gradient", "out_of_turn", "wrong_argument"]
+__all__ = ["changed_gradient", "not_installed", "out_of_turn", "warn_deprecated", "wrong_argument"]
 
 
 def wrong_argument(text: str) -> RequestError:
@@ -33,3 +35,25 @@ def changed_gradient(name: str) -> OptimizerUseError:
         "To clip or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
         "`with optimizer.skip_synchronize():`.",
     )
+
+
+def warn_deprecated(text: str) -> None:
+    """Warn at the user's line, however many of our own lie between: Python shows it where that is in the script."""
+    frame = callsite.user_frame(1)
+    module = frame.f_globals.get("__name__", "")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def not_installed(error: ModuleNotFoundError, package: str, extra: str) -> ModuleNotFoundError:
+    """Return what to raise when a framework could not be imported; something else that is missing speaks for itself.
+
+    Args:
+        error: of the import.
+        package: what the framework's top-level package is called.
+        extra: the extra of khorovod that installs it.
+    """
+    if error.name != package:
+        return error
+    text = f"horovod.{extra} needs {package}, which is not installed here: pip install 'khorovod[{extra}]'"
+    return ModuleNotFoundError(text, name=package)

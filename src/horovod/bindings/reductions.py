@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from horovod import context
+from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.submission import Submission, id_of
 from horovod.core.requests import Kind, ReduceOp
@@ -41,7 +41,7 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
             raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}") from None
     if op is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+    warn_deprecated("Parameter `average` has been replaced with `op`")
     return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 

@@ -19,6 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.bindings.later import explain
+from horovod.bindings.misuse import not_installed
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "torch", "torch") from None
+
 from horovod.torch.compression import Compression
 from horovod.torch.functions import (
     allgather_object,

@@ -19,7 +19,7 @@ from horovod.bindings.gradients.parameters import (
 )
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.misuse import out_of_turn, wrong_argument
+from horovod.bindings.misuse import out_of_turn, warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -303,7 +303,7 @@ def DistributedOptimizer(
     check_compression(compression)
     check_passes(backward_passes_per_step)
     if num_groups:
-        warnings.warn("num_groups is deprecated, use groups instead", DeprecationWarning, stacklevel=2)
+        warn_deprecated("num_groups is deprecated, use groups instead")
         groups = num_groups if groups is None else groups
     parameters = parameters_of(optimizer)
     named = check_names(parameters, named_parameters)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.gradients.layout import BucketLayout
 from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.wording import FLAGS
 from horovod.errors import HorovodInternalError
 
 __all__ = ["Allreduce", "BucketCollective", "ReduceScatter", "Reduced", "begin_allreduce"]
@@ -112,7 +113,7 @@ class ReduceScatter:
         """Start both operations."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
         handle = self._comm.reducescatter_async(data, name=name, **self._settings.reduction)
-        return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}.flags"), flags, layout.flags
+        return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         """Wait for both."""

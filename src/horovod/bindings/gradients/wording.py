@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from horovod.engine import labels
 
-__all__ = ["PREFIX", "in_words"]
+__all__ = ["FLAGS", "PREFIX", "in_words"]
 
 PREFIX = "DistributedOptimizer.gradients"
 """Names of the operations of an optimizer begin with it; those of a second one with a number after it."""
+
+FLAGS = ".flags"
+"""Names of what tells which gradients of a bucket are there end with it, where that travels apart."""
 
 
 def in_words(name: str, times: int) -> str:
@@ -21,6 +24,7 @@ def in_words(name: str, times: int) -> str:
     who = f"DistributedOptimizer{number}"
     if what == "survey":
         return f"{who} before its first step"
+    what = what.removesuffix(FLAGS)
     if what.startswith("bucket") and what.endswith("]"):
         first, _, last = what.partition("[")[2][:-1].partition("..")
         what = first if first == last else f"{first} to {last}"

@@ -172,8 +172,9 @@ class ShmTransport:
             self._has_advised = True
             _logger.warning(
                 f"{work.kernels} uses {threads} threads in each of {control.size} ranks, which have {control.cores} "
-                f"cores together: computing will be slow. Set OMP_NUM_THREADS={control.share} or start the ranks "
-                "with horovodrun, which does so. Collectives keep to one thread."
+                f"cores together: computing will be slow. If the script calls torch.set_num_threads, let it choose "
+                f"{control.share}; else set OMP_NUM_THREADS={control.share}, as horovodrun does. Collectives keep to "
+                "one thread."
             )
         return True
 
