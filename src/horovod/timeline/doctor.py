@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.core.stall import BREAK_CIRCLE
-from horovod.errors import StallError
+from horovod.errors import DeadlockError, StallError
 from horovod.phrases import list_ranks
 from horovod.timeline.divergence import Open, open_operations, under_way, wait_circle
 from horovod.timeline.dumps import SCRIPT_ENDED, Dump, Operation, read_folder
@@ -87,7 +87,8 @@ def _failures(dumps: Sequence[Dump], is_explained: bool) -> list[str]:
         return []
     first, *rest = failed
     is_stall = first.reason == StallError.__name__
-    verb, text = "gave up" if is_stall else "failed", first.failure.splitlines()
+    is_given_up = is_stall or first.reason == DeadlockError.__name__
+    verb, text = "gave up" if is_given_up else "failed", first.failure.splitlines()
     if is_stall and is_explained:
         text = text[-1:]
     lines = [f"* Rank {first.rank} {verb} first:", *(_INDENT + line for line in text)]
@@ -151,6 +152,8 @@ def _one(item: Open) -> list[str]:
 
 
 def _circle(by_rank: dict[int, Dump]) -> list[str]:
+    if any(dump.reason == DeadlockError.__name__ for dump in by_rank.values()):
+        return []  # told in its error, with what to do about it
     links = [f"rank {rank} in {_what(op)} for rank {other}" for rank, op, other in wait_circle(by_rank)]
     if not links:
         return []

@@ -1,9 +1,15 @@
-"""The flight recorder's files: one JSON file per rank, written at once and read together."""
+"""The flight recorder's files: one JSON file per rank, written at once and read together.
+
+They go into a folder of the user's own. Where others can write, too, as in /tmp, a folder is made inside of it that
+nobody else can enter, whatever lies there under that name.
+"""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
+import secrets
+import stat
 from pathlib import Path
 
 import msgspec
@@ -15,7 +21,7 @@ VERSION = 1
 SCRIPT_ENDED = "the script ended with an exception"
 #: Names of the files.
 PATTERN = "rank-*.json"
-_numbers = itertools.count()
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
@@ -129,7 +135,7 @@ def write(dump: Dump, folder: Path) -> Path:
 
     Args:
         dump: what to write.
-        folder: where; made if it does not exist.
+        folder: where; made if it does not exist. If others can write there, a folder inside of it is made.
 
     Returns:
         The file.
@@ -137,13 +143,60 @@ def write(dump: Dump, folder: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank-{dump.rank}.json"
-    # A signal may interrupt another dump of this process.
-    part = folder / f".rank-{dump.rank}.{os.getpid()}.{next(_numbers)}"
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(dump), indent=1))
-    part.replace(path)
-    return path
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder_fd, folder = _own_folder(folder)
+    try:
+        name = f"rank-{dump.rank}.json"
+        # A signal may interrupt another dump of this process, and nobody shall know the name before.
+        part = f".rank-{dump.rank}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o600, dir_fd=folder_fd), "wb") as file:
+            try:
+                file.write(msgspec.json.format(msgspec.json.encode(dump), indent=1))
+                file.flush()
+                # Takes the place of whatever has this name, a link to something else included.
+                os.replace(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=folder_fd)
+                raise
+        return folder / name
+    finally:
+        os.close(folder_fd)
+
+
+def _own_folder(folder: Path) -> tuple[int, Path]:
+    """Open a folder in which nobody else can put or replace anything: this one, or one of that kind inside of it.
+
+    Returns:
+        Its descriptor, and its path.
+
+    Raises:
+        OSError: something of another user has its name.
+    """
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{folder} is a link that another user has made")
+    outer = os.open(folder, _OPEN_FOLDER)
+    status = os.fstat(outer)
+    if status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH:
+        return outer, folder
+    try:
+        name = _private_name()
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=outer)
+        inner = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+        status = os.fstat(inner)
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            os.close(inner)
+            raise PermissionError(f"{folder / name} must belong to this user alone, with the mode 0700")
+        return inner, folder / name
+    finally:
+        os.close(outer)
+
+
+def _private_name() -> str:
+    return f"user-{os.geteuid()}"
 
 
 def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
@@ -157,9 +210,9 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
     """
     dumps: list[Dump] = []
     notes = []
-    for path in sorted(folder.glob(PATTERN)):
+    for path in _files(folder):
         try:
-            dump = msgspec.json.decode(path.read_bytes(), type=Dump)
+            dump = msgspec.json.decode(_read(path), type=Dump)
         except (OSError, msgspec.MsgspecError) as error:
             notes.append(f"{path.name} cannot be read: {error}")
             continue
@@ -172,3 +225,17 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
         notes += [f"rank-{dump.rank}.json is of another, older job" for dump in dumps if dump.job != last.job]
         dumps = [dump for dump in dumps if dump.job == last.job]
     return sorted(dumps, key=lambda dump: dump.rank), notes
+
+
+def _files(folder: Path) -> list[Path]:
+    """The dumps of a folder; of one that others can write to, those of this user, if there are any."""
+    own = sorted((folder / _private_name()).glob(PATTERN))
+    return own or sorted(folder.glob(PATTERN))
+
+
+def _read(path: Path) -> bytes:
+    """Read a plain file; not what a link leads to, nor a pipe that nobody writes to."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no plain file")
+        return file.read()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
+from horovod.errors import HorovodInternalError
 from horovod.transports.shm.control import Control, State
 
 __all__ = ["ShmPeers"]
@@ -62,8 +63,11 @@ class ShmPeers:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
 
         When one failed because of another, that other one.
+
+        Raises:
+            HorovodInternalError: something in this process has closed descriptors of this package.
         """
-        ended = {fd for fd, _ in self._poll.poll(0)}
+        ended = self._ended(self._poll)
         for rank, fd in enumerate(self._fds):
             state = self._control.state_of(rank)
             if rank != self._control.rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
@@ -76,13 +80,30 @@ class ShmPeers:
 
     def is_dead(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended."""
-        return any(fd == self._fds[rank] for fd, _ in self._poll.poll(0))
+        return self._fds[rank] in self._ended(self._poll)
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended; unlike the others, for any thread without the engine's lock."""
         poll = select.poll()
         poll.register(self._fds[rank], select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._ended(poll))
+
+    def _ended(self, poll: select.poll) -> set[int]:
+        """Return the pidfds of processes that have ended.
+
+        Raises:
+            HorovodInternalError: a descriptor is none of ours any more, which says nothing about a process.
+        """
+        ended = set()
+        for fd, events in poll.poll(0):
+            if events & select.POLLNVAL or not _is_pidfd(fd):
+                raise HorovodInternalError(
+                    f"file descriptor {fd} of this rank, {self._describe(self._control.rank)}, was closed by something "
+                    "else in its process, so that it cannot look after the other ranks any more; no rank has died. "
+                    "Look for os.closerange(), os.close() or a library that closes descriptors that it has not opened"
+                )
+            ended.add(fd)
+        return ended
 
     def fate(self, rank: int, why: str = "") -> str:
         """Return in words how ``rank`` ended, as far as it can be known.
@@ -115,7 +136,9 @@ class ShmPeers:
     def close(self) -> None:
         """Close the pidfds."""
         for fd in self._fds:
-            os.close(fd)
+            # The number of a descriptor that somebody has closed may be another file by now.
+            if _is_pidfd(fd):
+                os.close(fd)
         self._fds = []
 
     def _exit_code(self, rank: int) -> int | None:
@@ -131,3 +154,10 @@ class ShmPeers:
                 return int(code)
             time.sleep(_COLLECT_PAUSE_S)
         return None
+
+
+def _is_pidfd(fd: int) -> bool:
+    try:
+        return "[pidfd" in os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - no file
+    except OSError:
+        return False

@@ -1,0 +1,40 @@
+"""Something in a rank closes descriptors of the package: that is no death of another rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Ranks
+
+from horovod.errors import HorovodInternalError, PeerLostError
+
+VICTIM = 1
+
+
+def _closes(is_reused: bool) -> None:
+    import horovod.numpy as hvd
+    from horovod import context
+
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == VICTIM:
+        peers: Any = context.engine().peers
+        for fd in peers._fds:
+            os.close(fd)
+            if is_reused:  # a plain file is always ready to be read
+                os.dup2(os.open("/dev/null", os.O_RDONLY), fd)
+        hvd.allreduce(np.ones(3), name="never")
+    hvd.allreduce(np.ones(3), name="other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_closed_descriptors_blame_nobody(is_reused: bool) -> None:
+    own, other = (outcome.error for outcome in reversed(Ranks(2, _closes, (is_reused,)).outcomes()))
+    assert isinstance(own, HorovodInternalError) and not isinstance(own, PeerLostError)
+    assert "file descriptor" in str(own) and "no rank has died" in str(own)
+    # The other one hears who failed, and why.
+    assert isinstance(other, PeerLostError) and other.rank == VICTIM
+    assert f"rank {VICTIM}" in str(other) and "file descriptor" in str(other)
