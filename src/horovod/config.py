@@ -108,7 +108,8 @@ class Config:
         unit="bytes", minimum=1,
     )  # fmt: skip
     arena_bytes: int = _setting(
-        "HOROVOD_ARENA_BYTES", 0, "Address space that each rank reserves for shared tensors; 0 = physical memory.",
+        "HOROVOD_ARENA_BYTES", 0,
+        "Address space that each rank reserves for shared tensors; 0 = physical memory, or what `ulimit -v` leaves.",
         unit="bytes",
     )  # fmt: skip
     start_timeout_s: float = _setting(

@@ -16,10 +16,10 @@ from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
 from horovod.rendezvous import kinship
-from horovod.rendezvous.limits import explained
 from horovod.rendezvous.unix import meet
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.capacity import arena_bytes
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import create_memfd
 from horovod.transports.shm.transport import ShmTransport
@@ -50,15 +50,13 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
             f"{world.size} ranks, {world.local_size} of them on this host: ranks on several hosts need a transport "
             "between hosts, which this version does not have; start all ranks on one host"
         )
-    arena_bytes = settings.arena_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fds: list[int] = []
+    nbytes = arena_bytes(settings.arena_bytes, world.size)
+    control_fd = -1
+    fds = [arena_fd := create_memfd("horovod-arena", nbytes)]
     try:
-        with explained(world.size):
-            fds.append(arena_fd := create_memfd("horovod-arena", arena_bytes))
-            control_fd = -1
-            if world.rank == 0:
-                fds.append(control_fd := create_memfd(kinship.control_name(world.job), ShmBoard.nbytes(world.size)))
-        meeting = meet(world, arena_fd, arena_bytes, control_fd, settings.start_timeout_s)
+        if world.rank == 0:
+            fds.append(control_fd := create_memfd(kinship.control_name(world.job), ShmBoard.nbytes(world.size)))
+        meeting = meet(world, arena_fd, nbytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         # A launcher may have bound each rank to a core of its own.
         control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))

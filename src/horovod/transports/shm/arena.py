@@ -22,11 +22,11 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.mapping import address_of, map_shared, unmap
 from horovod.transports.shm.reuse import Recurring
 
-__all__ = ["INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
+__all__ = ["HEAP_START", "INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
 INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
-_HEAP_START = INLINE_BYTES + STAGING_BYTES
+HEAP_START = INLINE_BYTES + STAGING_BYTES
 _ALIGN = 4096
 #: Of the staging buffers: places of few sizes.
 _MOST_VIEWS = 256
@@ -42,6 +42,7 @@ class Heap:
 
     def __init__(self, start: int, end: int) -> None:
         self._free: list[tuple[int, int]] = [(start, end)]
+        self._nbytes = end - start
 
     def take(self, nbytes: int) -> int:
         """Return the offset of a free range of ``nbytes``.
@@ -57,8 +58,11 @@ class Heap:
                 else:
                     self._free[index] = (start + need, end)
                 return start
+        free = sum(end - start for start, end in self._free)
+        largest = max((end - start for start, end in self._free), default=0)
         raise MemoryError(
-            f"the arena has no free range of {need} bytes; free tensors that live in it, or raise HOROVOD_ARENA_BYTES"
+            f"the arena has no free range of {need} bytes: {free} of {self._nbytes} are left, {largest} in "
+            f"one piece; free tensors that live in it, or raise HOROVOD_ARENA_BYTES"
         )
 
     def give(self, offset: int, nbytes: int) -> None:
@@ -91,7 +95,7 @@ class Arena:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.base = address_of(self.memory)
         self._owner = os.getpid()
-        self._heap = Heap(_HEAP_START, nbytes)
+        self._heap = Heap(HEAP_START, nbytes)
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._views = Recurring(_MOST_VIEWS)

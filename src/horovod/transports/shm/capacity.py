@@ -1,0 +1,80 @@
+"""How large the arenas are: as the machine's memory, or as what limits of this process leave for all of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from pathlib import Path
+
+from horovod.errors import InitError
+from horovod.transports.shm.arena import HEAP_START
+
+__all__ = ["LEAST_BYTES", "arena_bytes", "share_of"]
+
+#: The buffers at the front, and room for a tensor.
+LEAST_BYTES = HEAP_START + mmap.PAGESIZE
+
+
+def arena_bytes(wanted: int, ranks: int) -> int:
+    """Return how large this rank's arena is to be.
+
+    Args:
+        wanted: HOROVOD_ARENA_BYTES; 0 to let it depend on the machine.
+        ranks: how many there are on this host; each maps the arenas of all.
+
+    Raises:
+        InitError: it would be too small.
+    """
+    if wanted:
+        if wanted < LEAST_BYTES:
+            raise InitError(
+                f"HOROVOD_ARENA_BYTES={wanted} is too small: {LEAST_BYTES} are needed for the buffers of the "
+                "collectives, and more for tensors; unset it to use as much as the machine has"
+            )
+        return wanted
+    found = share_of(
+        ranks,
+        physical=mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES"),
+        address_space=_address_space(),
+        limit=_limit(resource.RLIMIT_AS),
+        mapped=mmap.PAGESIZE * int(Path("/proc/self/statm").read_text().split()[0]),
+        file_limit=_limit(resource.RLIMIT_FSIZE),
+    )
+    if found < LEAST_BYTES:
+        raise InitError(
+            f"`ulimit -v` or `ulimit -f` leaves {max(found, 0)} bytes for the shared memory of each of {ranks} ranks, "
+            f"but {LEAST_BYTES} are needed; raise it, or start fewer ranks"
+        )
+    return found
+
+
+def share_of(ranks: int, physical: int, address_space: int, limit: int, mapped: int, file_limit: int) -> int:
+    """Return the bytes of one arena of which every rank maps one per rank; a limit below 0 is none.
+
+    Args:
+        ranks: how many there are.
+        physical: memory of the machine; more of an arena can never be in use.
+        address_space: of a process.
+        limit: what of it this process may map.
+        mapped: how much it has mapped already.
+        file_limit: the largest file that it may make.
+    """
+    # Of addresses a process needs others, too: for threads, libraries, and tensors of its own.
+    shares = [physical, address_space // 4 // ranks]
+    if limit >= 0:
+        shares.append((limit - mapped) // 2 // ranks)
+    if file_limit >= 0:
+        shares.append(file_limit)
+    return min(shares) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _limit(which: int) -> int:
+    limit = resource.getrlimit(which)[0]
+    return -1 if limit == resource.RLIM_INFINITY else limit
+
+
+def _address_space() -> int:
+    """Return the bytes that a process can address: its stack lies near their end."""
+    ends = [int(line.split("-", 2)[1].split()[0], 16) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return 1 << (max(end for end in ends if end < 1 << 63) - 1).bit_length()
