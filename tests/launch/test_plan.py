@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod.launch.plan import LaunchPlan, Wish, make_plan, thread_share
+from horovod.launch.plan import LaunchPlan, Wish, framework_presets, make_plan, thread_share
 from horovod.world import detect
 
 
@@ -85,6 +85,39 @@ def test_share_of_threads(environ: dict[str, str], num_proc: int, cores: int, ex
     made = plan(environ=environ, num_proc=num_proc, cores=cores)
     assert {k: made.environ.get(k) for k in expected} == {k: str(v) for k, v in expected.items()}
     assert len(made.notes) == bool(expected)
+
+
+POOLS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_proc", "cores", "expected"),
+    [
+        ({}, 2, 8, ("4", "4", "4")),
+        # Never a pool of one thread, in which an operation that waits stops all others.
+        ({}, 2, 2, ("1", "2", "2")),
+        ({}, 1, 1, ("1", "2", "2")),
+        ({}, 1, 8, (None, None, None)),
+        ({"OMP_NUM_THREADS": "3"}, 2, 8, ("3", "3", "3")),
+        ({"OMP_NUM_THREADS": "4,2"}, 2, 8, ("4", "4", "4")),
+        ({"OMP_NUM_THREADS": "0"}, 2, 8, ("4", "4", "4")),
+        ({"NPROC": "9", "TF_NUM_INTEROP_THREADS": "1"}, 2, 8, ("4", None, None)),
+    ],
+)
+def test_presets_for_the_threads_of_frameworks(
+    environ: dict[str, str], num_proc: int, cores: int, expected: tuple[str | None, ...]
+) -> None:
+    presets = framework_presets(environ, num_proc, cores)
+    assert tuple(presets.get(name) for name in POOLS) == expected
+
+
+def test_presets_leave_alone_what_the_user_has_set() -> None:
+    own = {"TF_CPP_MIN_LOG_LEVEL": "0", "MALLOC_TRIM_THRESHOLD_": "1", "NPROC": "7"}
+    made = plan(environ=own)
+    assert {name: made.environ[name] for name in own} == own
+    assert made.environ["MALLOC_MMAP_THRESHOLD_"] == str(2**33)
+    tuned = plan(environ={"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+    assert not [name for name in tuned.environ if name.startswith("MALLOC_")]
 
 
 def test_note_on_threads_is_one_line() -> None:

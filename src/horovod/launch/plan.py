@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 
-__all__ = ["LaunchPlan", "Wish", "make_plan", "thread_share"]
+__all__ = ["LaunchPlan", "Wish", "framework_presets", "make_plan", "thread_share"]
 
+# Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
+_MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # If we run inside a rank of another launcher, its rank variables would make libraries join the outer job.
 # A word that ends in _ stands for all variables that begin so.
@@ -106,6 +108,7 @@ def make_plan(wish: Wish) -> LaunchPlan:
     environ = {**wish.file, **_cleaned(wish.environ), **wish.flags}
     threads = thread_share(environ, wish.num_proc, wish.cores)
     environ |= {name: str(count) for name, count in threads.items()}
+    environ |= framework_presets(environ, wish.num_proc, wish.cores)
     environ |= {"PYTHONUNBUFFERED": "1", JOB_ID: wish.job, SECRET_KEY: wish.key}
     digits = len(str(wish.num_proc - 1))
     folders = (f"{wish.output_dir}/rank.{rank:0{digits}}" for rank in range(wish.num_proc))
@@ -136,6 +139,29 @@ def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[
         return {}
     share = max(1, cores // num_proc)
     return {name: share for name in THREAD_VARIABLES if name not in environ}
+
+
+def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, str]:
+    """What TensorFlow, JAX and the C library read at their start, for ranks that share a host.
+
+    Args:
+        environ: environment of the ranks; what it sets is left alone.
+        num_proc: ranks on this host.
+        cores: cores on this host.
+
+    Returns:
+        Variable to text.
+    """
+    own = environ.get("OMP_NUM_THREADS", "")
+    share = int(own) if own.isdecimal() and int(own) else max(1, cores // num_proc)
+    # A pool of one thread deadlocks where an operation waits inside of it: a collective, or a callback of JAX.
+    pool = str(max(2, share))
+    presets = {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    if num_proc > 1 or share < 2:
+        presets |= {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": pool, "NPROC": pool}
+    if "GLIBC_TUNABLES" not in environ:
+        presets |= dict.fromkeys(_MALLOC_VARIABLES, str(_KEPT_BYTES))
+    return {name: text for name, text in presets.items() if name not in environ}
 
 
 def _thread_note(threads: Mapping[str, int], num_proc: int, cores: int) -> tuple[str, ...]:
