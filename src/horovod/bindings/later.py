@@ -14,7 +14,7 @@ _ELASTIC = "elastic jobs, which go on when hosts come and go"
 LATER: dict[str, str] = {
     "common.elastic": _ELASTIC,
     "torch.elastic": _ELASTIC,
-    "tensorflow": "the TensorFlow binding",
+    "tensorflow.elastic": _ELASTIC,
     "keras": "the Keras binding",
 }
 

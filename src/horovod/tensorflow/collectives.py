@@ -1,0 +1,216 @@
+"""The collectives on several dense tensors, wherever TensorFlow happens to be: eager, under a tape, in a graph.
+
+Eager tensors that no tape watches go straight to the engine. Everything else becomes a node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.submission import id_of
+from horovod.core.requests import Kind, ReduceOp
+from horovod.tensorflow.failures import translated
+from horovod.tensorflow.nodes import is_recorded, node, unique_name, user_site
+from horovod.tensorflow.requests import OP_TYPES, GraphRequest
+from horovod.tensorflow.runtime import comm
+
+__all__ = [
+    "Reduction",
+    "after_all",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "query",
+    "reducescatter",
+    "speaks_tensorflow",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How tensors are combined, and by whom.
+
+    Attributes:
+        op: the operation.
+        prescale: factor before it.
+        postscale: factor after it.
+        process_set: ranks that take part.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The same as arguments of a collective."""
+        return {
+            "op": self.op,
+            "prescale_factor": self.prescale,
+            "postscale_factor": self.postscale,
+            "process_set": self.process_set,
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The same as settings of a node."""
+        return {
+            "op": self.op,
+            "prescale": float(self.prescale),
+            "postscale": float(self.postscale),
+            "process_set": id_of(self.process_set),
+        }
+
+
+def speaks_tensorflow(function: _F) -> _F:
+    """Make a function raise our errors as TensorFlow's as well."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, RuntimeError) as error:
+            other = translated(error)
+            if other is error:
+                raise
+            raise other from None
+
+    return call  # type: ignore[return-value]
+
+
+def _is_plain(tensors: Sequence[Any]) -> bool:
+    return tf.executing_eagerly() and not is_recorded(tensors)
+
+
+def _node(
+    op_type: str,
+    tensors: Sequence[Any],
+    outputs: Sequence[tf.DType],
+    name: str | None,
+    ignore_name_scope: bool,
+    **settings: Any,
+) -> list[Any]:
+    if tf.executing_eagerly():
+        return node(op_type, tensors, outputs, GraphRequest(name=name or "", site=user_site(), **settings))
+    node_name, key = unique_name(op_type, name, tensors, ignore_name_scope)
+    return node(op_type, tensors, outputs, GraphRequest(name=key, site=user_site(), **settings), node_name)
+
+
+def _op_type(name: str, tensors: Sequence[Any]) -> str:
+    return f"Horovod{'Grouped' if len(tensors) > 1 else ''}{name}"
+
+
+def allreduce(
+    tensors: Sequence[Any], how: Reduction, name: str | None = None, ignore_name_scope: bool = False
+) -> list[Any]:
+    """Combine tensors over all ranks as one operation."""
+    if _is_plain(tensors):
+        if len(tensors) == 1:
+            return [comm.allreduce(tensors[0], name=name, **how.keywords)]
+        return list(comm.grouped_allreduce(tensors, name=name, **how.keywords))
+    outputs = _node(
+        _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, **how.settings
+    )
+    return [_shaped(output, tensor.shape) for output, tensor in zip(outputs, tensors, strict=True)]
+
+
+def allgather(
+    tensors: Sequence[Any], process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False
+) -> list[Any]:
+    """Concatenate every rank's tensors along the first dimension as one operation."""
+    if _is_plain(tensors):
+        if len(tensors) == 1:
+            return [comm.allgather(tensors[0], name, process_set)]
+        return list(comm.grouped_allgather(tensors, name, process_set))
+    outputs = _node(
+        _op_type("Allgather", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
+        process_set=id_of(process_set),
+    )  # fmt: skip
+    return [_rows_unknown(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
+
+
+def broadcast(
+    tensor: Any, root_rank: int, process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False
+) -> Any:
+    """Return the root's tensor."""
+    if _is_plain([tensor]):
+        return comm.broadcast(tensor, root_rank, name, process_set)
+    (output,) = _node(
+        "HorovodBroadcast", [tensor], [tensor.dtype], name, ignore_name_scope, root=int(root_rank),
+        process_set=id_of(process_set),
+    )  # fmt: skip
+    return _shaped(output, tensor.shape)
+
+
+def alltoall(
+    tensor: Any, splits: Any, process_set: ProcessSet, name: str | None = None, ignore_name_scope: bool = False
+) -> tuple[Any, Any]:
+    """Send rows to every rank; return what came, and how many rows from whom."""
+    if _is_plain([tensor]):
+        received: tuple[Any, Any] = comm.synchronize(comm.alltoall_async(tensor, splits, name, process_set))
+        return received
+    numbers = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits, tf.int32)
+    output, came = _node(
+        "HorovodAlltoall", [tensor, numbers], [tensor.dtype, tf.int32], name, ignore_name_scope, even=splits is None,
+        process_set=id_of(process_set),
+    )  # fmt: skip
+    return _rows_unknown(output, tensor), _shaped(came, tf.TensorShape([process_set.size()]))
+
+
+def reducescatter(
+    tensors: Sequence[Any], how: Reduction, name: str | None = None, ignore_name_scope: bool = False
+) -> list[Any]:
+    """Combine tensors over all ranks as one operation, and keep this rank's rows."""
+    if _is_plain(tensors):
+        if len(tensors) == 1:
+            return [comm.reducescatter(tensors[0], name, **how.keywords)]
+        return list(comm.grouped_reducescatter(tensors, name, **how.keywords))
+    outputs = _node(
+        _op_type("Reducescatter", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
+        **how.settings,
+    )  # fmt: skip
+    return [_rows_unknown(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
+
+
+def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) -> Any:
+    """Add an operation without inputs that comes after all collectives that the graph has so far.
+
+    Returns:
+        The number that it gives, or the operation itself if it gives none.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    here = graph._get_control_flow_context()
+    before = [op for op in graph.get_operations() if op.type in OP_TYPES and op._get_control_flow_context() is here]
+    op_type = f"Horovod{kind.name.capitalize()}"
+    with tf.control_dependencies(before):
+        made = _node(op_type, [], outputs, None, False, process_set=id_of(process_set))
+    return _shaped(made[0], tf.TensorShape([])) if outputs else made[0]
+
+
+def query(op_type: str, process_set_id: int, name: str | None) -> Any:
+    """Return a number that is found out when the graph runs."""
+    (number,) = node(op_type, [], [tf.int32], GraphRequest(process_set=process_set_id, site=user_site()), name)
+    return _shaped(number, tf.TensorShape([]))
+
+
+def _shaped(tensor: Any, shape: tf.TensorShape) -> Any:
+    if not tf.executing_eagerly():
+        tensor.set_shape(shape)
+    return tensor
+
+
+def _rows_unknown(tensor: Any, like: Any) -> Any:
+    rank = like.shape.rank
+    if rank:
+        return _shaped(tensor, tf.TensorShape([None]).concatenate(like.shape[1:]))
+    return tensor

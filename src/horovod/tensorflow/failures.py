@@ -1,0 +1,64 @@
+"""What goes wrong, in TensorFlow's error classes as well as ours."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from horovod import errors
+
+__all__ = ["code_of", "translated"]
+
+#: The first that fits; what Horovod raised in each case.
+_CLASSES: tuple[tuple[tuple[type[BaseException], ...], type[tf.errors.OpError], int], ...] = (
+    ((errors.MismatchError, errors.NotInitializedError), tf.errors.FailedPreconditionError, 9),
+    ((ValueError, TypeError), tf.errors.InvalidArgumentError, 3),
+    ((NotImplementedError,), tf.errors.UnimplementedError, 12),
+    ((errors.PeerLostError, errors.StallError, errors.HorovodInternalError), tf.errors.UnknownError, 2),
+    ((MemoryError,), tf.errors.ResourceExhaustedError, 8),
+)
+_OTHERS = (tf.errors.UnknownError, 2)
+
+
+def _mapped(kind: type[BaseException]) -> tuple[type[tf.errors.OpError], int]:
+    for ours, theirs, code in _CLASSES:
+        if issubclass(kind, ours):
+            return theirs, code
+    return _OTHERS
+
+
+def code_of(error: BaseException) -> int:
+    """Return TensorFlow's number for the class of an error."""
+    return _mapped(type(error))[1]
+
+
+#: What is both of ours and one of TensorFlow's, by ours.
+_both_of: dict[type[Exception], type[Exception]] = {}
+
+
+def _both(kind: type[Exception]) -> type[Exception]:
+    if kind not in _both_of:
+        namespace = {"__module__": kind.__module__, "__reduce__": _reduce}
+        _both_of[kind] = type(kind.__name__, (kind, _mapped(kind)[0]), namespace)
+    return _both_of[kind]
+
+
+def _reduce(error: Exception) -> tuple[object, ...]:
+    ours, state = type(error).__bases__[0], dict(error.__dict__)
+    return _revive, (ours, str(error), {k: v for k, v in state.items() if not k.startswith("_")})
+
+
+def _revive(kind: type[Exception], text: str, state: dict[str, object]) -> Exception:
+    error = kind(text)
+    error.__dict__.update(state)
+    return translated(error)
+
+
+def translated(error: Exception) -> Exception:
+    """Return an error of ours as one that TensorFlow's scripts catch, too; others as they are."""
+    kind = type(error)
+    if isinstance(error, tf.errors.OpError) or not isinstance(error, errors.HorovodInternalError | ValueError):
+        return error
+    found: Exception = Exception.__new__(_both(kind))
+    tf.errors.OpError.__init__(found, None, None, str(error), _mapped(kind)[1])
+    found.__dict__.update(error.__dict__)
+    return found.with_traceback(error.__traceback__)

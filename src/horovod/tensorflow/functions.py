@@ -1,0 +1,194 @@
+"""Bring variables and Python objects of all ranks to the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.bindings import objects
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import collectives
+from horovod.tensorflow.collectives import speaks_tensorflow
+from horovod.tensorflow.runtime import comm
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+#: Objects travel as bytes, whatever graph is being built meanwhile.
+_bytes = Collectives(NumpyAdapter())
+
+
+def _unwrapped(variable: Any) -> tf.Variable:
+    """Return TensorFlow's variable, which one of Keras holds."""
+    inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    if not isinstance(inner, tf.Variable):
+        raise ValueError(
+            f"broadcast_variables takes variables of TensorFlow or Keras. Received: {type(variable).__name__}"
+        )
+    return inner
+
+
+@speaks_tensorflow
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Give every rank the root's values, in place.
+
+    Collective over ``process_set``; variables are matched by their place in the list.
+
+    Args:
+        variables: of TensorFlow or Keras; same shapes and dtypes, in the same order, on every rank.
+        root_rank: global rank whose values everybody gets.
+        process_set: ranks that take part.
+        inplace: accepted; it is always in place.
+
+    Returns:
+        In a graph, the operation that does it; else None.
+
+    Raises:
+        ValueError: something in ``variables`` is no variable.
+        MismatchError: shapes or dtypes disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all values are here.
+    """
+    targets = [_unwrapped(variable) for variable in variables]
+    if tf.executing_eagerly():
+        return _broadcast_now(targets, root_rank, process_set)
+    assigned = []
+    for index, variable in enumerate(targets):
+        key = f"broadcast_variables_{index}"
+        value = collectives.broadcast(variable.read_value(), root_rank, process_set, key)
+        assigned.append(variable.assign(value, read_value=False))
+    return tf.group(*assigned)
+
+
+def _broadcast_now(targets: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
+    handles = [
+        comm.broadcast_async(variable.read_value(), root_rank, f"broadcast_variables_{index}", process_set)
+        for index, variable in enumerate(targets)
+    ]
+    for variable, handle in zip(targets, handles, strict=True):
+        variable.assign(comm.synchronize(handle))
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Return the operation that gives every rank the root's values of all variables of the graph.
+
+    Args:
+        root_rank: global rank whose values everybody gets.
+
+    Raises:
+        RuntimeError: there is no graph, but eager execution.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() needs a graph of TensorFlow 1; "
+            "with eager execution use hvd.broadcast_variables(<model or optimizer>.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """Gives every rank the root's values of all variables when a session of TensorFlow 1 begins.
+
+    Args:
+        root_rank: global rank whose values everybody gets.
+        device: accepted; tensors travel through host memory.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self.device):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it."""
+        session.run(self.bcast_op)
+
+
+@speaks_tensorflow
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a Python object from one rank to all others.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
+        root_rank: global rank that sends.
+        session: accepted; none is needed.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy elsewhere.
+
+    Raises:
+        MismatchError: ranks named different roots.
+        PeerLostError: a rank died.
+
+    Blocks until the object is here.
+    """
+    return objects.broadcast_object(_bytes, obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Return ``fn(obj)``, which sends a Python object from one rank to all others. See ``broadcast_object``."""
+
+    def send(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return send
+
+
+@speaks_tensorflow
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Collect one Python object of every rank.
+
+    Collective over ``process_set``.
+
+    Args:
+        obj: what cloudpickle can pickle; its size may differ between ranks.
+        session: accepted; none is needed.
+        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
+        process_set: ranks that take part.
+
+    Returns:
+        The objects in the order of the members' ranks, those of ranks that joined left out.
+
+    Raises:
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called.
+    """
+    return objects.allgather_object(_bytes, obj, name, process_set)

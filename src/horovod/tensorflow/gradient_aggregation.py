@@ -1,0 +1,206 @@
+"""Several backward passes for each step: gradients are added up here, and reduced in the last pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.reducing import divided, key_of
+from horovod.tensorflow.sparse import densified
+
+__all__ = ["LocalGradientAggregationHelper", "LocalGradientAggregationHelperEager"]
+
+
+class LocalGradientAggregationHelperEager:
+    """Adds gradients up, in eager mode and in graphs.
+
+    Args:
+        backward_passes_per_step: how many passes make a step.
+        allreduce_func: ``fn(gradients, variables)``, which reduces them over all ranks.
+        sparse_as_dense: whether IndexedSlices become dense; they cannot be added up as they are.
+        average_aggregated_gradients: divide by the number of passes.
+        process_set: ranks that take part.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+
+    Raises:
+        ValueError: there is no such number of passes.
+    """
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        if backward_passes_per_step <= 0:
+            raise ValueError(f"backward_passes_per_step must be > 0. Received: {backward_passes_per_step}")
+        self.backward_passes_per_step = backward_passes_per_step
+        self.allreduce_grads = allreduce_func
+        self.sparse_as_dense = sparse_as_dense
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self.process_set = process_set
+        self.scale_local_gradients = scale_local_gradients
+        #: Passes of the step under way.
+        self.counter: Any = None
+        self._sums: list[Any] = []
+        self._local: dict[int, Any] = {}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of a variable to this rank.
+
+        Args:
+            var: the variable.
+        """
+        self._local[key_of(var)] = var
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Add gradients to those of the step's earlier passes; reduce the sums in its last one.
+
+        Args:
+            grads: of this pass; None stays None.
+            vars: those that they belong to.
+
+        Returns:
+            The reduced gradients; the sums so far when the step has more passes to come.
+
+        Raises:
+            ValueError: a gradient is IndexedSlices, which cannot be added up.
+        """
+        dense = [self._dense(grad) for grad in grads]
+        if self.backward_passes_per_step == 1:
+            return self._reduce(dense, vars)
+        self._prepare(dense, vars)
+        present = [index for index, grad in enumerate(dense) if grad is not None]
+        added = [self._sums[index].assign_add(dense[index]) for index in present]
+        with tf.control_dependencies(_operations(added)):
+            passes = self.counter.assign_add(1)
+        found = tf.cond(
+            tf.equal(passes, self.backward_passes_per_step),
+            lambda: self._communicate(present, vars),
+            lambda: [tf.identity(total) for total in added],
+        )
+        results: list[Any] = list(dense)
+        for index, grad in zip(present, found if isinstance(found, list | tuple) else [found], strict=True):
+            results[index] = grad
+        return results
+
+    def _dense(self, grad: Any) -> Any:
+        if isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
+            if self.backward_passes_per_step == 1:
+                return grad
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False; "
+                "pass sparse_as_dense=True"
+            )
+        return densified(grad)
+
+    def _prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        if self.counter is not None:
+            return
+        with tf.init_scope():
+            self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="aggregation_counter")
+            for grad, variable in zip(grads, variables, strict=True):
+                total = None
+                if grad is not None:
+                    zeros = tf.zeros(tf.TensorShape(variable.shape), grad.dtype)
+                    total = tf.Variable(zeros, trainable=False, name="aggregated_gradient")
+                self._sums.append(total)
+
+    def _communicate(self, present: Sequence[int], variables: Sequence[Any]) -> list[Any]:
+        sums = [self._sums[index].read_value() for index in present]
+        if self.average_aggregated_gradients:
+            sums = [divided(total, self.backward_passes_per_step) for total in sums]
+        reduced = self._reduce(sums, [variables[index] for index in present])
+        with tf.control_dependencies(_operations([*sums, *reduced])):
+            cleared = [self._sums[index].assign(tf.zeros_like(self._sums[index])) for index in present]
+            cleared.append(self.counter.assign(0))
+        with tf.control_dependencies(_operations(cleared)):
+            return [tf.identity(grad) for grad in reduced]
+
+    def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        results: list[Any] = list(grads)
+        shared = [index for index, variable in enumerate(variables) if key_of(variable) not in self._local]
+        reduced = self.allreduce_grads([grads[i] for i in shared], [variables[i] for i in shared])
+        for index, grad in zip(shared, reduced, strict=True):
+            results[index] = grad
+        if self.scale_local_gradients:
+            for index in set(range(len(results))) - set(shared):
+                results[index] = divided(results[index], self.process_set.size() or 1)
+        return results
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply the gradients when a step is complete; else only count the pass.
+
+        Args:
+            apply_grads_closure: applies them.
+            optimizer: whose ``iterations`` count the passes, if it has such.
+            *args: accepted.
+            **kwargs: accepted.
+        """
+        if self.counter is None:
+            return apply_grads_closure()
+        grads = [grad for grad, _ in args[0]] if args else []
+        with tf.control_dependencies(_operations(grads)):
+            is_complete = tf.equal(self.counter.read_value(), 0)
+        return tf.cond(is_complete, lambda: _operation(apply_grads_closure()), lambda: _count(optimizer))
+
+
+class LocalGradientAggregationHelper(LocalGradientAggregationHelperEager):
+    """The same with the arguments of Horovod's helper for graphs.
+
+    Args:
+        backward_passes_per_step: how many passes make a step.
+        allreduce_func: ``fn(gradients, variables)``, which reduces them over all ranks.
+        sparse_as_dense: whether IndexedSlices become dense; they cannot be added up as they are.
+        average_aggregated_gradients: divide by the number of passes.
+        rank: accepted.
+        optimizer_type: accepted.
+        process_set: ranks that take part.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+        name: accepted.
+    """
+
+    OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"
+    OPTIMIZER_TYPE_LEGACY = "optimizer_type_legacy"
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        rank: int = 0,
+        optimizer_type: str = OPTIMIZER_TYPE_LEGACY,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        name: str = "",
+    ) -> None:
+        super().__init__(
+            backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients, process_set,
+            scale_local_gradients,
+        )  # fmt: skip
+
+
+def _operations(tensors: Sequence[Any]) -> list[Any]:
+    """Return what control dependencies can be put on; nothing where execution is eager."""
+    return [] if tf.executing_eagerly() else [tensor for tensor in tensors if tensor is not None]
+
+
+def _operation(done: Any) -> Any:
+    return tf.constant(0) if tf.executing_eagerly() else _after(done)
+
+
+def _after(done: Any) -> Any:
+    with tf.control_dependencies([] if done is None else [done]):
+        return tf.constant(0)
+
+
+def _count(optimizer: Any) -> Any:
+    iterations = getattr(optimizer, "iterations", None)
+    return _operation(iterations.assign_add(1) if iterations is not None else None)

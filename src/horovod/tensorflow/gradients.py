@@ -1,0 +1,159 @@
+"""The derivatives of the collectives, registered with TensorFlow for graphs and tapes alike.
+
+A rank's loss depends on other ranks' inputs. What "the gradient" means then is a convention, and it is
+Horovod's: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and
+broadcast that of their *average*; reducescatter n times that of the average when it averages, and n times that of
+the sum when it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties
+share evenly), where Horovod reduced the gradients with the same operation.
+
+All of them can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import context
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import Kind, ReduceOp
+from horovod.tensorflow import collectives
+from horovod.tensorflow.collectives import Reduction
+from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
+
+__all__ = ["register"]
+
+_LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
+
+
+def _request(op: Any) -> GraphRequest:
+    text = op.get_attr("request")
+    return GraphRequest.decode(text if isinstance(text, bytes) else text.encode())
+
+
+def _members(key: int) -> ProcessSet:
+    """Return a process set by its number."""
+    found = ProcessSet(context.engine().sets.as_dict()[key])
+    found.process_set_id = key
+    return found
+
+
+def _name(request: GraphRequest, what: str = "gradient") -> str | None:
+    return f"{request.name.rpartition('/')[2]}.{what}" if request.name else None
+
+
+def _filled(grads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return dense gradients; zeros where nothing depends on an output."""
+    return [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, outputs, strict=True)
+    ]
+
+
+def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
+    """Reduce the gradients as the tensors were, and chain with the derivative of the operation."""
+    request, filled = _request(op), _filled(grads, op.outputs)
+    members = _members(request.process_set)
+    if request.op in _LINEAR:
+        how = Reduction(request.op, request.prescale, request.postscale, members)
+        return collectives.allreduce(filled, how, _name(request))
+    total = Reduction(ReduceOp.SUM, process_set=members)
+    summed = collectives.allreduce(filled, total, _name(request))
+    slopes = _slopes(op.inputs, op.outputs, request, total)
+    return [whole * slope for whole, slope in zip(summed, slopes, strict=True)]
+
+
+def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest, total: Reduction) -> list[Any]:
+    """d output / d this rank's input, elementwise, for the operations that are not linear."""
+    factor = request.prescale * request.postscale
+    if request.op in (ReduceOp.MIN, ReduceOp.MAX):
+        # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
+        winners = [
+            tf.cast(tf.equal(_scale(_scale(x, request.prescale), request.postscale), y), x.dtype)
+            for x, y in zip(inputs, outputs, strict=True)
+        ]
+        ties = collectives.allreduce(winners, total, _name(request, "ties"))
+        return [
+            _scale(won, factor) / tf.maximum(tied, tf.ones_like(tied)) for won, tied in zip(winners, ties, strict=True)
+        ]
+    scaled = [_scale(x, request.prescale) for x in inputs]
+    zero = [tf.equal(x, tf.zeros_like(x)) for x in scaled]
+    counts = [tf.cast(z, x.dtype) for z, x in zip(zero, scaled, strict=True)]
+    zeros = collectives.allreduce(counts, total, _name(request, "zeros"))
+    nonzero = [tf.where(z, tf.ones_like(x), x) for z, x in zip(zero, scaled, strict=True)]
+    products = collectives.allreduce(
+        nonzero, Reduction(ReduceOp.PRODUCT, process_set=total.process_set), _name(request, "product")
+    )
+    return [
+        _scale(tf.where(tf.equal(found, own), whole / mine, tf.zeros_like(whole)), factor)
+        for found, own, whole, mine in zip(zeros, counts, products, nonzero, strict=True)
+    ]
+
+
+def _scale(tensor: Any, factor: float) -> Any:
+    return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
+
+
+def _of_allgather(op: Any, *grads: Any) -> list[Any]:
+    """Average the gradients and take this rank's rows."""
+    request, filled = _request(op), _filled(grads, op.outputs)
+    members = _members(request.process_set)
+    own = [tf.shape(tensor)[0] if tensor.shape.rank != 0 else 1 for tensor in op.inputs]
+    (rows,) = collectives.allgather([tf.stack([own])], members, _name(request, "rows"))
+    before = tf.reduce_sum(rows[: members.rank()], axis=0)
+    reduced = collectives.allreduce(filled, Reduction(process_set=members), _name(request))
+    return [tf.reshape(grad[before[i] : before[i] + own[i]], tf.shape(op.inputs[i])) for i, grad in enumerate(reduced)]
+
+
+def _of_broadcast(op: Any, grad: Any) -> Any:
+    """Average the gradients for the root; the others' inputs had no effect."""
+    request = _request(op)
+    members = _members(request.process_set)
+    (reduced,) = collectives.allreduce(
+        _filled([grad], op.outputs), Reduction(process_set=members), _name(request)
+    )  # fmt: skip
+    return reduced if context.world().rank == request.root else tf.zeros_like(reduced)
+
+
+def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
+    """Send every row's gradient back to where the row came from."""
+    request = _request(op)
+    filled = _filled([grad], op.outputs[:1])[0]
+    back, _ = collectives.alltoall(filled, op.outputs[1], _members(request.process_set), _name(request))
+    return [tf.reshape(back, tf.shape(op.inputs[0])), None]
+
+
+def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
+    """Gather every rank's gradient of its rows."""
+    request = _request(op)
+    if request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise NotImplementedError(
+            f"reducescatter is differentiable for Sum and Average only. Received: {request.op.name.capitalize()}"
+        )
+    members = _members(request.process_set)
+    factor = request.prescale * request.postscale
+    if request.op is ReduceOp.SUM:
+        factor *= members.size() or 1
+    scaled = [_scale(grad, factor) for grad in _filled(grads, op.outputs)]
+    gathered = collectives.allgather(scaled, members, _name(request))
+    return [tf.reshape(grad, tf.shape(tensor)) for grad, tensor in zip(gathered, op.inputs, strict=True)]
+
+
+def register() -> None:
+    """Tell TensorFlow; once per process."""
+    derivatives = {
+        Kind.ALLREDUCE: _of_allreduce,
+        Kind.ALLGATHER: _of_allgather,
+        Kind.BROADCAST: _of_broadcast,
+        Kind.ALLTOALL: _of_alltoall,
+        Kind.REDUCESCATTER: _of_reducescatter,
+    }
+    for op_type, kind in OP_TYPES.items():
+        if kind in derivatives:
+            tf.RegisterGradient(op_type)(derivatives[kind])
+        else:
+            tf.no_gradient(op_type)
+    for op_type in QUERIES:
+        tf.no_gradient(op_type)

@@ -1,0 +1,343 @@
+"""The kernels of the operations in graphs: they hand TensorFlow's memory to the engine and wait for nobody.
+
+A kernel submits, and returns to the executor; when the engine has the result, a thread of this module tells
+TensorFlow that the operation is done. So no thread of TensorFlow's pools ever waits for another rank: any number of
+collectives may be in flight, in any order, with one inter-op thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+
+from horovod import context
+from horovod.core.requests import Kind
+from horovod.engine.handles import Handle
+from horovod.tensorflow import failures
+from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow.library import COMPUTE, CREATE, DELETE, Status, attribute, define_op, lib, register_kernel
+from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
+
+__all__ = ["register"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NUMBERS = {name: dtype.as_datatype_enum for name, dtype in DTYPES.items()}
+_NUMPY = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES.values()}
+#: Kernels that exist, by the number that TensorFlow knows them by.
+_kernels: dict[int, _Kernel] = {}
+_ids = itertools.count(1)
+#: A node that runs while its last run is still in flight, as in a loop, waits for it here.
+_behind: dict[tuple[int, int, str], collections.deque[_Run]] = {}
+_behind_lock = threading.Lock()
+
+
+class _Finisher:
+    """The thread that ends operations; it is started by the first one."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Run] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, run: _Run) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="horovod-tensorflow", daemon=True)
+            self._thread.start()
+        self._queue.put(run)
+
+    def _loop(self) -> None:
+        while True:
+            self._queue.get().finish()
+
+
+_finisher = _Finisher()
+
+
+def _after_fork() -> None:
+    global _finisher
+    _finisher = _Finisher()
+    _behind.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Kernel:
+    """One node of a graph, ready to run."""
+
+    def __init__(self, op_type: str, request: GraphRequest) -> None:
+        self.op_type = op_type
+        self.kind = OP_TYPES.get(op_type)
+        self.request = request
+        self.as_user = request.site.stand_in()
+        self.key = (-1 if self.kind is None else int(self.kind), request.process_set, request.name)
+
+    def query(self) -> int:
+        if self.op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
+            return -1
+        world = context.world()
+        key = self.request.process_set
+        if self.op_type == "HorovodProcessSetIncluded":
+            members = context.engine().sets.as_dict()
+            return int(world.rank in members[key]) if key in members else -3
+        if self.op_type == "HorovodSize":
+            return len(context.engine().sets.as_dict()[key]) if key else world.size
+        return {
+            "HorovodRank": world.rank,
+            "HorovodLocalRank": world.local_rank,
+            "HorovodLocalSize": world.local_size,
+        }[self.op_type]
+
+
+class _Run:
+    """One execution of a kernel; also the allocator of its results.
+
+    Args:
+        kernel: what runs.
+        context_: TensorFlow's context of the execution.
+        done: TensorFlow's callback, a ``std::function`` on the stack of the caller.
+    """
+
+    kernels = "numpy"
+    writable = True
+
+    def __init__(self, kernel: _Kernel, context_: int, done: int) -> None:
+        self._kernel = kernel
+        self._context = context_
+        # TensorFlow lets the callback die when the kernel returns, and would leave us a dangling pointer. So it is
+        # moved, as its move constructor would: 32 bytes, the third word of which tells whether there is one.
+        self._done = (ctypes.c_char * 32)()
+        ctypes.memmove(self._done, done, 32)
+        ctypes.memset(done + 16, 0, 8)
+        self._status = Status()
+        self._inputs: list[Array] = []
+        self._outputs: list[Array] = []
+        self._tensors: list[int] = []
+        self._handle: Handle | None = None
+        self._error: BaseException | None = None
+        self._waits_behind = False
+        self._once = itertools.count()
+
+    # -- the engine's side ---------------------------------------------------------------------------------------
+
+    def address(self, buffer: Array) -> int:
+        return buffer.ctypes.data
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
+        index = len(self._outputs)
+        dims = (ctypes.c_int64 * len(shape))(*shape)
+        kind = _NUMPY[_NUMBERS[dtype]]
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        tensor = lib.TF_AllocateOutput(
+            self._context, index, _NUMBERS[dtype], dims, len(shape), nbytes, self._status.pointer
+        )
+        self._status.check()
+        return self._keep_output(tensor, shape, kind)
+
+    def _keep_output(self, tensor: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+        self._tensors.append(tensor)
+        array = _array(lib.TF_TensorData(tensor), shape, kind)
+        self._outputs.append(array)
+        return array
+
+    # What the engine releases when the handle is done, in place of a lock.
+
+    def locked(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        if next(self._once) == 0:
+            _finisher.put(self)
+
+    # -- TensorFlow's side ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Submit, or finish at once what needs no other rank."""
+        try:
+            if self._kernel.kind is None:
+                self._answer([self._kernel.query()])
+            elif self._kernel.request.name and self._must_wait():
+                return
+            else:
+                self._submit()
+                return
+        except BaseException as error:
+            self._error = error
+        self.finish()
+
+    def _must_wait(self) -> bool:
+        with _behind_lock:
+            waiting = _behind.get(self._kernel.key)
+            if waiting is None:
+                _behind[self._kernel.key] = collections.deque()
+                self._waits_behind = True
+                return False
+            waiting.append(self)
+            return True
+
+    def run_on(self) -> None:
+        """Submit what had to wait for an earlier run of its node."""
+        self._waits_behind = True
+        try:
+            self._submit()
+        except BaseException as error:
+            self._error = error
+            self.finish()
+
+    def _submit(self) -> None:
+        engine, request, kind = context.engine(), self._kernel.request, self._kernel.kind
+        assert kind is not None
+        splits: tuple[int, ...] = ()
+        count = 1 if kind is Kind.ALLTOALL else lib.TF_NumInputs(self._context)
+        in_place = kind in (Kind.ALLREDUCE, Kind.BROADCAST)
+        for index in range(count):
+            self._take_input(index, in_place)
+        if kind is Kind.ALLTOALL and not request.even:
+            splits = self._splits(self._view(1))
+        name = f"{kind.name.lower()}.{request.name}" if request.name else None
+        if kind is Kind.JOIN:
+            name = "join"
+        outputs = self._outputs if in_place else None if count else ()
+        submit = functools.partial(
+            engine.submit, self, kind, name, self._inputs, outputs, op=request.op, prescale=request.prescale,
+            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0,
+        )  # fmt: skip
+        handle: Handle = self._kernel.as_user(submit)
+        self._handle = handle
+        if engine.size == 1:
+            with contextlib.suppress(Exception):  # the handle keeps it
+                engine.wait(handle)
+            self.finish()
+            return
+        handle.waiter = self
+        if handle.done:
+            self.release()
+
+    def _splits(self, array: Array) -> tuple[int, ...]:
+        return tuple(int(split) for split in array)
+
+    def _view(self, index: int) -> Array:
+        tensor = ctypes.c_void_p()
+        lib.TF_GetInput(self._context, index, tensor, self._status.pointer)
+        self._status.check()
+        shape = tuple([lib.TF_Dim(tensor, dim) for dim in range(lib.TF_NumDims(tensor))])
+        array = _array(lib.TF_TensorData(tensor), shape, _NUMPY[lib.TF_TensorType(tensor)])
+        # TensorFlow keeps the input until the operation is done; what is dropped here is one reference to it, so
+        # that the input can become the output.
+        lib.TF_DeleteTensor(tensor)
+        return array
+
+    def _take_input(self, index: int, in_place: bool) -> None:
+        array = self._view(index)
+        if in_place:
+            candidates, forwarded = (ctypes.c_int * 1)(index), ctypes.c_int(-1)
+            dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+            tensor = lib.TF_ForwardInputOrAllocateOutput(
+                self._context, candidates, 1, index, dims, array.ndim, forwarded, self._status.pointer
+            )
+            self._status.check()
+            output = self._keep_output(tensor, array.shape, array.dtype)
+            if forwarded.value >= 0:
+                array = output
+        self._inputs.append(array)
+
+    def _answer(self, numbers: list[int]) -> None:
+        self.empty((), "int32", None)[...] = numbers[0]
+
+    def finish(self) -> None:
+        """Tell TensorFlow how it went."""
+        error = self._error
+        try:
+            if error is None and self._handle is not None:
+                error = self._handle.error
+                if error is None and self._kernel.kind is Kind.ALLTOALL:
+                    received = self._handle.received_splits
+                    self.empty((len(received),), "int32", None)[...] = received
+                elif error is None and self._kernel.kind is Kind.JOIN:
+                    self._answer([self._handle.result])
+        except BaseException as late:
+            error = late
+        if error is not None:
+            lib.TF_SetStatus(self._status.pointer, failures.code_of(error), _text(error).encode())
+            lib.TF_OpKernelContext_Failure(self._context, self._status.pointer)
+        for tensor in self._tensors:
+            lib.TF_DeleteTensor(tensor)
+        self._handle = None
+        self._inputs, self._outputs = [], []
+        following = self._next_behind() if self._waits_behind else None
+        lib.TF_RunAsyncOpKernelDoneCallback(ctypes.addressof(self._done))
+        if following is not None:
+            following.run_on()
+
+    def _next_behind(self) -> _Run | None:
+        with _behind_lock:
+            waiting = _behind.get(self._kernel.key)
+            if not waiting:
+                _behind.pop(self._kernel.key, None)
+                return None
+            return waiting.popleft()
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _array(address: int | None, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+    nbytes = kind.itemsize
+    for dim in shape:
+        nbytes *= dim
+    if not nbytes or not address:
+        return np.empty(shape, kind)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    array: Array = np.ndarray(shape, kind, memory)
+    return array
+
+
+def _create(op_type: str, construction: int) -> int:
+    try:
+        request = GraphRequest.decode(attribute(construction, b"request"))
+        key = next(_ids)
+        _kernels[key] = _Kernel(op_type, request)
+        return key
+    except Exception:
+        return 0
+
+
+@COMPUTE
+def _compute(key: int, context_: int, done: int) -> None:
+    _Run(_kernels[key], context_, done).start()
+
+
+@DELETE
+def _delete(key: int) -> None:
+    _kernels.pop(key, None)
+
+
+#: ctypes' functions, which TensorFlow calls as long as the process lives.
+_creators: list[Any] = []
+
+
+def register() -> None:
+    """Make the operations known to TensorFlow; once per process."""
+    for name in (*OP_TYPES, *QUERIES):
+        define_op(
+            name,
+            (f"T: list({{{_SPEC}}}) >= 0", f"U: list({{{_SPEC}}}) >= 0", "request: string"),
+            ("tensors: T",),
+            ("outputs: U",),
+        )
+        creator = CREATE(lambda construction, op_type=name: _create(op_type, construction))
+        _creators.append(creator)
+        register_kernel(name, creator, _compute, _delete)
+
+
+_SPEC = ", ".join({"float32": "float", "float64": "double", "float16": "half"}.get(name, name) for name in DTYPES)

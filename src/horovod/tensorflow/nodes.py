@@ -1,0 +1,102 @@
+"""Making nodes: one operation in whatever graph is being built, or run at once under a gradient tape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import execute, record
+from tensorflow.python.framework import auto_control_deps, op_def_library
+from tensorflow.python.util import tf_stack
+
+from horovod.engine import callsite
+from horovod.tensorflow import kernels
+from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest, Site
+
+__all__ = ["is_recorded", "node", "unique_name", "user_site"]
+
+kernels.register()
+# AutoGraph has nothing to find in here, and would make errors hard to read.
+autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *autograph_config.CONVERSION_RULES)
+# Their order is found out at run time, by name; so they need not wait for each other. A join does: it ends them all.
+auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset({*OP_TYPES, *QUERIES}) - {"HorovodJoin"}
+
+_PLUMBING = ("/horovod/", "/tensorflow/python/", "/keras/src/", "/tf_keras/")
+_UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
+
+
+def user_site() -> Site:
+    """Return the user's line that is building a graph now, as it stands in the file that the user wrote."""
+    stack = tf_stack.extract_stack()
+    for frame in reversed(list(stack)):
+        if not any(part in frame.filename for part in _PLUMBING):
+            return Site(frame.filename, frame.lineno, frame.name)
+    code = callsite.user_frame(0)
+    return Site(code.f_code.co_filename, code.f_lineno, code.f_code.co_name)
+
+
+def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> tuple[str, str]:
+    """Return the name of the node to be made, and the key of its match on other ranks.
+
+    Args:
+        op_type: of the node.
+        name: the user's, or None for one that follows from the tensors'.
+        tensors: inputs.
+        ignore_name_scope: whether the key leaves out the scopes that the node stands in.
+    """
+    if not name:
+        of = tensors[0].name if len(tensors) else ""
+        name = f"{op_type}_{re.sub(r'[^A-Za-z0-9_]', '_', of)}" if of else op_type
+    name = _UNFIT.sub("_", name)
+    if not (name[0].isalnum() or name[0] == "."):
+        name = f"n{name}"
+    full = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
+    return name, full.rpartition("/")[2] if ignore_name_scope else full
+
+
+def is_recorded(tensors: Sequence[Any]) -> bool:
+    """Return whether a gradient tape watches one of these eager tensors."""
+    return bool(record.could_possibly_record()) and pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(tensors) != 0
+
+
+def node(
+    op_type: str,
+    tensors: Sequence[Any],
+    outputs: Sequence[tf.DType],
+    request: GraphRequest,
+    name: str | None = None,
+) -> list[Any]:
+    """Add an operation to the graph, or run it now; differentiable.
+
+    Args:
+        op_type: Horovod's name of the operation.
+        tensors: inputs.
+        outputs: dtypes of the results, whose shapes are unknown.
+        request: the settings.
+        name: of the node.
+    """
+    for tensor in tensors:
+        if tensor.dtype.name not in DTYPES:
+            raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
+    inputs = list(tensors)
+    attributes = (
+        "T", [tensor.dtype.as_datatype_enum for tensor in inputs],
+        "U", [dtype.as_datatype_enum for dtype in outputs],
+        "request", request.encode().encode(),
+    )  # fmt: skip
+    made: Any
+    if tf.executing_eagerly():
+        made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager_context.context())
+    else:
+        made = op_def_library.apply_op(op_type, tensors=inputs, U=list(outputs), request=attributes[5], name=name)
+    if not isinstance(made, list):
+        return [made]  # an operation without results
+    if execute.must_record_gradient():
+        execute.record_gradient(op_type, inputs, attributes, made)
+    return made

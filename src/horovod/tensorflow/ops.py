@@ -1,0 +1,366 @@
+"""The collectives of ``horovod.tensorflow``: eager, in ``tf.function``, and in graphs of TensorFlow 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
+from horovod.core.requests import Kind, ReduceOp
+from horovod.tensorflow import collectives, gradients
+from horovod.tensorflow.collectives import Reduction, speaks_tensorflow
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.runtime import comm
+from horovod.tensorflow.sparse import allreduce_slices
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
+
+gradients.register()
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return [value if tf.is_tensor(value) else tf.convert_to_tensor(value) for value in values]
+
+
+@speaks_tensorflow
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combine a tensor over all ranks, element by element; differentiable.
+
+    Collective over ``process_set``; calls are matched by ``name``, in a graph by the name of the node. Of
+    ``tf.IndexedSlices`` the rows of all ranks are gathered.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed. Of IndexedSlices the number of rows may differ.
+        average: deprecated; ``op=Average`` or ``op=Sum`` instead.
+        device_dense: accepted; tensors travel through host memory.
+        device_sparse: accepted.
+        compression: how to send it, such as ``Compression.fp16``.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
+        process_set: ranks that take part; this rank must be one of them.
+        ignore_name_scope: in a graph, leave the name scopes out of the key.
+
+    Returns:
+        A new tensor of the same shape and dtype, or IndexedSlices.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value. It is a
+            ``tf.errors.FailedPreconditionError``, too.
+        PeerLostError: a rank died; a ``tf.errors.UnknownError``, too.
+        NotInitializedError: ``init()`` was not called.
+        NotImplementedError: IndexedSlices with another ``op`` than Sum and Average, or with a factor.
+
+    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    """
+    return grouped_allreduce(
+        [tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor,
+        process_set, ignore_name_scope, name,
+    )[0]  # fmt: skip
+
+
+@speaks_tensorflow
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Combine several tensors over all ranks in one operation; differentiable. See ``allreduce``.
+
+    Returns:
+        New tensors, in the order of ``tensors``; ``tensors`` itself if that is empty or None.
+    """
+    if not tensors:
+        return tensors
+    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    sparse = [index for index, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [index for index in range(len(tensors)) if index not in sparse]
+    results: list[Any] = [None] * len(tensors)
+    if sparse:
+        key = f"{name}.sparse" if name and dense else name
+        for index, result in zip(
+            sparse, allreduce_slices([tensors[i] for i in sparse], how, key, ignore_name_scope), strict=True
+        ):
+            results[index] = result
+    if dense:
+        pairs = [compression.compress(tensor) for tensor in _tensors([tensors[i] for i in dense])]
+        reduced = collectives.allreduce([wire for wire, _ in pairs], how, name, ignore_name_scope)
+        for index, result, (_, context) in zip(dense, reduced, pairs, strict=True):
+            results[index] = compression.decompress(result, context)
+    return results
+
+
+@speaks_tensorflow
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Concatenate every rank's tensor along the first dimension, in rank order; differentiable.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks and may be 0.
+        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
+        ignore_name_scope: in a graph, leave the name scopes out of the key.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        MismatchError: dtypes, or dimensions behind the first, disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    """
+    return collectives.allgather(_tensors([tensor]), process_set, name, ignore_name_scope)[0]
+
+
+@speaks_tensorflow
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Gather several tensors in one operation; differentiable. See ``allgather``.
+
+    Returns:
+        New tensors, in the order of ``tensors``.
+    """
+    return collectives.allgather(_tensors(tensors), process_set, name, ignore_name_scope)
+
+
+@speaks_tensorflow
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the root's tensor on every rank; differentiable.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed.
+        root_rank: the *global* rank that sends.
+        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
+        ignore_name_scope: in a graph, leave the name scopes out of the key.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        MismatchError: shapes, dtypes or roots disagree.
+        PeerLostError: a rank died.
+
+    Blocks until the data is here; in a graph, holds up only what needs the result.
+    """
+    return collectives.broadcast(_tensors([tensor])[0], root_rank, process_set, name, ignore_name_scope)
+
+
+@speaks_tensorflow
+def broadcast_(
+    variables: Sequence[tf.Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Give variables the root's values.
+
+    Args:
+        variables: same shapes and dtypes, in the same order, on every rank.
+        root_rank: the *global* rank that sends.
+        name: key of the match, to which each one's number is added.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        The new values.
+
+    Raises:
+        ValueError: something in ``variables`` is no variable.
+        MismatchError: shapes, dtypes or roots disagree.
+        PeerLostError: a rank died.
+
+    Blocks until the data is here; in a graph, holds up only what needs the result.
+    """
+    for variable in variables:
+        if not isinstance(variable, tf.Variable):
+            raise ValueError(f"broadcast_ takes variables. Received: {type(variable).__name__}; use broadcast() for it")
+    values = []
+    for index, variable in enumerate(variables):
+        key = f"{name}_{index + 1}of{len(variables)}" if name else None
+        value = broadcast(variable.read_value(), root_rank, key, process_set=process_set)
+        values.append(variable.assign(value))
+    return values
+
+
+@speaks_tensorflow
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a part of the tensor to every rank, and receive one from each; differentiable.
+
+    Args:
+        tensor: at least one dimension, which is split.
+        splits: rows for each rank, int32; ``None`` splits evenly.
+        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
+        ignore_name_scope: in a graph, leave the name scopes out of the key.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Returns:
+        What was received, in rank order; with ``splits`` also how many rows each rank sent.
+
+    Raises:
+        ValueError: the splits do not fit the tensor.
+        MismatchError: dtypes, or dimensions behind the first, disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    """
+    output, received = collectives.alltoall(_tensors([tensor])[0], splits, process_set, name, ignore_name_scope)
+    return output if splits is None else (output, received)
+
+
+@speaks_tensorflow
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = ReduceOp.AVERAGE,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combine a tensor over all ranks and keep this rank's rows; differentiable for Sum and Average.
+
+    Args:
+        tensor: at least one dimension; same shape and dtype on every rank. When the rows do not divide
+            evenly, the first ranks get one more.
+        device_dense: accepted; tensors travel through host memory.
+        compression: how to send it.
+        op: how to combine.
+        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
+        process_set: ranks that take part; this rank must be one of them.
+        ignore_name_scope: in a graph, leave the name scopes out of the key.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        This rank's rows, a new tensor.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree.
+        PeerLostError: a rank died.
+
+    Blocks until all ranks called; in a graph, holds up only what needs the result.
+    """
+    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    return _reducescatter([tensor], compression, how, name, ignore_name_scope)[0]
+
+
+@speaks_tensorflow
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+) -> list[Any]:
+    """Combine several tensors over all ranks and keep this rank's rows of each. See ``reducescatter``.
+
+    Returns:
+        This rank's rows of each, in the order of ``tensors``.
+    """
+    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    return _reducescatter(tensors, compression, how, name, ignore_name_scope)
+
+
+def _reducescatter(
+    tensors: Sequence[Any], compression: type[Compressor], how: Reduction, name: str | None, ignore_name_scope: bool
+) -> list[Any]:
+    pairs = [compression.compress(tensor) for tensor in _tensors(tensors)]
+    reduced = collectives.reducescatter([wire for wire, _ in pairs], how, name, ignore_name_scope)
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+@speaks_tensorflow
+def join() -> Any:
+    """Take no part in what the others still do; return when all ranks have joined.
+
+    In a graph, comes after the collectives that were made before it.
+
+    Returns:
+        The rank that joined last, as an int32 tensor.
+
+    Raises:
+        PeerLostError: a rank died.
+
+    Blocks until all ranks have joined.
+    """
+    if tf.executing_eagerly():
+        return tf.constant(comm.join(), tf.int32)
+    return collectives.after_all(Kind.JOIN, global_process_set, [tf.int32])
+
+
+@speaks_tensorflow
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Return when every rank has called; in a graph, an operation that ends then.
+
+    Args:
+        process_set: ranks that take part; this rank must be one of them.
+
+    Raises:
+        PeerLostError: a rank died.
+    """
+    if tf.executing_eagerly():
+        return comm.barrier(process_set)
+    return collectives.after_all(Kind.BARRIER, process_set, [])

@@ -1,0 +1,171 @@
+"""Optimizers that combine the gradients of all ranks before they apply them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.reducing import GradientSettings, make_reducer, reduce_gradients
+from horovod.tensorflow.tape import groups_argument
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _Wrapper(tf.compat.v1.train.Optimizer):
+    """An optimizer of TensorFlow 1 with gradients of all ranks."""
+
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, helper: LocalGradientAggregationHelper) -> None:
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._agg_helper = helper
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of a variable to this rank.
+
+        Args:
+            var: the variable.
+        """
+        self._agg_helper.register_local_var(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Compute gradients as the optimizer does, and combine them over all ranks."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        if not pairs:
+            return []
+        grads, variables = zip(*pairs, strict=True)
+        return list(zip(self._agg_helper.compute_gradients(grads, variables), variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients as the optimizer does; with several passes in a step, in the last of them."""
+        pairs = list(grads_and_vars)
+        return self._agg_helper.apply_gradients(
+            lambda: self._optimizer.apply_gradients(pairs, *args, **kwargs), self._optimizer, pairs
+        )
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a slot of the optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the names of the optimizer's slots."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the optimizer's variables."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+class _AdasumWrapper(_Wrapper):
+    """Combines the steps that the ranks would take by themselves, as Adasum wants it."""
+
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, settings: GradientSettings, passes: int) -> None:
+        # Gradients are added up here, and stay here; what is combined is the step.
+        helper = LocalGradientAggregationHelper(
+            passes, lambda grads, variables: grads, settings.sparse_as_dense, False, process_set=settings.process_set
+        )
+        super().__init__(optimizer, name, use_locking, helper)
+        self._settings = settings
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take the combined step."""
+        pairs = list(grads_and_vars)
+        variables = [variable for grad, variable in pairs if grad is not None]
+
+        def take_step() -> Any:
+            before = [tf.identity(variable) for variable in variables]
+            with tf.control_dependencies(_if_graph(before)):
+                step = self._optimizer.apply_gradients(pairs, *args, **kwargs)
+            with tf.control_dependencies(_if_graph([step])):
+                moved = [variable.read_value() - start for variable, start in zip(variables, before, strict=True)]
+            reduced = reduce_gradients(self._settings, moved, variables)
+            assigned = [
+                variable.assign(start + move) for variable, start, move in zip(variables, before, reduced, strict=True)
+            ]
+            return tf.group(*assigned)
+
+        return self._agg_helper.apply_gradients(take_step, self._optimizer, pairs)
+
+
+def _if_graph(operations: Sequence[Any]) -> Sequence[Any]:
+    return [] if tf.executing_eagerly() else [operation for operation in operations if operation is not None]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer that combines the gradients of all ranks before it applies them.
+
+    Args:
+        optimizer: of ``tf.compat.v1.train``, or of Keras; the latter goes to ``horovod.tensorflow.keras``.
+        name: of the optimizer.
+        use_locking: as for the optimizers of TensorFlow 1.
+        device_dense: accepted; tensors travel through host memory.
+        device_sparse: accepted.
+        compression: how to send gradients, such as ``Compression.fp16``.
+        sparse_as_dense: send IndexedSlices as dense tensors, which is faster where most rows have one.
+        backward_passes_per_step: how many passes add up to one step.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: by what each rank divides before the sum; the rest of the average comes after it.
+        average_aggregated_gradients: divide by the number of passes.
+        num_groups: deprecated; ``groups`` instead.
+        groups: how many groups to make, or lists of variables whose gradients travel together.
+        process_set: ranks that take part.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+
+    Returns:
+        The optimizer, with ``register_local_var(var)``.
+
+    Raises:
+        ValueError: arguments do not fit together, or the optimizer is of no known kind.
+    """
+    op = ReduceOp(op)
+    if op is ReduceOp.ADASUM and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    grouped = groups_argument(num_groups, groups)
+    settings = GradientSettings(
+        "DistributedOptimizer", compression, sparse_as_dense, op, gradient_predivide_factor, grouped, process_set
+    )
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if op is ReduceOp.ADASUM:
+            raise ValueError("op == Adasum is not supported yet with Keras")
+        make: Callable[..., Any] = importlib.import_module("horovod.tensorflow.keras").DistributedOptimizer
+        return make(
+            optimizer, name=name, compression=compression, sparse_as_dense=sparse_as_dense, op=op,
+            gradient_predivide_factor=gradient_predivide_factor, backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients, groups=grouped, process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )  # fmt: skip
+    if backward_passes_per_step > 1 and tf.executing_eagerly():
+        raise ValueError(
+            "backward_passes_per_step > 1 is not supported for an optimizer of tf.compat.v1.train with eager "
+            "execution; use one of Keras, or a graph"
+        )
+    label = name or f"Distributed{type(optimizer).__name__}"
+    if op is ReduceOp.ADASUM:
+        return _AdasumWrapper(optimizer, label, use_locking, settings, backward_passes_per_step)
+    helper = LocalGradientAggregationHelper(
+        backward_passes_per_step, make_reducer(settings), sparse_as_dense, average_aggregated_gradients,
+        process_set=process_set, scale_local_gradients=scale_local_gradients,
+    )  # fmt: skip
+    return _Wrapper(optimizer, label, use_locking, helper)

@@ -1,0 +1,168 @@
+"""The gradients of one step: which travel together, and the operations that reduce them.
+
+Gradients that become ready one after the other share a bucket, and each bucket is one operation: it is under way
+while backward still computes the gradients of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import context
+from horovod.bindings.buckets import Item, plan_buckets, split_evenly
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.errors import RequestError
+from horovod.tensorflow import collectives
+from horovod.tensorflow.collectives import Reduction
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.nodes import is_recorded
+from horovod.tensorflow.runtime import comm
+from horovod.tensorflow.sparse import allreduce_slices, densified
+
+__all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_gradients"]
+
+
+def key_of(variable: Any) -> int:
+    """Return what tells a variable from others, in a set; the same for a variable of Keras and the one inside."""
+    inner = getattr(variable, "value", None)
+    return id(inner if isinstance(inner, tf.Variable) else variable)
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """How gradients are reduced.
+
+    Attributes:
+        name: begins the keys of the match.
+        compression: how to send them.
+        sparse_as_dense: whether IndexedSlices travel as dense tensors.
+        op: how to combine them.
+        predivide: by what each rank divides before they are summed; the rest of an average comes afterwards.
+        groups: how many groups to make, or which variables go together; None leaves it to us.
+        process_set: ranks that take part.
+    """
+
+    name: str = "gradients"
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    op: ReduceOp = ReduceOp.AVERAGE
+    predivide: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = field(default=global_process_set)
+
+    def __post_init__(self) -> None:
+        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
+            raise ValueError(
+                "gradient_predivide_factor not supported with op != Average. "
+                f"Received: {self.predivide} and {self.op.name.capitalize()}"
+            )
+        groups = self.groups
+        is_count = isinstance(groups, int) and groups > 0
+        is_list = isinstance(groups, list | tuple) and all(isinstance(group, list | tuple) for group in groups)
+        if groups is not None and not is_count and not is_list:
+            raise ValueError(
+                f"groups should be a positive integer or a list of lists of variables. Received: {groups!r}"
+            )
+
+    @property
+    def reduction(self) -> Reduction:
+        """The same for a collective."""
+        return Reduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
+
+
+def reduce_gradients(
+    settings: GradientSettings, grads: Sequence[Any], variables: Sequence[Any] | None = None
+) -> list[Any]:
+    """Combine gradients over all ranks.
+
+    Args:
+        settings: how.
+        grads: in one order on all ranks; None is passed over.
+        variables: those that they belong to.
+
+    Returns:
+        The reduced gradients, in the same order.
+    """
+    results: list[Any] = list(grads)
+    present = [index for index, grad in enumerate(grads) if grad is not None]
+    if settings.sparse_as_dense:
+        for index in present:
+            results[index] = densified(results[index])
+    if settings.process_set.size() == 1:
+        return results
+    sparse = [index for index in present if isinstance(results[index], tf.IndexedSlices)]
+    dense = [index for index in present if not isinstance(results[index], tf.IndexedSlices)]
+    contexts: dict[int, Any] = {}
+    for index in dense:
+        results[index], contexts[index] = settings.compression.compress(tf.convert_to_tensor(results[index]))
+    buckets = _plan(settings, dense, results, variables)
+    for bucket, reduced in zip(buckets, _reduce_all(settings, buckets, results), strict=True):
+        for index, tensor in zip(bucket, reduced, strict=True):
+            results[index] = settings.compression.decompress(tensor, contexts[index])
+    for index in sparse:
+        name = f"{settings.name}.sparse.{index}"
+        results[index] = allreduce_slices([results[index]], settings.reduction, name, False)[0]
+    return results
+
+
+def _reduce_all(settings: GradientSettings, buckets: list[list[int]], tensors: Sequence[Any]) -> Iterable[list[Any]]:
+    how = settings.reduction
+    names = [f"{settings.name}.{number}of{len(buckets)}" for number in range(len(buckets))]
+    if not tf.executing_eagerly() or is_recorded([tensors[index] for bucket in buckets for index in bucket]):
+        return [
+            collectives.allreduce([tensors[index] for index in bucket], how, name)
+            for name, bucket in zip(names, buckets, strict=True)
+        ]
+    handles = [
+        comm.grouped_allreduce_async([tensors[index] for index in bucket], name=name, **how.keywords)
+        for name, bucket in zip(names, buckets, strict=True)
+    ]
+    return [comm.synchronize(handle) for handle in handles]
+
+
+def _plan(
+    settings: GradientSettings, dense: list[int], tensors: Sequence[Any], variables: Sequence[Any] | None
+) -> list[list[int]]:
+    """Return the indexes of each bucket, in the order in which backward completes them."""
+    if settings.op is ReduceOp.ADASUM:
+        return [[index] for index in reversed(dense)]
+    groups: list[list[int]] = []
+    if isinstance(settings.groups, int):
+        groups = [[dense[place] for place in run] for run in split_evenly(len(dense), settings.groups)]
+    elif settings.groups:
+        if variables is None:
+            raise RequestError("groups of variables were given, but not the variables that the gradients belong to")
+        place = {key_of(variable): index for index, variable in enumerate(variables)}
+        for group in settings.groups:
+            unknown = [variable.name for variable in group if key_of(variable) not in place]
+            if unknown:
+                raise RequestError(f"groups name variables that have no gradient here: {', '.join(unknown)}")
+            groups.append([place[key_of(variable)] for variable in group])
+    items = [
+        Item(index, tensors[index].shape.num_elements() or 1, tensors[index].dtype.size, tensors[index].dtype)
+        for index in reversed(dense)
+    ]
+    bucket_bytes = context.config().bucket_bytes
+    return [list(layout.indexes) for layout in plan_buckets(items, bucket_bytes, groups)]
+
+
+def divided(grad: Any, by: int) -> Any:
+    """Return a gradient, dense or not, divided by a number; None stays None."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(divided(grad.values, by), grad.indices, grad.dense_shape)
+    return None if grad is None else grad / tf.cast(by, grad.dtype)
+
+
+def make_reducer(settings: GradientSettings) -> Callable[..., list[Any]]:
+    """Return ``fn(grads, variables=None)``; see ``reduce_gradients``."""
+
+    @collectives.speaks_tensorflow
+    def reduce(grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        return reduce_gradients(settings, grads, variables)
+
+    return reduce

@@ -1,0 +1,83 @@
+"""Batch normalization with the statistics of all ranks' batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import context
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.tensorflow import collectives
+from horovod.tensorflow.collectives import Reduction
+
+__all__ = ["SyncBatchNormalization"]
+
+
+@tf.keras.utils.register_keras_serializable(package="horovod")
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
+    """Batch normalization over the batches of all ranks, as if they were one.
+
+    Takes inputs of any batch size, also different ones and none at all, as long as all ranks together have some.
+    In evaluation, and where there is one rank, it is plain batch normalization. One collective in forward and one in
+    backward per layer; a rank sends its count, mean and sum of squared deviations, so that nothing cancels.
+
+    Args:
+        fused: must be False.
+        process_set: ranks that take part.
+        **kwargs: those of Keras' BatchNormalization.
+
+    Raises:
+        ValueError: ``fused`` is not False.
+    """
+
+    def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if not kwargs.get("name"):
+            kwargs["name"] = None
+        super().__init__(**kwargs)
+        self.process_set = process_set
+
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras 3 gives the mask; tf_keras the axes and whether to keep them."""
+        keras_3 = hasattr(self, "_reduction_axes")
+        if not context.is_initialized() or self.process_set.size() in (None, 1):
+            return super()._moments(inputs, *args, **kwargs)
+        if keras_3:
+            axes, keep = list(self._reduction_axes), False
+            mask = args[0] if args else kwargs.get("mask")
+        else:
+            axes, keep = list(args[0] if args else kwargs["reduction_axes"]), args[1] if len(args) > 1 else True
+            mask = args[2] if len(args) > 2 else kwargs.get("mask")
+        mean, variance = self._over_all(inputs, axes, mask)
+        if keep:
+            shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
+            mean, variance = tf.reshape(mean, shape), tf.reshape(variance, shape)
+        return mean, variance
+
+    def _over_all(self, inputs: Any, axes: list[int], mask: Any) -> tuple[Any, Any]:
+        dtype = tf.float32 if inputs.dtype in (tf.float16, tf.bfloat16) else inputs.dtype
+        values = tf.cast(inputs, dtype)
+        weights = tf.ones_like(values)
+        if mask is not None:
+            weights *= tf.cast(tf.expand_dims(mask, -1), dtype)
+        count = tf.reduce_sum(weights, axes)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(values * weights, axes), count)
+        shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
+        deviations = tf.reduce_sum(weights * tf.square(values - tf.reshape(mean, shape)), axes)
+        rows = self._rows(tf.stack([count, mean, deviations]))
+        counts, means, squares = rows[:, 0], rows[:, 1], rows[:, 2]
+        total = tf.reduce_sum(counts, 0)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
+        between = tf.reduce_sum(counts * tf.square(means - mean), 0)
+        return mean, tf.math.divide_no_nan(tf.reduce_sum(squares, 0) + between, total)
+
+    def _rows(self, own: Any) -> Any:
+        """Return every rank's statistics: a sum to which each gives its row, so that gradients are summed, too."""
+        members, me = self.process_set.size(), self.process_set.rank()
+        place = tf.reshape(tf.one_hot(me, members, dtype=own.dtype), [-1, 1, 1])
+        how = Reduction(ReduceOp.SUM, process_set=self.process_set)
+        name = f"sync_batch_norm.{self.name}"
+        return collectives.allreduce([place * own[tf.newaxis]], how, name, ignore_name_scope=True)[0]

@@ -1,0 +1,196 @@
+"""Gradient tapes whose gradients are averaged over all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.reducing import GradientSettings, divided, key_of, make_reducer
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "groups_argument", "layers_argument"]
+
+_NONE = tf.UnconnectedGradients.NONE
+
+
+class _Distributed:
+    """The methods that a distributed tape has besides those of its class."""
+
+    _horovod_settings: GradientSettings
+    _horovod_scale_local: bool
+    _horovod_local: dict[int, Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave a source's gradient to this rank: it is not reduced.
+
+        Args:
+            source: a variable or tensor that only this rank has, or that ranks train apart.
+        """
+        self._horovod_local[key_of(source)] = source
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: Any = False,
+        unconnected_gradients: Any = _NONE,
+    ) -> Any:
+        """Compute gradients as the tape does, and combine them over all ranks.
+
+        Args:
+            target: what to differentiate.
+            sources: with respect to what; in one order on all ranks.
+            output_gradients: of each element of the target.
+            use_generic_names: accepted; names always follow from the order of the sources.
+            unconnected_gradients: what a source gets that the target does not depend on.
+
+        Returns:
+            Gradients in the structure of ``sources``.
+
+        Raises:
+            MismatchError: ranks have other sources, or in another order.
+            PeerLostError: a rank died.
+        """
+        if isinstance(use_generic_names, tf.UnconnectedGradients):
+            unconnected_gradients = use_generic_names
+        local, shared = self._split(target, sources, output_gradients, unconnected_gradients)
+        found = {key_of(source): grad for source, grad in (*local, *shared)}
+        return tf.nest.map_structure(lambda source: found[key_of(source)], sources)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Compute gradients, and tell those that stay with this rank from those of all ranks.
+
+        Args:
+            target: what to differentiate.
+            sources: with respect to what; in one order on all ranks.
+            output_gradients: of each element of the target.
+            use_generic_names: accepted; names always follow from the order of the sources.
+
+        Returns:
+            Pairs of source and gradient of the local sources, and of the others.
+        """
+        return self._split(target, sources, output_gradients, _NONE)
+
+    def _split(
+        self, target: Any, sources: Any, output_gradients: Any, unconnected: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        flat = tf.nest.flatten(sources)
+        grads = super().gradient(target, flat, output_gradients, unconnected)  # type: ignore[misc]
+        settings = self._horovod_settings
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for source, grad in zip(flat, grads, strict=True):
+            (local if key_of(source) in self._horovod_local else shared).append((source, grad))
+        if self._horovod_scale_local:
+            local = [(source, divided(grad, settings.process_set.size() or 1)) for source, grad in local]
+        reduced = make_reducer(settings)([grad for _, grad in shared], [source for source, _ in shared])
+        return local, [(source, grad) for (source, _), grad in zip(shared, reduced, strict=True)]
+
+
+def groups_argument(num_groups: int, groups: Any) -> Any:
+    """Return the groups that the older ``num_groups`` and ``groups`` ask for."""
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
+        return num_groups if groups is None else groups
+    return groups
+
+
+def layers_argument(local_layers: Any) -> list[Any]:
+    """Return the layers that were given, as a list.
+
+    Raises:
+        ValueError: something is no layer.
+    """
+    layers = list(local_layers) if isinstance(local_layers, list | tuple) else [local_layers]
+    if local_layers is None:
+        return []
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"All local layers must be of a Layer type. Received: {type(layer).__name__}")
+    return layers
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a tape whose ``gradient()`` combines the gradients of all ranks.
+
+    Args:
+        gradtape: the tape; recorded already, or to be recorded by either of the two.
+        device_dense: accepted; tensors travel through host memory.
+        device_sparse: accepted.
+        compression: how to send gradients, such as ``Compression.fp16``.
+        sparse_as_dense: send IndexedSlices as dense tensors, which is faster where most rows have one.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: by what each rank divides before the sum; the rest of the average comes after it.
+        num_groups: deprecated; ``groups`` instead.
+        groups: how many groups to make, or lists of variables whose gradients travel together; ``None`` lets
+            gradients travel together that become ready together.
+        process_set: ranks that take part.
+        scale_local_gradients: divide gradients of local sources by the number of ranks.
+
+    Returns:
+        A tape of the same class as ``gradtape``, with ``register_local_source(source)``.
+
+    Raises:
+        ValueError: arguments do not fit together.
+    """
+    settings = GradientSettings(
+        name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
+        predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
+    )  # fmt: skip
+    base = type(gradtape)
+    tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    # One state for both: whichever of them records, the other knows.
+    tape.__dict__ = gradtape.__dict__
+    tape._horovod_settings, tape._horovod_scale_local, tape._horovod_local = settings, scale_local_gradients, {}
+    return tape
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``.
+
+    Args:
+        gradtape: the tape.
+        local_layers: a layer of Keras, or several, whose gradients are not reduced.
+        scale_local_gradients: divide these by the number of ranks.
+    """
+    layers = layers_argument(local_layers)
+    tape = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for variable in (variable for layer in layers for variable in layer.trainable_weights):
+        tape.register_local_source(variable)
+    return tape
