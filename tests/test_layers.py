@@ -36,19 +36,21 @@ MAY_IMPORT = {
     "numpy": ("bindings", "context", "engine"),
     "jax": ("bindings", "context", "engine"),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
-    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch"),
+    "tensorflow": ("bindings", "context", "engine"),
+    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
     "data": (),
     # Places of what is not there.
-    **dict.fromkeys(("tensorflow", "keras", "mxnet", "spark", "ray"), ("bindings",)),
+    **dict.fromkeys(("keras", "mxnet", "spark", "ray"), ("bindings",)),
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py")
 # Where a framework may be imported, and which. Rooms with a common part import these modules only inside functions.
 FRAMEWORK_HOMES = {
     "horovod.torch": ("torch",),
+    "horovod.tensorflow": ("tensorflow",),
     "horovod.transports.kernels_torch": ("torch",),
     "horovod.jax": ("jax", "jaxlib", "optax"),
     "horovod.bench": ("torch", "mpi4py"),

@@ -1,4 +1,4 @@
-"""Real ranks for tests: fresh processes on shared memory, forked from a server that has torch loaded already."""
+"""Real ranks for tests: processes on shared memory, forked from a server that has their framework loaded already."""
 
 from __future__ import annotations
 
@@ -13,17 +13,59 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "numpy", "cloudpickle", "horovod.numpy", "horovod.torch.adapter"])
 _numbers = itertools.count()
 
 #: How long anything in a test may take before it counts as a hang; below the limit of pytest.
 LIMIT_S = 500.0
+
+
+class _Server:
+    """A process that has loaded modules, used nothing of them, and becomes one rank after the other.
+
+    Args:
+        modules: what it loads.
+        env: its environment besides this process's.
+    """
+
+    def __init__(self, modules: Sequence[str], env: dict[str, str] | None = None) -> None:
+        self._env = env or {}
+        self._server = forkserver.ForkServer()
+        self._server.set_forkserver_preload([*modules, "numpy", "cloudpickle", "horovod.numpy"])
+        self._words = SimpleNamespace(
+            connect_to_new_process=self._server.connect_to_new_process, read_signed=forkserver.read_signed
+        )
+
+    def start(self, process: Any) -> None:
+        """Start a process of ``_context`` from this server."""
+        before = {name: os.environ.get(name) for name in self._env}
+        usual, popen_forkserver.forkserver = popen_forkserver.forkserver, self._words
+        try:
+            os.environ.update(self._env)
+            process.start()
+        finally:
+            popen_forkserver.forkserver = usual
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+#: What every rank of TensorFlow has: one thread for computing, and no word about its libraries.
+_TENSORFLOW = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
+#: By framework; a test names the one that its ranks need.
+_servers = {
+    "torch": _Server(["torch", "horovod.torch.adapter"]),
+    "tensorflow": _Server(["tensorflow", "horovod.tensorflow"], _TENSORFLOW),
+}
 
 
 @dataclass
@@ -122,6 +164,7 @@ class Ranks:
         args: its arguments.
         env: more environment variables.
         init: whether init() and shutdown() are called around it.
+        framework: which they have loaded.
     """
 
     def __init__(
@@ -131,6 +174,7 @@ class Ranks:
         args: Sequence[Any] = (),
         env: dict[str, str] | None = None,
         init: bool = True,
+        framework: str = "torch",
     ) -> None:
         environment, payload = _environment(size, env), _pack(function, args)
         self.size = size
@@ -139,7 +183,7 @@ class Ranks:
         for rank in range(size):
             ours, theirs = _context.Pipe(duplex=False)
             process = _context.Process(target=_child, args=(rank, environment, payload, theirs, init))
-            process.start()
+            _servers[framework].start(process)
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
@@ -185,9 +229,14 @@ class Ranks:
 
 
 class _Pool:
-    """Worker processes that are used again and again; ended and replaced as soon as one misbehaves."""
+    """Worker processes that are used again and again; ended and replaced as soon as one misbehaves.
 
-    def __init__(self) -> None:
+    Args:
+        server: starts them.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
         self._workers: list[tuple[Any, Connection, Connection]] = []
 
     def run(self, size: int, env: dict[str, str], payload: bytes, init: bool, timeout_s: float) -> list[Outcome]:
@@ -197,7 +246,7 @@ class _Pool:
             their_tasks, tasks = _context.Pipe(duplex=False)
             results, their_results = _context.Pipe(duplex=False)
             process = _context.Process(target=_worker, args=(their_tasks, their_results), daemon=True)
-            process.start()
+            self._server.start(process)
             their_tasks.close()
             their_results.close()
             self._workers.append((process, tasks, results))
@@ -238,8 +287,9 @@ class _Pool:
         self._workers = []
 
 
-_pool = _Pool()
-atexit.register(_pool.close)
+_pools = {framework: _Pool(server) for framework, server in _servers.items()}
+for _pool in _pools.values():
+    atexit.register(_pool.close)
 
 
 def run_ranks(
@@ -249,15 +299,20 @@ def run_ranks(
     env: dict[str, str] | None = None,
     timeout_s: float = LIMIT_S,
     init: bool = True,
+    framework: str = "torch",
 ) -> list[Any]:
-    """Run ``function(*args)`` on ``size`` ranks and return the results in rank order.
+    """Run ``function(*args)`` on ``size`` ranks, which have ``framework`` loaded; return the results in rank order.
 
     The processes are used again by the next call; a test that ends processes uses ``Ranks``.
 
     Raises:
         AssertionError: a rank failed; with every failed rank's traceback.
     """
-    outcomes = _pool.run(size, _environment(size, env), _pack(function, args), init, timeout_s)
+    for name, pool in _pools.items():
+        # Workers of a framework take memory; tests come one framework after the other.
+        if name != framework:
+            pool.close()
+    outcomes = _pools[framework].run(size, _environment(size, env), _pack(function, args), init, timeout_s)
     failed = [outcome for outcome in outcomes if outcome.exitcode != 0]
     if failed:
         report = "\n".join(f"--- rank {o.rank}, exit code {o.exitcode}\n{o.text}" for o in failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,16 @@ LARGE = [(2_000_003,)]
 
 
 def _cases(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Any]:
-    """The product with both libraries, without what does not exist; a small part of it is quick."""
+    """The product with all libraries, without what does not exist; a small part of it is quick."""
     cases = []
-    for library, dtype, op, size in itertools.product(["torch", "numpy"], dtypes, ops, sizes):
+    for library, dtype, op, size in itertools.product(["torch", "numpy", "tensorflow"], dtypes, ops, sizes):
         if library == "numpy" and dtype == "bfloat16":
             continue  # numpy has no such dtype
         if (dtype == "bool" and op == "Average") or (dtype.startswith("complex") and op in ("Min", "Max")):
             continue  # not defined
-        slow = [] if dtype == "float32" and size <= 3 else [pytest.mark.slow]
+        if library == "tensorflow" and size > 3:
+            continue  # the engine is the same; what differs is one rank's business
+        slow = [] if dtype == "float32" and size <= 3 and library != "tensorflow" else [pytest.mark.slow]
         names = [library, dtype, op, str(size)]
         cases.append(pytest.param(library, dtype, op, size, marks=slow, id="-".join(name for name in names if name)))
     return cases
@@ -37,9 +40,16 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
     """Return (collectives, from_numpy, to_numpy) of a library."""
     if library == "numpy":
         return importlib.import_module("horovod.numpy"), lambda a, dtype: a.astype(dtype), lambda t: t
+    from horovod.bindings.collectives import Collectives
+
+    if library == "tensorflow":
+        import tensorflow as tf
+
+        from horovod.tensorflow.adapter import TensorFlowAdapter
+
+        return Collectives(TensorFlowAdapter()), lambda a, dtype: tf.cast(tf.constant(a), dtype), _plain_numpy
     import torch
 
-    from horovod.bindings.collectives import Collectives
     from horovod.torch.adapter import TorchAdapter
 
     def make(array: Any, dtype: str) -> Any:
@@ -49,6 +59,14 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
     return Collectives(TorchAdapter()), make, back
+
+
+def _plain_numpy(tensor: Any) -> Any:
+    return tensor.numpy().astype(np.float32) if tensor.dtype.name == "bfloat16" else tensor.numpy()
+
+
+def _run(size: int, function: Callable[..., None], library: str, *args: Any) -> None:
+    run_ranks(size, function, library, *args, framework="torch" if library == "numpy" else library)
 
 
 def _values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
@@ -96,6 +114,8 @@ def _allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]])
         result = hvd.allreduce(mine, op=how)
         _check(back(result), want, tolerance, f"allreduce {shape}")
         _check(back(mine), _values(rank, shape, dtype), 0.0, f"input of allreduce {shape}")
+        if library == "tensorflow":
+            continue  # tensors cannot be written
         arena = hvd.zeros(shape, dtype=dtype)
         arena[...] = mine
         _check(back(hvd.allreduce_(arena, op=how)), want, tolerance, f"allreduce_ in the arena {shape}")
@@ -107,14 +127,14 @@ def _allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]])
 
 @pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, OPS, SIZES))
 def test_allreduce(library: str, dtype: str, op: str, size: int) -> None:
-    run_ranks(size, _allreduce, library, dtype, op, SHAPES)
+    _run(size, _allreduce, library, dtype, op, SHAPES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "float32", "float64"])
 def test_large_allreduce(dtype: str, size: int) -> None:
-    run_ranks(size, _allreduce, "torch", dtype, "Average", LARGE)
+    _run(size, _allreduce, "torch", dtype, "Average", LARGE)
 
 
 def _moves(library: str, dtype: str) -> None:
@@ -125,6 +145,8 @@ def _moves(library: str, dtype: str) -> None:
         for root in {0, size - 1}:
             want = _values(root, shape, dtype)
             _check(back(hvd.broadcast(mine, root)), want, 0.0, f"broadcast {shape}")
+            if library == "tensorflow":
+                continue  # tensors cannot be written
             copy = make(_values(rank, shape, dtype), dtype)
             _check(back(hvd.broadcast_(copy, root)), want, 0.0, f"broadcast_ {shape}")
     for tail, rows in [((), 1), ((3,), 2), ((), 0), ((2, 2), 30_000)]:
@@ -152,7 +174,7 @@ def _moves(library: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, [""], SIZES))
 def test_moves(library: str, dtype: str, op: str, size: int) -> None:
-    run_ranks(size, _moves, library, dtype)
+    _run(size, _moves, library, dtype)
 
 
 def _reducescatter(library: str, dtype: str, op: str) -> None:
@@ -173,7 +195,7 @@ def _reducescatter(library: str, dtype: str, op: str) -> None:
     ("library", "dtype", "op", "size"), _cases(["int32", "float16", "float32", "float64"], OPS, SIZES)
 )
 def test_reducescatter(library: str, dtype: str, op: str, size: int) -> None:
-    run_ranks(size, _reducescatter, library, dtype, op)
+    _run(size, _reducescatter, library, dtype, op)
 
 
 def _scaled(library: str, dtype: str) -> None:
@@ -193,4 +215,4 @@ def _scaled(library: str, dtype: str) -> None:
     _cases(["int32", "int64", "float16", "bfloat16", "float32", "float64"], [""], [1, 2, 3]),
 )
 def test_scaling(library: str, dtype: str, op: str, size: int) -> None:
-    run_ranks(size, _scaled, library, dtype)
+    _run(size, _scaled, library, dtype)

@@ -45,7 +45,8 @@ class TensorFlowAdapter(ImmutableAdapter):
             tensor = self._eager(tensor)
         if tensor.dtype.name not in DTYPES:
             raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
-        array: Array = np.asarray(tensor)
+        # numpy does not take a scalar of ml_dtypes from ``__array__``.
+        array: Array = np.asarray(tensor) if tensor.shape.rank else np.asarray(tensor.numpy())
         return array
 
     def _eager(self, tensor: Any) -> Any:

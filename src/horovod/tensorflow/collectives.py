@@ -6,6 +6,7 @@ Eager tensors that no tape watches go straight to the engine. Everything else be
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+#: The last join or barrier of each graph; what is made later comes after it.
+_last_of_all: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,15 @@ def _node(
     if tf.executing_eagerly():
         return node(op_type, tensors, outputs, GraphRequest(name=name or "", site=user_site(), **settings))
     node_name, key = unique_name(op_type, name, tensors, ignore_name_scope)
-    return node(op_type, tensors, outputs, GraphRequest(name=key, site=user_site(), **settings), node_name)
+    graph = tf.compat.v1.get_default_graph()
+    last = _last_of_all.get(graph)
+    before = [last] if last is not None and _context_of(last) is graph._get_control_flow_context() else []
+    with tf.control_dependencies(before):
+        return node(op_type, tensors, outputs, GraphRequest(name=key, site=user_site(), **settings), node_name)
+
+
+def _context_of(operation: Any) -> Any:
+    return operation._get_control_flow_context()
 
 
 def _op_type(name: str, tensors: Sequence[Any]) -> str:
@@ -190,11 +201,11 @@ def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) 
     """
     graph = tf.compat.v1.get_default_graph()
     here = graph._get_control_flow_context()
-    before = [op for op in graph.get_operations() if op.type in OP_TYPES and op._get_control_flow_context() is here]
-    op_type = f"Horovod{kind.name.capitalize()}"
+    before = [op for op in graph.get_operations() if op.type in OP_TYPES and _context_of(op) is here]
     with tf.control_dependencies(before):
-        made = _node(op_type, [], outputs, None, False, process_set=id_of(process_set))
-    return _shaped(made[0], tf.TensorShape([])) if outputs else made[0]
+        (made,) = _node(f"Horovod{kind.name.capitalize()}", [], outputs, None, False, process_set=id_of(process_set))
+    _last_of_all[graph] = made.op if outputs else made
+    return _shaped(made, tf.TensorShape([])) if outputs else made
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:

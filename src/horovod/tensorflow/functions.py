@@ -8,8 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings import objects
-from horovod.bindings.collectives import Collectives
-from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import speaks_tensorflow
@@ -23,9 +21,6 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
 ]
-
-#: Objects travel as bytes, whatever graph is being built meanwhile.
-_bytes = Collectives(NumpyAdapter())
 
 
 def _unwrapped(variable: Any) -> tf.Variable:
@@ -152,7 +147,7 @@ def broadcast_object(
 
     Blocks until the object is here.
     """
-    return objects.broadcast_object(_bytes, obj, root_rank, name, process_set)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
@@ -191,4 +186,4 @@ def allgather_object(
 
     Blocks until all ranks called.
     """
-    return objects.allgather_object(_bytes, obj, name, process_set)
+    return objects.allgather_object(obj, name, process_set)

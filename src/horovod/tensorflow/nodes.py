@@ -32,11 +32,11 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 
 def user_site() -> Site:
-    """Return the user's line that is building a graph now, as it stands in the file that the user wrote."""
-    stack = tf_stack.extract_stack()
-    for frame in reversed(list(stack)):
-        if not any(part in frame.filename for part in _PLUMBING):
-            return Site(frame.filename, frame.lineno, frame.name)
+    """Return the user's line; while a graph is built, as it stands in the file that the user wrote."""
+    if not tf.executing_eagerly():
+        for frame in reversed(list(tf_stack.extract_stack())):
+            if not any(part in frame.filename for part in _PLUMBING):
+                return Site(frame.filename, frame.lineno, frame.name)
     code = callsite.user_frame(0)
     return Site(code.f_code.co_filename, code.f_lineno, code.f_code.co_name)
 

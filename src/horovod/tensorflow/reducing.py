@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.buckets import Item, plan_buckets, split_evenly
+from horovod.bindings.gradients.layout import Item, plan_buckets, split_evenly
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError

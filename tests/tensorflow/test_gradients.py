@@ -1,0 +1,120 @@
+"""Derivatives of the collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+
+def _gradients(mode: str) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    mine = np.arange(1.0, 7.0).reshape(3, 2) + rank
+    weight = rank + 1.0
+    mean_weight, sum_weight = (size + 1) / 2, size * (size + 1) / 2
+
+    def derivative(function: Any) -> Any:
+        def compute(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(function(x)) * weight
+            return tape.gradient(loss, x)
+
+        return (tf.function(compute) if mode == "function" else compute)(tf.constant(mine)).numpy()
+
+    ones = np.ones((3, 2))
+    np.testing.assert_allclose(derivative(hvd.allreduce), ones * mean_weight)
+    np.testing.assert_allclose(
+        derivative(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)),
+        ones * 6 * sum_weight,
+    )
+    np.testing.assert_allclose(derivative(lambda x: hvd.grouped_allreduce([x, x * x])[1]), 2 * mine * mean_weight)
+    np.testing.assert_allclose(
+        derivative(lambda x: hvd.allgather(x[: rank + 1]))[: rank + 1], (ones * mean_weight)[: rank + 1]
+    )
+    np.testing.assert_allclose(derivative(lambda x: hvd.broadcast(x, 0)), ones * (mean_weight if rank == 0 else 0))
+    np.testing.assert_allclose(
+        derivative(lambda x: hvd.alltoall(x[:2], splits=[1, 1])[0]), np.array([[1.0] * 2, [2.0] * 2, [0.0] * 2])
+    )
+    np.testing.assert_allclose(
+        derivative(lambda x: hvd.reducescatter(x[:2], op=hvd.Sum)), size * np.array([[1.0] * 2, [2.0] * 2, [0.0] * 2])
+    )
+    is_largest = ones * (rank == size - 1)
+    np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Max)), is_largest * sum_weight)
+    others = np.arange(1.0, 7.0).reshape(3, 2) + (1 - rank)
+    np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Product)), others * sum_weight)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_derivatives_follow_the_conventions(mode: str) -> None:
+    run_ranks(2, _gradients, mode, framework="tensorflow")
+
+
+def _of_a_session() -> list[float]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.constant([1.0, 2.0])
+        loss = tf.reduce_sum(hvd.allreduce(x * x)) * (hvd.rank() + 1.0)
+        (gradient,) = tf.gradients(loss, [x])
+        return list(session.run(gradient))
+
+
+def test_gradients_of_a_graph_pass_through() -> None:
+    assert run_ranks(2, _of_a_session, framework="tensorflow") == [[3.0, 6.0]] * 2
+
+
+def _second() -> float:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    x = tf.constant(3.0)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = hvd.allreduce(x * x * x)
+        slope = inner.gradient(y, x)
+    return float(outer.gradient(slope, x))
+
+
+def test_a_derivative_can_be_differentiated() -> None:
+    assert run_ranks(2, _second, framework="tensorflow") == [18.0, 18.0]
+
+
+def _normalizes(size: int) -> tuple[Any, Any, Any, Any]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    whole = np.random.default_rng(1).normal(3.0, 2.0, (7, 4, 3))
+    cuts = [0, 5, 7] if size == 2 else [0, 7]
+    start, stop = cuts[hvd.rank()], cuts[hvd.rank() + 1]
+    layer = (
+        hvd.SyncBatchNormalization(dtype="float64") if size > 1 else tf.keras.layers.BatchNormalization(dtype="float64")
+    )
+    x = tf.constant(whole[start:stop])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+        loss = tf.reduce_sum(y * y * y * tf.constant(whole[start:stop]))
+    return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy(), layer.moving_variance.numpy()
+
+
+def test_sync_batch_normalization_is_that_of_the_whole_batch() -> None:
+    ((y, gradient, mean, variance),) = run_ranks(1, _normalizes, 1, framework="tensorflow")
+    parts = run_ranks(2, _normalizes, 2, framework="tensorflow")
+    np.testing.assert_allclose(np.concatenate([part[0] for part in parts]), y, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(np.concatenate([part[1] for part in parts]), gradient, rtol=1e-9, atol=1e-9)
+    for part in parts:
+        np.testing.assert_allclose(part[2], mean, rtol=1e-12)
+        np.testing.assert_allclose(part[3], variance, rtol=1e-12)
