@@ -16,7 +16,7 @@ import horovod.errors
 
 NAMES = sorted(modules())
 # What a training script imports; all parameters of all of their functions are explained.
-PUBLIC = ("horovod", "horovod.torch", "horovod.numpy", "horovod.jax")
+PUBLIC = ("horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax")
 READS_SETTINGS = ("horovod.config", "horovod.world")
 # They hand their environment on to processes that they start.
 PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util")

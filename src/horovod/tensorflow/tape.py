@@ -182,7 +182,16 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``.
 
     Args:
-        gradtape: the tape.
+        gradtape: the tape; recorded already, or to be recorded by either of the two.
+        device_dense: accepted; tensors travel through host memory.
+        device_sparse: accepted.
+        compression: how to send gradients.
+        sparse_as_dense: send IndexedSlices as dense tensors.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: by what each rank divides before the sum.
+        num_groups: deprecated; ``groups`` instead.
+        groups: how many groups to make, or lists of variables whose gradients travel together.
+        process_set: ranks that take part.
         local_layers: a layer of Keras, or several, whose gradients are not reduced.
         scale_local_gradients: divide these by the number of ranks.
     """
