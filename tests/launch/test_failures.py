@@ -260,3 +260,16 @@ def test_ctrl_c_in_a_terminal_reaches_the_launcher_only() -> None:
     assert code == 130
     assert b"SIGINT received" in seen
     assert b"heard" not in seen
+
+
+def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    # Nobody ends before all are about to.
+    script.write_text(
+        "import os, sys\nopen(f'here{os.environ[\"HOROVOD_RANK\"]}', 'w').close()\n"
+        "while len([n for n in os.listdir() if n.startswith('here')]) < 3: pass\nprint(undefined)\n"
+    )
+    ended = horovodrun("-np", "3", PY, "s.py", program=PATIENT, cwd=tmp_path)
+    assert ended.err.count("<stderr>:Traceback") == ended.err.count("<stderr>:NameError") == 1
+    [line] = [line for line in ended.err.splitlines() if "the same traceback as rank" in line]
+    assert line.startswith("horovodrun: ranks ")

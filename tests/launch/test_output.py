@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.launch.output import FileScreen, RankStream, Screen, TextScreen
+from horovod.launch.repeats import Tracebacks
 
 
 class MemoryScreen(Screen):
@@ -210,3 +212,45 @@ def test_closed_text_stream_breaks_the_screen() -> None:
     screen = TextScreen(text)
     screen.put(b"x")
     assert screen.broken
+
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "s.py", line 1, in <module>\nValueError: bad\n'
+
+
+def _labelled(rank: int, text: bytes) -> bytes:
+    return b"".join(b"%d:" % rank + line for line in text.splitlines(keepends=True))
+
+
+def _streams(screen: Screen, size: int) -> tuple[Tracebacks, list[RankStream]]:
+    tracebacks = Tracebacks()
+    partials = [functools.partial(tracebacks.is_repeat, rank) for rank in range(size)]
+    return tracebacks, [RankStream(screen, f"{rank}:", is_repeat=partials[rank]) for rank in range(size)]
+
+
+def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
+    screen = MemoryScreen()
+    tracebacks, streams = _streams(screen, 4)
+    for stream in streams:
+        stream.feed(b"before\n" + TRACEBACK[:40])
+    for stream in streams[:3]:
+        stream.feed(TRACEBACK[40:])
+    streams[3].feed(TRACEBACK[40:].replace(b"bad", b"worse"))
+    for stream in streams:
+        stream.finish()
+    worse = TRACEBACK.replace(b"bad", b"worse")
+    before = b"".join(_labelled(rank, b"before\n") for rank in range(4))
+    assert screen.data == before + _labelled(0, TRACEBACK) + _labelled(3, worse)
+    assert tracebacks.summary() == ["ranks 1, 2 ended with the same traceback as rank 0"]
+
+
+def test_a_traceback_after_which_the_stream_goes_on_is_shown_by_everybody() -> None:
+    screen = MemoryScreen()
+    tracebacks, streams = _streams(screen, 2)
+    for stream in streams:
+        stream.feed(TRACEBACK)
+        assert stream.hold_until is not None
+        stream.let_go()
+        stream.feed(b"after\n")
+        stream.finish()
+    assert screen.data == _labelled(0, TRACEBACK + b"after\n") + _labelled(1, TRACEBACK + b"after\n")
+    assert tracebacks.summary() == []

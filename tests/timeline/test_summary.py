@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -197,3 +200,27 @@ def test_what_is_no_timeline_is_said_to_be_none(
 def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_has_seen_enough_is_no_error(path: Path, options: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-m", "horovod.timeline", str(path), *options]
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=120)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("p.png", "a picture is drawn as SVG, not as .png: --picture"), ("none/p.svg", "cannot be written: No such file")],
+)
+def test_a_picture_that_cannot_be_drawn_is_one_sentence(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    assert main([str(path), "--picture", str(tmp_path / name)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line

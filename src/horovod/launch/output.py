@@ -12,9 +12,12 @@ import os
 import re
 import select
 import stat
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
+
+from horovod.launch.repeats import BEGIN, HOLD_S
 
 __all__ = ["FileScreen", "RankStream", "Screen", "TextScreen", "TextWriter"]
 
@@ -158,6 +161,7 @@ class RankStream:
         label: what stands before each line; nothing passes text through as it comes.
         file: gets everything as it comes, if given.
         stamp: gives what stands before the label, if given.
+        is_repeat: asked about a traceback with which the stream ends, whether it need not be shown, if given.
     """
 
     def __init__(
@@ -166,6 +170,7 @@ class RankStream:
         label: str = "",
         file: BinaryIO | None = None,
         stamp: Callable[[], str] | None = None,
+        is_repeat: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.screen = screen
         self._label = label.encode()
@@ -174,6 +179,10 @@ class RankStream:
         self._partial = b""
         self._shown = False  # the beginning of the line in _partial stands on the screen already
         self._tail = b""
+        self._is_repeat = is_repeat
+        self._held = b""
+        #: Until when a traceback is kept back; None when there is none.
+        self.hold_until: float | None = None
 
     @property
     def wanted(self) -> bool:
@@ -208,6 +217,30 @@ class RankStream:
 
     def _emit(self, text: bytes) -> None:
         text = text.replace(b"\r\n", b"\n")
+        if self._is_repeat is not None:
+            text = self._hold(text)
+            if not text:
+                return
+        self._show(text)
+
+    def _hold(self, text: bytes) -> bytes:
+        """Keep back what begins with a traceback; return what comes before it."""
+        if self.hold_until is not None:
+            self._held += text
+            return b""
+        start = 0 if text.startswith(BEGIN) else text.find(b"\n" + BEGIN) + 1
+        if not start and not text.startswith(BEGIN):
+            return text
+        self._held, self.hold_until = text[start:], time.monotonic() + HOLD_S
+        return text[:start]
+
+    def let_go(self) -> None:
+        """Show what was kept back: the stream goes on."""
+        held, self._held, self.hold_until = self._held, b"", None
+        if held:
+            self._show(held)
+
+    def _show(self, text: bytes) -> None:
         goes_on = self._shown and self.screen.cursor_owner is self
         lines = text.splitlines(keepends=True)
         first = lines.pop(0) if goes_on else b""
@@ -227,6 +260,9 @@ class RankStream:
         rest, self._partial = self._partial.rstrip(b"\r"), b""
         if rest:
             self._emit(rest + b"\n")
+        if self._is_repeat is not None and self._held and self._is_repeat(self._held):
+            self._held = b""
+        self.let_go()
         self._close_file()
 
     def _close_file(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from horovod.launch.local import SAFETY_S, LocalJob
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import RankStream, Screen
 from horovod.launch.plan import LaunchPlan
+from horovod.launch.repeats import Tracebacks
 
 __all__ = ["supervise"]
 
@@ -76,6 +78,7 @@ class _Supervision:
         self._job = LocalJob(plan)
         self._streams: dict[int, RankStream] = {}  # by the end of the pipe that we read
         self._stderr: list[RankStream] = []
+        self._tracebacks = Tracebacks()
         self._poll = select.poll()
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._term_at: float | None = None  # when to end the others
@@ -105,7 +108,10 @@ class _Supervision:
             folder.mkdir(parents=True, exist_ok=True)
             file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - the stream closes it
         label = f"[{rank}]<{name}>:" if self._plan.size > 1 or self._plan.timestamps else ""
-        stream = RankStream(self._console[name == "stderr"], label, file, time.ctime if self._plan.timestamps else None)
+        stream = RankStream(
+            self._console[name == "stderr"], label, file, time.ctime if self._plan.timestamps else None,
+            functools.partial(self._tracebacks.is_repeat, rank) if label and name == "stderr" else None,
+        )  # fmt: skip
         end, their_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(end, False)
         self._streams[end] = stream
@@ -141,6 +147,9 @@ class _Supervision:
             now = time.monotonic()
             if self._term_at is not None and now >= self._term_at:
                 self._end(b"T")
+            for stream in self._stderr:
+                if stream.hold_until is not None and now >= stream.hold_until:
+                    stream.let_go()
             if self._dead_at is not None and now >= self._dead_at and not self._over:
                 self._abandon("the process that watches the ranks does not answer")
         for fd in list(self._streams):
@@ -149,6 +158,8 @@ class _Supervision:
             self._drop(fd)
         for screen in self._screens:
             screen.end_line()
+        for line in self._tracebacks.summary():
+            self._say(line)
         self._flush()
         self.outcome.tails = {rank: stream.last_lines(TAIL_LINES) for rank, stream in enumerate(self._stderr)}
 
@@ -181,7 +192,8 @@ class _Supervision:
             stream.show_partial()
 
     def _timeout_ms(self, idle: bool) -> float | None:
-        times = [t - time.monotonic() for t in (self._term_at, self._dead_at) if t is not None]
+        held = [stream.hold_until for stream in self._stderr]
+        times = [t - time.monotonic() for t in (self._term_at, self._dead_at, *held) if t is not None]
         times += [_IDLE_S] if idle else []
         return max(0.0, min(times)) * 1000 + 1 if times else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from horovod.timeline.read import read
-from horovod.timeline.summary import summarise
+from horovod.timeline.summary import Summary, summarise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; those of this process when omitted.
 
     Returns:
-        0, or 2 when the file is no timeline.
+        0, or 2 when the file is no timeline or the picture cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="python -m horovod.timeline",
@@ -32,12 +33,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="show the N slowest steps (default 10)")
     parser.add_argument("--tensors", type=int, default=12, metavar="N", help="show N tensors (default 12)")
     options = parser.parse_args(argv)
+    picture: Path | None = options.picture
+    if picture is not None and picture.suffix.lower() != ".svg":
+        return _fail(f"a picture is drawn as SVG, not as {picture.suffix or 'a file without a suffix'}: "
+                     f"--picture {picture.with_suffix('.svg')}")  # fmt: skip
     try:
         ranks = read(options.file)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
     summary = summarise(ranks)
+    if picture is not None:
+        from horovod.timeline.picture import draw
+
+        try:
+            picture.write_text(draw(summary, ranks), encoding="utf-8")
+        except OSError as error:
+            return _fail(f"the picture {picture} cannot be written: {error.strerror}")
+    try:
+        _print(summary, options)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich makes the one into the other
+        # Who reads has seen enough, as `head` does. At the end Python would flush, and complain, once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _fail(text: str) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    return 2
+
+
+def _print(summary: Summary, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(asdict(summary), indent=1))
     else:
@@ -48,11 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A pipe has no width: nothing is cut there.
         console = Console(width=None if sys.stdout.isatty() else 160)
         show(summary, console, options.steps, options.tensors)
-    if options.picture:
-        from horovod.timeline.picture import draw
-
-        options.picture.write_text(draw(summary, ranks), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
