@@ -14,7 +14,7 @@ from harness import run_ranks
 SIZES = [1, 2, 3, 5]
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 OPS = ["Sum", "Average", "Min", "Max", "Product"]
-#: 0-d, empty, one, odd, two-dimensional, and in most dtypes larger than what rides in a request.
+#: 0-d, empty, one, odd, two-dimensional, and in most dtypes larger than what is sent inline.
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (40_001,)]
 #: Several staging rounds.
 LARGE = [(2_000_003,)]

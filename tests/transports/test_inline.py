@@ -1,4 +1,4 @@
-"""Data that rides along in the request: two or three ranks in one process, one after the other."""
+"""Inline messages: two or three ranks in one process, one after the other."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_the_first_use_of_a_place_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
     inline = transport.inline("numpy", _request(Kind.ALLREDUCE, work), 2)
     assert inline is not None
     timed: list[int] = []
-    monkeypatch.setattr(transport.staging.handover, "note", lambda nbytes, _: timed.append(nbytes))
+    monkeypatch.setattr(transport.staging.eviction, "note", lambda nbytes, _: timed.append(nbytes))
     tokens = []
     for _ in range(20):
         tokens.append(transport.offer(work, inline))

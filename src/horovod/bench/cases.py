@@ -30,7 +30,7 @@ LIMIT = "memory sweep"
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async")
 PARTS = ("submit", "agree", "execute", "rest")
-"""Of a call: until its caller waits (small tensors are copied aboard meanwhile); until the execution begins (the other
+"""Of a call: until its caller waits (small tensors are sent meanwhile); until the execution begins (the other
 ranks come, the coordinator answers); the execution; and Python before and after."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 

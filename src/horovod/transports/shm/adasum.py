@@ -61,16 +61,16 @@ class _Tensor:
         assert len(self._weights) == size
         return staging.rounds(self._sequence, self._members, self._rounds, self._fill, self._combine, phase)
 
-    def _span(self, round_: int) -> tuple[int, int]:
+    def _bounds(self, round_: int) -> tuple[int, int]:
         return round_ * self._step, min((round_ + 1) * self._step, self._count)
 
     def _views(self, round_: int, offset: int) -> list[Buffer]:
-        low, high = self._span(round_)
+        low, high = self._bounds(round_)
         arenas = self._staging.arenas
         return [arenas[rank].view_once(self._name, offset, self._dtype, (high - low,)) for rank in self._members]
 
     def _fill(self, round_: int, offset: int) -> None:
-        low, high = self._span(round_)
+        low, high = self._bounds(round_)
         slot = self._staging.arena.view_once(self._name, offset, self._dtype, (high - low,))
         self._library.copy(slot, self._input[low:high])
 
@@ -94,5 +94,5 @@ class _Tensor:
         self._gram = total.tolist()
 
     def _combine(self, round_: int, offset: int) -> None:
-        low, high = self._span(round_)
+        low, high = self._bounds(round_)
         self._library.combine(self._output[low:high], self._views(round_, offset), self._weights)

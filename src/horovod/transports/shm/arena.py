@@ -1,7 +1,7 @@
 """Every rank's arena: memory that all ranks of the host have mapped.
 
 One memfd per rank, sparse, as large as the machine's memory. An allocation is an offset, so a peer finds
-the same bytes as (rank, offset). The front is fixed: a ring for small messages that ride in a request,
+the same bytes as (rank, offset). The front is fixed: a ring buffer for inline messages,
 then the staging buffers; behind it lies the heap. Freed pages go back to the system.
 """
 

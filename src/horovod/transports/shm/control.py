@@ -9,7 +9,7 @@ One memfd, mapped by all. Each word has exactly one writer, and its own cache li
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by the coordinator
                 GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
-                WISH      whether others should overwrite what they have read of this rank's arena
+                EVICT     whether others should overwrite what they have read of this rank's arena
     once        LOG_HEAD  written by the coordinator
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
@@ -41,7 +41,7 @@ NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
 _WORDS_PER_RANK = 9
-_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _WISH = range(_WORDS_PER_RANK)
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _EVICT = range(_WORDS_PER_RANK)
 REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
@@ -92,7 +92,7 @@ class Control:
         self.request_head = [(r * stride + _REQ_HEAD * _LINE) // 8 for r in range(size)]
         self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
         self.goal = [(r * stride + _GOAL * _LINE) // 8 for r in range(size)]
-        self.wish = [(r * stride + _WISH * _LINE) // 8 for r in range(size)]
+        self.evict = [(r * stride + _EVICT * _LINE) // 8 for r in range(size)]
         self.log_head = stride * size // 8
         self._rounds = self.log_head + 1
         if rank == 0:

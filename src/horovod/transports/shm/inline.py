@@ -1,4 +1,4 @@
-"""Small collectives whose data rides along in the request: when the entry is in the log, it is all there."""
+"""Inline messages: small data is sent with the request, so when the entry is in the log, it is all there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.boarding import REDUCTIONS, most_views, scale_aboard, span
-from horovod.transports.shm.handover import LEAST_BYTES, Handover
+from horovod.transports.shm.eviction import LEAST_BYTES, Eviction
 from horovod.transports.shm.reductions import slice_rows
 from horovod.transports.shm.reuse import Budget
+from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, most_views, padded
 
 __all__ = ["Plan"]
 
@@ -23,8 +23,8 @@ class _Reduction(NamedTuple):
 
     Attributes:
         reduce: does it.
-        own: which source is this rank's own tensor, not what it has put aboard; -1 if none.
-        alone: whether nobody else reads what the other of two ranks has put aboard, and it is worth handing back.
+        own: which source is this rank's own tensor, not what it has sent; -1 if none.
+        alone: whether nobody else reads what the other of two ranks has sent, and it is worth evicting.
     """
 
     reduce: Reducer
@@ -38,20 +38,20 @@ class Plan:
     Args:
         arenas: every rank's arena, by rank.
         budget: for views of everybody's places.
-        handover: whether others' places are to be overwritten.
+        eviction: whether others' places are to be overwritten.
         entry: which entry.
         kernels: name of the kernels that understand this rank's buffers.
     """
 
-    def __init__(self, arenas: Sequence[Arena], budget: Budget, handover: Handover, entry: Entry, kernels: str) -> None:
+    def __init__(self, arenas: Sequence[Arena], budget: Budget, eviction: Eviction, entry: Entry, kernels: str) -> None:
         self._arenas = arenas
         self._budget = budget
-        self._handover = handover
+        self._handover = eviction
         self._entry = entry
         self._kernels = kernels
         response = entry.response
         request, members = response.requests[0], response.members
-        # By tensor, then by member, then by token.
+        # By tensor, then by member, then by offset.
         self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]
         library = self._library = kernels_named(kernels)
         self._copy = library.copy
@@ -63,11 +63,11 @@ class Plan:
         ]
         if request.kind in REDUCTIONS:
             for spec, worth_it in zip(request.tensors, self._worth_it, strict=True):
-                scaled = scale_aboard(request, spec, response.divisor) != 1.0
+                scaled = factor_on_send(request, spec, response.divisor) != 1.0
                 how = (ReduceOp.SUM, 1.0, 1.0, 1) if scaled else (
                     request.op, request.prescale, request.postscale, response.divisor
                 )  # fmt: skip
-                # To read back what this rank has put aboard takes as long again as all the rest. In place the result
+                # To read back what this rank has sent takes as long again as all the rest. In place the result
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
@@ -81,12 +81,12 @@ class Plan:
             Kind.BARRIER: self._nothing,
         }[request.kind]
 
-    def run(self, work: Work, tokens: tuple[int, ...]) -> None:
-        """Execute the entry; every member's data lies at its token."""
+    def run(self, work: Work, offsets: tuple[int, ...]) -> None:
+        """Execute the entry; every member's data lies at its offset."""
         try:
-            views = [[known[token] for known, token in zip(row, tokens)] for row in self._views]  # noqa: B905  hot
+            views = [[known[offset] for known, offset in zip(row, offsets)] for row in self._views]  # noqa: B905  hot
         except KeyError:
-            views = self._learn(tokens)
+            views = self._learn(offsets)
         self._run(work, views)
 
     def forget(self) -> None:
@@ -103,10 +103,10 @@ class Plan:
                 srcs[own] = source
             reduce(out, srcs)
             if alone:
-                self._hand_back(srcs[1 - own])
+                self._evict(srcs[1 - own])
 
-    def _hand_back(self, place: Buffer) -> None:
-        self._handover.hand_back(self._other, place, self._library)
+    def _evict(self, place: Buffer) -> None:
+        self._handover.evict(self._other, place, self._library)
 
     def _broadcast(self, work: Work, views: list[list[Buffer]]) -> None:
         root = self._entry.response.members.index(self._entry.response.requests[0].root)
@@ -116,7 +116,7 @@ class Plan:
             if root != self._entry.me:
                 self._copy(out, shown)
                 if self._worth_it[index]:
-                    self._hand_back(shown)
+                    self._evict(shown)
             elif out is not work.inputs[index]:
                 self._copy(out, work.inputs[index])
 
@@ -132,7 +132,7 @@ class Plan:
                     self._copy(out[start : start + count], src)
                 start += count
             if self._worth_it[index]:
-                self._hand_back(srcs[1 - me])
+                self._evict(srcs[1 - me])
 
     def _exchange(self, work: Work, views: list[list[Buffer]]) -> None:
         (srcs,) = views
@@ -148,7 +148,7 @@ class Plan:
             at += row[me]
         if self._worth_it[0]:
             start = sum(rows[1 - me][:me])
-            self._hand_back(srcs[1 - me][start : start + rows[1 - me][me]])
+            self._evict(srcs[1 - me][start : start + rows[1 - me][me]])
 
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(views):
@@ -160,24 +160,24 @@ class Plan:
             if stop > start:
                 reduce(out, [src[start:stop] for src in srcs])
                 if alone:
-                    self._hand_back(srcs[1 - own][start:stop])
+                    self._evict(srcs[1 - own][start:stop])
 
     def _nothing(self, work: Work, views: list[list[Buffer]]) -> None:
         """Everybody has come: that is all a barrier is for."""
 
-    def _learn(self, tokens: tuple[int, ...]) -> list[list[Buffer]]:
+    def _learn(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         response = self._entry.response
-        self._budget.charge(self, len(tokens) * len(self._views))
-        positions = list(tokens)
+        self._budget.charge(self, len(offsets) * len(self._views))
+        positions = list(offsets)
         views: list[list[Buffer]] = []
         for index, row in enumerate(self._views):
             views.append([])
             for i, rank in enumerate(response.members):
                 spec = response.request_of(i).tensors[index]
                 view = self._arenas[rank].view_once(self._kernels, positions[i], spec.dtype, spec.shape)
-                positions[i] += span(spec.nbytes)
+                positions[i] += padded(spec.nbytes)
                 if len(row[i]) >= most_views(spec.nbytes):
                     row[i].clear()
-                row[i][tokens[i]] = view
+                row[i][offsets[i]] = view
                 views[-1].append(view)
         return views

@@ -58,7 +58,7 @@ def _spread(
     copy_own: bool = True,
 ) -> None:
     """Everybody shows its ``counts`` elements to all; they land at ``starts`` of each output."""
-    members, library, handover = entry.response.members, kernels_named(work.kernels), staging.handover
+    members, library, eviction = entry.response.members, kernels_named(work.kernels), staging.eviction
     copy, pair = library.copy, len(members) == 2
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
@@ -72,7 +72,7 @@ def _spread(
             began = monotonic_ns()
             copy(slot, inputs[index][low:high])  # type: ignore[index]
             if pair:
-                handover.note((high - low) * ITEMSIZE[dtypes[index]], monotonic_ns() - began)
+                eviction.note((high - low) * ITEMSIZE[dtypes[index]], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         index, low = rounds[round_]
@@ -88,14 +88,14 @@ def _spread(
             start = starts[index][i]
             copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
             if pair and i != entry.me:
-                handover.hand_back(rank, shown, library)
+                eviction.evict(rank, shown, library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)
 
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     """Send the i-th split of this rank's rows to the i-th member."""
-    response, library, handover = entry.response, kernels_named(work.kernels), staging.handover
+    response, library, eviction = entry.response, kernels_named(work.kernels), staging.eviction
     copy = library.copy
     members, me, parts = response.members, entry.me, len(response.members)
     spec = response.request_of(me).tensors[0]
@@ -120,7 +120,7 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
                 copy(slot, source[low:high])
                 filled += high - low
             start = stop
-        handover.note(filled * ITEMSIZE[spec.dtype], monotonic_ns() - began)
+        eviction.note(filled * ITEMSIZE[spec.dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         start = 0
@@ -130,7 +130,7 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
             if low < high and i != me:
                 view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, spec.dtype, (high - low,))
                 copy(output[low:high], view)
-                handover.hand_back(rank, view, library)
+                eviction.evict(rank, view, library)
             elif low < high:
                 first = sum(matrix[me][:me]) * row + round_ * step
                 copy(output[low:high], source[first : first + high - low])

@@ -112,7 +112,7 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
         longest = max(stop - start for start, stop in bounds[index])
         rounds += [(index, start) for start in range(0, longest, step)]
 
-    def span(index: int, start: int, owner: int) -> tuple[int, int]:
+    def padded(index: int, start: int, owner: int) -> tuple[int, int]:
         low, high = bounds[index][owner]
         step = part_bytes // ITEMSIZE[request.tensors[index].dtype]
         return min(low + start, high), min(low + start + step, high)
@@ -121,18 +121,18 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
         index, start = rounds[round_]
         filled, began = 0, monotonic_ns()
         for owner in range(parts):
-            low, high = span(index, start, owner)
+            low, high = padded(index, start, owner)
             if owner != entry.me and low < high:
                 slot = staging.arena.view(
                     work.kernels, offset + owner * part_bytes, request.tensors[index].dtype, (high - low,)
                 )
                 library.copy(slot, inputs[index][low:high])
                 filled += high - low
-        staging.handover.note(filled * ITEMSIZE[request.tensors[index].dtype], monotonic_ns() - began)
+        staging.eviction.note(filled * ITEMSIZE[request.tensors[index].dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         index, start = rounds[round_]
-        low, high = span(index, start, entry.me)
+        low, high = padded(index, start, entry.me)
         if low >= high:
             return
         at = offset + entry.me * part_bytes
@@ -146,6 +146,6 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
         reducers[index](outputs[index][low - base : high - base], sources)
         for i, rank in enumerate(members):
             if i != entry.me:
-                staging.handover.hand_back(rank, sources[i], library)
+                staging.eviction.evict(rank, sources[i], library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)

@@ -68,7 +68,7 @@ class _Layout:
                 )
         self.itemsizes = [ITEMSIZE[dtype] for dtype in self.dtypes]
         self.total = sum(-(-length // _ALIGN) * _ALIGN for length in self.nbytes)
-        self.passages: dict[int, list[_Passage]] = {}
+        self.shared_pieces: dict[int, list[_SharedPiece]] = {}
         self.shares: dict[int, _Shares] = {}
 
     def view(self, arena: Arena, offset: int, segment: int, count: int) -> Buffer:
@@ -76,7 +76,7 @@ class _Layout:
 
     def forget(self) -> None:
         """Keep no views; see ``Budget``."""
-        self.passages.clear()
+        self.shared_pieces.clear()
         self.shares.clear()
 
     def pieces(self, start: int, stop: int) -> list[_Piece]:
@@ -101,7 +101,7 @@ def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entr
         _by_owner(staging, sequence, members, entry.me, layout, inputs, outputs)
 
 
-class _Passage(NamedTuple):
+class _SharedPiece(NamedTuple):
     """A piece, and its places in the staging buffers of all members, in their order."""
 
     segment: int
@@ -114,18 +114,18 @@ def _read_all(
     staging: Staging, sequence: int, entry: Entry, layout: _Layout, inputs: list[Buffer], outputs: list[Buffer]
 ) -> None:
     """Let every rank reduce everything."""
-    arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.passages
+    arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.shared_pieces
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
     # Of two inputs the result may overwrite either, so this rank's own need not be read back from the buffer.
-    pair, handover = len(members) == 2, staging.handover
+    pair, eviction = len(members) == 2, staging.eviction
 
-    def passages(round_: int, offset: int) -> list[_Passage]:
+    def shared_pieces(round_: int, offset: int) -> list[_SharedPiece]:
         found = known.get(round_)
         if found is None:
             found = []
             for segment, low, high, position in layout.pieces(round_ * CHUNK_BYTES, (round_ + 1) * CHUNK_BYTES):
                 views = [layout.view(arenas[rank], offset + position, segment, high - low) for rank in members]
-                found.append(_Passage(segment, low, high, views))
+                found.append(_SharedPiece(segment, low, high, views))
             if len(known) < _KNOWN_ROUNDS:
                 staging.budget.charge(layout, len(found) * len(members))
                 known[round_] = found
@@ -133,13 +133,13 @@ def _read_all(
 
     def fill(round_: int, offset: int) -> None:
         began = monotonic_ns()
-        for segment, low, high, places in passages(round_, offset):
+        for segment, low, high, places in shared_pieces(round_, offset):
             copies[segment](places[me], inputs[segment][low:high])
         if pair:
-            handover.note(CHUNK_BYTES, monotonic_ns() - began)
+            eviction.note(CHUNK_BYTES, monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
-        for segment, low, high, sources in passages(round_, offset):
+        for segment, low, high, sources in shared_pieces(round_, offset):
             target = outputs[segment][low:high]
             if not pair:
                 reducers[segment](target, sources)
@@ -147,7 +147,7 @@ def _read_all(
             shown = sources[1 - me]
             own = target if outputs[segment] is inputs[segment] else inputs[segment][low:high]
             reducers[segment](target, [shown, own] if me else [own, shown])
-            handover.hand_back(members[1 - me], shown, layout.libraries[segment])
+            eviction.evict(members[1 - me], shown, layout.libraries[segment])
 
     staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain)
 
@@ -168,7 +168,7 @@ def _by_owner(
     outputs: list[Buffer],
 ) -> None:  # fmt: skip
     """Let rank k reduce the k-th part of each round, and the others collect it."""
-    arenas, arena, known, handover = staging.arenas, staging.arena, layout.shares, staging.handover
+    arenas, arena, known, eviction = staging.arenas, staging.arena, layout.shares, staging.eviction
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
     lines = -(-layout.total // _ALIGN)
     rounds = -(-layout.total // staging.exchange_bytes)
@@ -204,7 +204,7 @@ def _by_owner(
         began = monotonic_ns()
         for segment, low, high, slot in shares(round_, offset).fill:
             copies[segment](slot, inputs[segment][low:high])
-        handover.note(staging.exchange_bytes, monotonic_ns() - began)
+        eviction.note(staging.exchange_bytes, monotonic_ns() - began)
 
     def reduce(round_: int, offset: int) -> None:
         for segment, low, high, target, views in shares(round_, offset).reduce:
@@ -213,7 +213,7 @@ def _by_owner(
             reducers[segment](target, sources)
             for i, rank in enumerate(members):
                 if i != me:
-                    handover.hand_back(rank, views[i], layout.libraries[segment])
+                    eviction.evict(rank, views[i], layout.libraries[segment])
 
     def collect(round_: int, offset: int) -> None:
         for segment, low, high, view in shares(round_, offset).collect:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS
+from horovod.transports.shm.eviction import Eviction
 from horovod.transports.shm.flags import DONE, Flags
-from horovod.transports.shm.handover import Handover
 from horovod.transports.shm.reuse import Budget
 
 __all__ = ["CHUNK_BYTES", "Staging"]
@@ -33,7 +33,7 @@ class Staging:
     Attributes:
         rank: this rank.
         arena: this rank's arena.
-        handover: whether what was read is to be overwritten.
+        eviction: whether what was read is to be overwritten.
         budget: for the views of what is done again and again.
     """
 
@@ -42,7 +42,7 @@ class Staging:
         self.arenas = arenas
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]
-        self.handover = Handover(flags.control)
+        self.eviction = Eviction(flags.control)
         self.budget = Budget()
         self._last: tuple[Sequence[int], int] = ((), 0)
 

@@ -2,7 +2,7 @@
 
 Three ways for an allreduce, chosen by where the data lies:
 
-    inline   small tensors ride in the request; when the entry is in the log, every rank reads all of
+    inline   small tensors are sent with the request; when the entry is in the log, every rank reads all of
              them and reduces by itself: no further synchronisation at all
     arena    tensors that live in the arena: rank r reduces its 1/n slice over all arenas, block by block
              in cache, and writes it to all; one synchronisation, 2N bytes of memory traffic per rank
@@ -23,11 +23,11 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.boarding import KINDS, Berths, Rider
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.inline import Plan
 from horovod.transports.shm.reuse import Recurring
+from horovod.transports.shm.slots import KINDS, Sender, SlotRing
 from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
 from horovod.transports.threads import on_one_thread
@@ -43,7 +43,7 @@ _ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
 
 
 def inline_limit(size: int, kind: Kind) -> int:
-    """Return the bytes above which tensors do not ride in the request: the more ranks, the more each has to read."""
+    """Return the bytes above which tensors are not sent inline: the more ranks, the more each has to read."""
     if size <= 2 and kind is Kind.ALLREDUCE:
         return 4 << 20
     return 512 << 10 if size <= 4 else 64 << 10
@@ -68,7 +68,7 @@ class ShmTransport:
         self.arena = arenas[control.rank]
         self.flags = Flags(control, watch)
         self.staging = Staging(self.flags, arenas)
-        self._berths = Berths(self.flags)
+        self._slots = SlotRing(self.flags)
         self._has_advised = False
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
@@ -90,34 +90,34 @@ class ShmTransport:
             return ""
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
-    def inline(self, kernels: str, request: Request, members: int) -> Rider | None:
+    def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
-        rider = Rider(self.arena, self.staging.budget, self.rank, kernels, request, members)
+        sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         limit = inline_limit(self.control.size, request.kind)
-        return rider if rider.nbytes <= (self._arena_limit if request.placement else limit) else None
+        return sender if sender.nbytes <= (self._arena_limit if request.placement else limit) else None
 
-    def offer(self, work: Work, inline: Rider) -> int:
+    def offer(self, work: Work, inline: Sender) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
-        note = self._berths.take(work, inline)
+        note = self._slots.take(work, inline)
         if note == NO_NOTE:
             return note
         if inline.is_large and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
-                self._board(work, inline, note)
+                self._send(work, inline, note)
         else:
-            self._board(work, inline, note)
+            self._send(work, inline, note)
         return note
 
-    def _board(self, work: Work, rider: Rider, token: int) -> None:
+    def _send(self, work: Work, sender: Sender, offset: int) -> None:
         # To fill memory for the first time takes long whoever reads it.
-        if rider.timed and rider.knows(token):
+        if sender.timed and sender.knows(offset):
             began = monotonic_ns()
-            rider.board(work, token)
-            self.staging.handover.note(rider.nbytes, monotonic_ns() - began)
+            sender.send(work, offset)
+            self.staging.eviction.note(sender.nbytes, monotonic_ns() - began)
         else:
-            rider.board(work, token)
+            sender.send(work, offset)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
@@ -132,7 +132,7 @@ class ShmTransport:
         for _, work in batch:
             if work.slot is not None:
                 work.slot.readers, work.slot.fence = members, done
-        # Of what rode along, nobody waits for the others to have read it.
+        # Of inline messages, nobody waits for the others to have read it.
         self.control.post(done, () if notes else members)
         return done if unsettled else 0
 
@@ -156,7 +156,7 @@ class ShmTransport:
         return False
 
     def _plan(self, entry: Entry, kernels: str) -> Plan:
-        return Plan(self.arenas, self.staging.budget, self.staging.handover, entry, kernels)
+        return Plan(self.arenas, self.staging.budget, self.staging.eviction, entry, kernels)
 
     def _has_too_many_threads(self, work: Work) -> bool:
         threads = kernels_named(work.kernels).threads()
@@ -183,7 +183,7 @@ class ShmTransport:
         return self.flags.reached(members, fence)
 
     def skip(self, work: Work) -> None:
-        """Free what rode along with a work that nobody will read."""
+        """Free the slot of an inline message that nobody will read."""
         if work.slot is not None:
             work.slot.readers, work.slot.fence = (), 1
 

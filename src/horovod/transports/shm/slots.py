@@ -1,4 +1,4 @@
-"""How the data of a small collective gets aboard its request: into which place, and when that is free again."""
+"""Slots of inline messages: a ring buffer at the front of the arena; which are free, and how they are filled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import INLINE_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
+from horovod.transports.shm.eviction import LEAST_BYTES
 from horovod.transports.shm.flags import Flags
-from horovod.transports.shm.handover import LEAST_BYTES
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.threads import are_spread
 
-__all__ = ["KINDS", "REDUCTIONS", "Berths", "Rider", "most_views", "scale_aboard", "span"]
+__all__ = ["KINDS", "REDUCTIONS", "Sender", "SlotRing", "factor_on_send", "most_views", "padded"]
 
 KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER})
 REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
@@ -26,7 +26,7 @@ _ALIGN = 64
 #: anywhere, and there may be thousands of its kinds.
 _PLACES, _FEW_PLACES = 64, 8
 _SMALL_BYTES = 16 << 10
-#: Who has more aboard submits many at once: there would not be room for them in what is free of a rotation.
+#: Who has taken more submits many at once: there would not be room for them in what is free of a rotation.
 _ONE_AFTER_THE_OTHER = 2
 
 
@@ -39,28 +39,28 @@ def most_views(nbytes: int) -> int:
     return 2 * _places_of(nbytes)
 
 
-#: Larger data is not scaled on its way aboard: this rank would have to read its own place, not its own tensor.
+#: Larger data is not scaled as it is sent: this rank would have to read its own place, not its own tensor.
 _SCALED_BYTES = 16 << 10
 
 
-def scale_aboard(request: Request, spec: TensorSpec, members: int) -> float:
-    """Return by what each rank multiplies a tensor on its way aboard; then what remains is a plain sum."""
+def factor_on_send(request: Request, spec: TensorSpec, members: int) -> float:
+    """Return by what each rank multiplies a tensor as it sends it; then what remains is a plain sum."""
     if request.kind not in REDUCTIONS or spec.nbytes > _SCALED_BYTES:
         return 1.0
     return scale_on_entry(spec.dtype, request.op, request.prescale, request.postscale, members)
 
 
-def span(nbytes: int) -> int:
+def padded(nbytes: int) -> int:
     """Return how much of a place a tensor takes."""
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-class Rider:
-    """How the data of one kind of request gets aboard.
+class Sender:
+    """Sends the data of one kind of request inline.
 
     Args:
         arena: this rank's.
-        budget: for views of the places that are taken.
+        budget: for views of its slots.
         rank: this rank.
         kernels: name of the kernels that understand the buffers.
         request: as every submission of it.
@@ -83,7 +83,7 @@ class Rider:
         self._kernels = kernels
         self._specs = request.tensors
         self._places: dict[int, list[Buffer]] = {}
-        self.nbytes = max(_ALIGN, sum(span(spec.nbytes) for spec in request.tensors))
+        self.nbytes = max(_ALIGN, sum(padded(spec.nbytes) for spec in request.tensors))
         self.is_large = are_spread(request.tensors)
         self.step = 1 << (self.nbytes - 1).bit_length()
         self._most = most_views(self.nbytes)
@@ -92,32 +92,32 @@ class Rider:
         # Of a broadcast nobody reads what the others have.
         shown = request.tensors if request.kind is not Kind.BROADCAST or request.root == rank else ()
         self.timed = members == 2 and bool(shown) and self.nbytes >= LEAST_BYTES
-        self._copiers = [library.copier(spec.dtype, scale_aboard(request, spec, members)) for spec in shown]
+        self._copiers = [library.copier(spec.dtype, factor_on_send(request, spec, members)) for spec in shown]
 
-    def knows(self, token: int) -> bool:
-        """Whether ``board`` has filled the place ``token`` before."""
-        return token in self._places
+    def knows(self, offset: int) -> bool:
+        """Whether ``send`` has filled the place ``offset`` before."""
+        return offset in self._places
 
-    def board(self, work: Work, token: int) -> None:
-        """Copy the inputs of ``work`` to the place ``token``."""
-        places = self._places.get(token)
+    def send(self, work: Work, offset: int) -> None:
+        """Copy the inputs of ``work`` to the place ``offset``."""
+        places = self._places.get(offset)
         if places is None:
-            places = self._views(token)
+            places = self._views(offset)
         for copy, place, source in zip(self._copiers, places, work.inputs):  # noqa: B905  on the way of every call
             copy(place, source)
 
-    def _views(self, token: int) -> list[Buffer]:
-        views, start = [], token
+    def _views(self, offset: int) -> list[Buffer]:
+        views, start = [], offset
         for spec in self._specs:
             views.append(self._arena.view_once(self._kernels, start, spec.dtype, spec.shape))
-            start += span(spec.nbytes)
+            start += padded(spec.nbytes)
         if self._is_first:
             self._is_first = False
             return views
         if len(self._places) >= self._most:
             self._places.clear()
         self._budget.charge(self, len(views))
-        self._places[token] = views
+        self._places[offset] = views
         return views
 
     def forget(self) -> None:
@@ -125,8 +125,8 @@ class Rider:
         self._places.clear()
 
 
-class Ride(msgspec.Struct, eq=False):
-    """Of one submission whose data is aboard.
+class Slot(msgspec.Struct, eq=False):
+    """The slot of one submission whose data was sent inline.
 
     Attributes:
         start: its place.
@@ -139,7 +139,7 @@ class Ride(msgspec.Struct, eq=False):
     fence: int = 0
 
 
-class Berths:
+class SlotRing:
     """Which places at the front of this rank's arena are taken; a ring, in the order of submission.
 
     Args:
@@ -148,33 +148,33 @@ class Berths:
 
     def __init__(self, flags: Flags) -> None:
         self._flags = flags
-        self._aboard: collections.deque[Ride] = collections.deque()
+        self._taken: collections.deque[Slot] = collections.deque()
         self._next = 0
 
-    def take(self, work: Work, rider: Rider) -> int:
+    def take(self, work: Work, sender: Sender) -> int:
         """Return a place for ``work``, or ``NO_NOTE`` if all are taken."""
-        aboard = self._aboard
-        while aboard:
-            oldest = aboard[0]
+        taken = self._taken
+        while taken:
+            oldest = taken[0]
             if not oldest.fence or not self._flags.reached(oldest.readers, oldest.fence):
                 break
-            aboard.popleft()
-        start = self._next + -self._next % rider.step
-        end = start + rider.nbytes
-        if not aboard:
-            if end > rider.rotation:
-                start, end = 0, rider.nbytes
+            taken.popleft()
+        start = self._next + -self._next % sender.step
+        end = start + sender.nbytes
+        if not taken:
+            if end > sender.rotation:
+                start, end = 0, sender.nbytes
         else:
-            oldest_start = aboard[0].start
+            oldest_start = taken[0].start
             if self._next > oldest_start:
-                early = end > rider.rotation and rider.nbytes <= oldest_start and len(aboard) <= _ONE_AFTER_THE_OTHER
+                early = end > sender.rotation and sender.nbytes <= oldest_start and len(taken) <= _ONE_AFTER_THE_OTHER
                 if early or end > INLINE_BYTES:
-                    start, end = 0, rider.nbytes
+                    start, end = 0, sender.nbytes
                     if end > oldest_start:
                         return NO_NOTE
             elif end > oldest_start:
                 return NO_NOTE
         self._next = end
-        work.slot = Ride(start)
-        aboard.append(work.slot)
+        work.slot = Slot(start)
+        taken.append(work.slot)
         return start

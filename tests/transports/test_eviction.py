@@ -11,7 +11,7 @@ import pytest
 from harness import run_ranks
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES
-from horovod.transports.shm.handover import Handover
+from horovod.transports.shm.eviction import Eviction
 from horovod.transports.shm.staging import CHUNK_BYTES
 
 MIB = 1 << 20
@@ -24,20 +24,20 @@ class Pair:
 
     def __init__(self, cost: Callable[[bool], int]) -> None:
         words = [0, 0]
-        pages: Any = [SimpleNamespace(words64=words, wish=[0, 1], rank=rank) for rank in range(2)]
-        self.mine, self.reader = Handover(pages[0]), Handover(pages[1])
+        pages: Any = [SimpleNamespace(words64=words, evict=[0, 1], rank=rank) for rank in range(2)]
+        self.mine, self.reader = Eviction(pages[0]), Eviction(pages[1])
         self._cost = cost
 
     def fills(self, count: int) -> list[bool]:
-        """Fill so often; return what the reader knew of the wish each time."""
-        wishes = []
+        """Fill so often; return what the reader knew of it each time."""
+        wanted = []
         for _ in range(count):
-            wishes.append(self.reader.is_wished_by(0))
-            self.mine.note(MIB, self._cost(wishes[-1]))
-        return wishes
+            wanted.append(self.reader.is_wanted_by(0))
+            self.mine.note(MIB, self._cost(wanted[-1]))
+        return wanted
 
 
-def test_who_fills_quickly_wishes_nothing() -> None:
+def test_who_fills_quickly_wants_nothing() -> None:
     assert not any(Pair(lambda _: QUICK).fills(5000))
 
 
@@ -51,15 +51,15 @@ def test_the_first_use_of_the_staging_buffers_is_slow_for_another_reason() -> No
     assert not any(Pair(lambda _: next(costs)).fills(100))
 
 
-def test_where_overwriting_helps_it_is_wished_for_nearly_always() -> None:
-    wishes = Pair(lambda overwritten: QUICK if overwritten else SLOW).fills(10_000)
-    assert wishes[:8] == [False] * 8
-    assert wishes.count(True) > 9_900
+def test_where_overwriting_helps_it_is_wanted_nearly_always() -> None:
+    wanted = Pair(lambda overwritten: QUICK if overwritten else SLOW).fills(10_000)
+    assert wanted[:8] == [False] * 8
+    assert wanted.count(True) > 9_900
     # Now and then the rank looks whether it still needs it.
-    assert wishes.count(False) > 10
+    assert wanted.count(False) > 10
 
 
-def test_where_it_stops_being_needed_it_is_not_wished_any_more() -> None:
+def test_where_it_stops_being_needed_it_is_not_wanted_any_more() -> None:
     apart = True
     pair = Pair(lambda overwritten: SLOW if apart and not overwritten else QUICK)
     assert any(pair.fills(100))
@@ -68,20 +68,20 @@ def test_where_it_stops_being_needed_it_is_not_wished_any_more() -> None:
     assert not any(pair.fills(5000))
 
 
-def test_where_overwriting_does_not_help_it_is_hardly_wished_for() -> None:
-    wishes = Pair(lambda _: SLOW).fills(20_000)
-    assert 0 < wishes.count(True) < 500
+def test_where_overwriting_does_not_help_it_is_hardly_wanted() -> None:
+    wanted = Pair(lambda _: SLOW).fills(20_000)
+    assert 0 < wanted.count(True) < 500
 
 
-def _wish() -> Any:
-    """Wish to have everything overwritten, from now on; return this rank's transport."""
+def _want() -> Any:
+    """Want to have everything overwritten, from now on; return this rank's transport."""
     import horovod.numpy as hvd
     from horovod import context
 
     transport: Any = context.engine().transport
     control = transport.control
-    control.words64[control.wish[hvd.rank()]] = 1
-    transport.staging.handover.note = lambda *_: None
+    control.words64[control.evict[hvd.rank()]] = 1
+    transport.staging.eviction.note = lambda *_: None
     hvd.barrier()
     return transport
 
@@ -89,7 +89,7 @@ def _wish() -> Any:
 def _overwritten(elements: int, dtype: str) -> tuple[list[float], int]:
     import horovod.numpy as hvd
 
-    transport = _wish()
+    transport = _want()
     results = []
     for _ in range(6):
         array = np.arange(elements).astype(dtype) + hvd.rank()
@@ -102,7 +102,7 @@ def _overwritten(elements: int, dtype: str) -> tuple[list[float], int]:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64"])
-@pytest.mark.parametrize("elements", [5_000, 100_000, 1_000_000], ids=["riding", "riding, much", "staged"])
+@pytest.mark.parametrize("elements", [5_000, 100_000, 1_000_000], ids=["inline", "inline, much", "staged"])
 def test_overwriting_changes_no_result_and_leaves_nothing(elements: int, dtype: str) -> None:
     for results, left in run_ranks(2, _overwritten, elements, dtype):
         assert results == [2.0 * elements - 1] * 6
@@ -114,7 +114,7 @@ def _moved(kind: str, rows: int) -> tuple[int, int]:
     import horovod.numpy as hvd
     from horovod import context
 
-    transport = _wish()
+    transport = _want()
     rank = hvd.rank()
     mine = np.full((2 * rows,), rank + 1.0)
     if kind == "broadcast":
@@ -133,9 +133,9 @@ def _moved(kind: str, rows: int) -> tuple[int, int]:
     return 2 * rows, int(np.count_nonzero(left))
 
 
-@pytest.mark.parametrize("rows", [30_000, 1_500_000], ids=["riding", "staged"])
+@pytest.mark.parametrize("rows", [30_000, 1_500_000], ids=["inline", "staged"])
 @pytest.mark.parametrize("kind", ["broadcast", "allgather", "alltoall", "reducescatter"])
 def test_who_alone_reads_a_place_overwrites_what_it_has_read(kind: str, rows: int) -> None:
-    # Half of what rides is for this rank itself, where the other one reads half; what is staged is for others.
+    # Half of what is inline is for this rank itself, where the other one reads half; what is staged is for others.
     left = 0.5 if rows == 30_000 and kind in ("alltoall", "reducescatter") else 0.0
     assert [remaining / shown for shown, remaining in run_ranks(2, _moved, kind, rows)] == [left, left]
