@@ -11,7 +11,7 @@ __all__ = ["Adapter", "Stage"]
 
 
 class Stage(Protocol):
-    """The passage of one operation's tensors through host memory."""
+    """Brings the tensors of one operation to host memory, and the results back."""
 
     @property
     def hosts(self) -> Sequence[Buffer]:

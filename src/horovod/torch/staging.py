@@ -84,7 +84,7 @@ _pool = _Pool()
 
 
 class Stage:
-    """The passage of one operation's tensors.
+    """Brings the tensors of one operation to the host, and the results back.
 
     Args:
         tensors: on one CUDA device.
