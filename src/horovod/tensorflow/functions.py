@@ -48,7 +48,7 @@ def broadcast_variables(
         inplace: accepted; it is always in place.
 
     Returns:
-        In a graph, the operation that does it; else None.
+        In a graph of TensorFlow 1, the operation that does it; else None.
 
     Raises:
         ValueError: something in ``variables`` is no variable.
@@ -65,7 +65,7 @@ def broadcast_variables(
         key = f"broadcast_variables_{index}"
         value = collectives.broadcast(variable.read_value(), root_rank, process_set, key)
         assigned.append(variable.assign(value, read_value=False))
-    return tf.group(*assigned)
+    return None if tf.compat.v1.get_default_graph().building_function else tf.group(*assigned)
 
 
 def _broadcast_now(targets: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:

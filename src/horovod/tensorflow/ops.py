@@ -353,7 +353,7 @@ def join() -> Any:
 
 @speaks_tensorflow
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Return when every rank has called; in a graph, an operation that ends then.
+    """Return when every rank has called; in a graph of TensorFlow 1, an operation that ends then.
 
     Args:
         process_set: ranks that take part; this rank must be one of them.
@@ -363,4 +363,5 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """
     if tf.executing_eagerly():
         return comm.barrier(process_set)
-    return collectives.after_all(Kind.BARRIER, process_set, [])
+    made = collectives.after_all(Kind.BARRIER, process_set, [])
+    return None if tf.compat.v1.get_default_graph().building_function else made

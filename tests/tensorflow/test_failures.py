@@ -1,0 +1,119 @@
+"""What goes wrong in TensorFlow's modes, and how it is told."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Ranks, run_ranks
+
+
+def _mismatch(mode: str) -> str:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    def reduce(x):
+        return hvd.allreduce(x, name="uneven")  # the line that is named
+
+    with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+        if mode == "session":
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                session.run(reduce(tf.ones([2 + hvd.rank()])))
+        else:
+            (tf.function(reduce) if mode == "function" else reduce)(tf.ones([2 + hvd.rank()]))
+    if mode == "eager":
+        assert isinstance(caught.value, hvd.HorovodInternalError)
+    # The job goes on.
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == 2.0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the line that is named"))
+    for text in run_ranks(2, _mismatch, mode, framework="tensorflow"):
+        assert "Mismatched ALLREDUCE tensor shapes" in text
+        assert f"rank 0: [2]  allreduce at {__file__}:{line}" in text
+        assert f"rank 1: [3]  allreduce at {__file__}:{line}" in text
+
+
+def _wrong(mode: str) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    def run(function: Any) -> None:
+        (tf.function(function) if mode == "function" else function)(tf.ones([3]))
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="splits"):
+        run(lambda x: hvd.alltoall(x, splits=[1, 5]))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="root"):
+        run(lambda x: hvd.broadcast(x, 9))
+    with pytest.raises(TypeError, match="string"):
+        run(lambda x: hvd.allreduce(tf.constant("text")))
+    with pytest.raises(ValueError, match="op must be"):
+        run(lambda x: hvd.allreduce(x, op=99))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
+    run_ranks(2, _wrong, mode, framework="tensorflow")
+
+
+def _not_initialized() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"hvd\.init"):
+        hvd.allreduce(tf.constant(1.0))
+    with pytest.raises(ValueError, match=r"hvd\.init"):
+        hvd.size()
+    assert int(hvd.process_set_included_op()) == -1
+
+
+def test_calls_before_init_say_so() -> None:
+    run_ranks(1, _not_initialized, init=False, framework="tensorflow")
+
+
+def _until_somebody_dies(mode: str) -> tuple[str, str]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(10_000_000):
+            x = hvd.allreduce(x)
+        return x
+
+    # All are inside.
+    hvd.barrier()
+    if hvd.rank() == 1:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        if mode == "function":
+            step(tf.ones([1000]))
+        else:
+            while True:
+                hvd.allreduce(tf.ones([1000]))
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", "nothing"
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_rank_that_dies_inside_ends_the_others(mode: str) -> None:
+    ranks = Ranks(3, _until_somebody_dies, (mode,), framework="tensorflow")
+    outcomes = ranks.outcomes()
+    assert outcomes[1].exitcode == -signal.SIGALRM
+    for rank in (0, 2):
+        kind, text = outcomes[rank].value
+        assert kind == ("PeerLostError" if mode == "eager" else "UnknownError")
+        assert "rank 1" in text
+        assert "SIGALRM" in text

@@ -1,0 +1,281 @@
+"""Tapes, optimizers and state: what a training script calls besides the collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+
+def _tape() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank = hvd.rank()
+    a, b, c = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(5.0)
+    plain = tf.GradientTape(persistent=True)
+    tape = hvd.DistributedGradientTape(plain)
+    assert isinstance(tape, tf.GradientTape)
+    with plain:
+        y = tf.reduce_sum(a * a) * (rank + 1.0) + b * (rank + 1.0)
+    nested = tape.gradient(y, {"a": a, "rest": [b, c]})
+    np.testing.assert_allclose(nested["a"], [3.0, 6.0])
+    np.testing.assert_allclose(nested["rest"][0], 1.5)
+    assert nested["rest"][1] is None
+    zero = tape.gradient(y, [c, b], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    assert [float(grad) for grad in zero] == [0.0, 1.5]
+    tape.register_local_source(b)
+    assert [float(tf.reduce_sum(grad)) for grad in tape.gradient(y, [a, b])] == [9.0, (rank + 1) / 2]
+    local, shared = tape.get_local_and_global_gradients(y, [a, b])
+    assert [source is b for source, _ in local] == [True]
+    assert [source is a for source, _ in shared] == [True]
+    whole = hvd.DistributedGradientTape(plain, scale_local_gradients=False, op=hvd.Sum)
+    whole.register_local_source(b)
+    assert [float(tf.reduce_sum(grad)) for grad in whole.gradient(y, [a, b])] == [18.0, rank + 1.0]
+
+
+def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
+    run_ranks(2, _tape, framework="tensorflow")
+
+
+def _layers() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank = hvd.rank()
+    keep, share = tf.keras.layers.Dense(2, use_bias=False), tf.keras.layers.Dense(1)
+    x = tf.ones([1, 3]) * (rank + 1.0)
+    share(keep(x))
+    for variable in (*keep.weights, *share.weights):
+        variable.assign(tf.ones_like(variable))
+    with tf.GradientTape() as plain:
+        loss = tf.reduce_sum(share(keep(x)))
+    tape = hvd.PartialDistributedGradientTape(plain, local_layers=[keep])
+    own, kernel, bias = tape.gradient(loss, [*keep.trainable_weights, *share.trainable_weights])
+    np.testing.assert_allclose(own, np.full((3, 2), (rank + 1) / 2))
+    np.testing.assert_allclose(kernel, np.full((2, 1), 4.5))
+    np.testing.assert_allclose(bias, [1.0])
+    with pytest.raises(ValueError, match="Layer type"):
+        hvd.PartialDistributedGradientTape(plain, local_layers=[x])
+
+
+def test_local_layers_keep_their_gradients() -> None:
+    run_ranks(2, _layers, framework="tensorflow")
+
+
+def _settings() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank = hvd.rank()
+    variables = [tf.Variable(tf.ones([3]) * number) for number in range(5)]
+    table = tf.Variable(tf.ones([4, 2]))
+
+    def gradients(**settings: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, [rank, 3])
+            loss = tf.add_n([tf.reduce_sum(v * v) for v in variables]) * (rank + 1.0) + tf.reduce_sum(rows)
+        return hvd.DistributedGradientTape(tape, **settings).gradient(loss, [*variables, table])
+
+    usual = gradients()
+    for settings in (
+        {"groups": 2},
+        {"groups": [[variables[3], variables[0]], [variables[1]]]},
+        {"compression": hvd.Compression.fp16},
+        {"compression": hvd.Compression.bf16},
+        {"gradient_predivide_factor": 2.0},
+    ):
+        for got, want in zip(gradients(**settings, sparse_as_dense=True), usual, strict=True):
+            np.testing.assert_allclose(got, tf.convert_to_tensor(want))
+    for number, grad in enumerate(usual[:5]):
+        np.testing.assert_allclose(grad, np.full(3, 3.0 * number))
+    assert isinstance(usual[5], tf.IndexedSlices)
+    np.testing.assert_allclose(tf.convert_to_tensor(usual[5]), [[0.5] * 2, [0.5] * 2, [0.0] * 2, [1.0] * 2])
+    with pytest.warns(DeprecationWarning, match="groups"):
+        np.testing.assert_allclose(gradients(num_groups=1, sparse_as_dense=True)[4], np.full(3, 12.0))
+    for wrong in ({"groups": "all"}, {"groups": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}):
+        with pytest.raises(ValueError, match=r"groups|predivide"):
+            gradients(**wrong)
+    with pytest.raises(ValueError, match="no gradient here"):
+        gradients(groups=[[tf.Variable(1.0)]])
+
+
+def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:
+    run_ranks(2, _settings, framework="tensorflow")
+
+
+def _aggregates(mode: str) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
+
+    reduced = []
+
+    def reduce(grads: Any, variables: Any) -> Any:
+        reduced.append(len(grads))
+        return [hvd.allreduce(grad, op=hvd.Sum) for grad in grads]
+
+    a, b = tf.Variable(0.0), tf.Variable(0.0)
+    helper = LocalGradientAggregationHelperEager(3, reduce, False, True)
+    helper.register_local_var(b)
+
+    class Optimizer:
+        iterations = tf.Variable(0)
+
+    def apply(grads: Any) -> None:
+        a.assign_add(grads[0])
+        b.assign_add(grads[1])
+        Optimizer.iterations.assign_add(1)
+
+    def one_pass(x: Any) -> None:
+        grads = helper.compute_gradients([x, x], [a, b])
+        pairs = list(zip(grads, [a, b], strict=True))
+        helper.apply_gradients(lambda: apply(grads), Optimizer, pairs)
+
+    run = tf.function(one_pass) if mode == "function" else one_pass
+    for number in range(7):
+        run(tf.constant(float(number)) * (hvd.rank() + 1.0))
+    # Passes 0 to 5 make two steps; the seventh waits for more.
+    assert float(a) == 3.0 * (0 + 1 + 2 + 3 + 4 + 5) / 3
+    assert float(b) == (hvd.rank() + 1.0) / 2 * 15 / 3
+    assert int(Optimizer.iterations) == 7
+    assert int(helper.counter) == 1
+    with pytest.raises(ValueError, match="sparse_as_dense"):
+        helper.compute_gradients([tf.IndexedSlices([1.0], [0]), tf.constant(0.0)], [a, b])
+    with pytest.raises(ValueError, match="> 0"):
+        LocalGradientAggregationHelperEager(0, reduce, False, True)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_several_passes_make_one_step(mode: str) -> None:
+    run_ranks(2, _aggregates, mode, framework="tensorflow")
+
+
+def _adasum() -> list[float]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        weights = v1.get_variable("w", initializer=np.array([1.0, 1.0]))
+        loss = weights[hvd.rank()] * 4.0
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+        train = optimizer.minimize(loss)
+        with v1.train.MonitoredTrainingSession() as session:
+            session.run(train)
+            return list(session.run(weights))
+
+
+def test_adasum_combines_the_steps_of_the_ranks() -> None:
+    # Steps at right angles to each other are added.
+    assert run_ranks(2, _adasum, framework="tensorflow") == [[-1.0, -1.0]] * 2
+
+
+def _wrapper() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with pytest.raises(ValueError, match=r"not supported for an optimizer of tf\.compat\.v1"):
+        hvd.DistributedOptimizer(v1.train.AdamOptimizer(), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="average_aggregated_gradients"):
+        hvd.DistributedOptimizer(v1.train.AdamOptimizer(), op=hvd.Adasum, average_aggregated_gradients=True)
+    with tf.Graph().as_default():
+        weights, own = v1.get_variable("w", initializer=1.0), v1.get_variable("o", initializer=1.0)
+        optimizer = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(1.0, 0.9))
+        optimizer.register_local_var(own)
+        train = optimizer.minimize((weights + own) * (hvd.rank() + 1.0))
+        assert optimizer.get_slot_names() == ["momentum"]
+        assert optimizer.get_slot(weights, "momentum") is not None
+        assert len(optimizer.variables()) == 2
+        with v1.train.MonitoredTrainingSession() as session:
+            session.run(train)
+            found = session.run([weights, own])
+    assert found == [-0.5, 1 - (hvd.rank() + 1) / 2]
+
+
+def test_an_optimizer_of_version_one_keeps_its_methods() -> None:
+    run_ranks(2, _wrapper, framework="tensorflow")
+
+
+def _state(mode: str) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank = hvd.rank()
+    layer = tf.keras.layers.Dense(2)
+    layer.build((None, 3))
+    variables = [tf.Variable(float(rank)), tf.Variable([rank, rank], dtype=tf.int64), *layer.weights]
+    give = hvd.broadcast_variables
+
+    def from_rank_1() -> None:
+        give(variables, 1)
+
+    (tf.function(from_rank_1) if mode == "function" else from_rank_1)()
+    assert float(variables[0]) == 1.0
+    assert variables[1].numpy().tolist() == [1, 1]
+    kernels = hvd.allgather_object(layer.kernel.numpy())
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    with pytest.raises(ValueError, match="takes variables"):
+        give([tf.constant(1.0)], 0)
+    with pytest.raises(RuntimeError, match="broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+    assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+    assert hvd.broadcast_object_fn(root_rank=1, name="again")(rank) == 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_variables_and_objects_are_made_the_same(mode: str) -> None:
+    run_ranks(2, _state, mode, framework="tensorflow")
+
+
+def _exports(folder: str) -> float:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable(2.0 + hvd.rank())
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+        def __call__(self, x: Any) -> Any:
+            return x * self.weight
+
+    model = Model()
+    hvd.broadcast_variables(model.trainable_variables, root_rank=0)
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.constant([1.0 + hvd.rank()])))
+        (grad,) = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+        model.weight.assign_sub(grad)
+
+    step()
+    if hvd.rank() == 0:
+        tf.saved_model.save(model, folder)
+    return float(model.weight)
+
+
+def test_a_trained_model_is_exported_without_horovod(tmp_path: Any) -> None:
+    from commands import run
+
+    assert run_ranks(2, _exports, str(tmp_path / "model"), framework="tensorflow") == [0.5, 0.5]
+    program = (
+        "import sys, tensorflow as tf; model = tf.saved_model.load('model'); "
+        "print('found', float(model(tf.constant([4.0]))[0]), 'horovod' in sys.modules)"
+    )
+    code, output = run(["python", "-c", program], cwd=tmp_path)
+    assert code == 0, output
+    assert "found 2.0 False" in output
