@@ -183,11 +183,42 @@ def test_killing_horovodrun_leaves_nothing(script: str) -> None:
         assert running.still_alive() == []
 
 
-def test_killing_the_keeper_leaves_nothing(script: str) -> None:
+# Prints its process id and that of a daemon: forked twice, in a session of its own, without any environment.
+DAEMON = """
+import os, signal, subprocess, sys
+daemon = "import os, signal; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); signal.pause()"
+twice = f'setsid env -i {sys.executable} -c "$0" & exec 1>&-'
+process = subprocess.Popen(["sh", "-c", twice, daemon], stdout=subprocess.PIPE, text=True)
+print("up", os.getpid(), process.stdout.readline(), flush=True)
+signal.pause()
+"""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("whom", ["guard", "keeper", "horovodrun and keeper", "horovodrun and guard"])
+def test_killing_those_who_watch_leaves_nothing(whom: str) -> None:
+    with started("-np", "2", PY, "-c", DAEMON, ranks=2) as running:
+        assert len(running.pidfds) == 4
+        (guard,) = _children(running.process.pid)
+        (keeper,) = _children(guard)
+        for name, pid in (("horovodrun", running.process.pid), ("guard", guard), ("keeper", keeper)):
+            if name in whom:
+                os.kill(pid, signal.SIGKILL)
+        assert running.still_alive() == []
+        ended = running.end()
+    if "horovodrun" not in whom:
+        assert ended.code == 1
+        assert "the process that watches the ranks was killed" in ended.err
+
+
+def test_killing_all_who_watch_leaves_nothing_that_can_be_found(script: str) -> None:
     with started("-np", "2", PY, script, "stubborn", ranks=2) as running:
-        pid = running.process.pid
-        (keeper,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        os.kill(int(keeper), signal.SIGKILL)
+        (guard,) = _children(running.process.pid)
+        for pid in (*_children(guard), guard):
+            os.kill(pid, signal.SIGKILL)
         assert running.still_alive() == []
         ended = running.end()
     assert ended.code == 1

@@ -2,7 +2,9 @@
 
 It is a process of its own so that ranks end even when the launcher is killed: it holds one end of a socket pair, and
 when the other end closes it kills everything below it. It is the "subreaper" of all that the ranks start, so data
-loaders, shells and daemons of a rank stay findable. Should the keeper itself be killed, the kernel kills the ranks.
+loaders, shells and daemons of a rank stay findable, whatever they do to their session and their environment. Should
+the keeper itself be killed, the kernel kills the ranks, and what they had started falls to the keeper's parent, a
+*guard* that waits for nothing else. Should the guard be killed, the keeper ends the job.
 
 Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it is up in
 20 ms, and no import of the package, so that nothing but this page decides whether processes end.
@@ -32,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_PATIENCE_S = 1.0  # what a rank left behind may take to end by itself, such as multiprocessing's resource tracker
 _KILL_AGAIN_S = 0.1
+_LOOK_S = 0.02
 # A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
 # time may pass while this process cannot run.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
@@ -74,13 +77,15 @@ class Keeper:
 
     Args:
         control: socket to the launcher.
+        guard: end of a pipe that closes when the guard is gone; -1 for none.
         plan: ``command``, ``env``, ``grace_s``, ``exits``, and per rank ``env``, ``stdin``, ``stdout``, ``stderr``,
             ``fds``. ``exits`` is a pair: name of the table in which ranks see how others have ended, and the variable
             that tells them where it is.
     """
 
-    def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
+    def __init__(self, control: socket.socket, plan: dict[str, Any], guard: int = -1) -> None:
         self._control = control
+        self._guard = guard
         self._plan = plan
         self._libc = ctypes.CDLL(None)
         self._running: dict[int, int] = {}  # pid -> rank
@@ -88,6 +93,7 @@ class Keeper:
         self._epoll = select.epoll()
         self._deadline: float | None = None
         self._sent = 0  # last signal that everybody got from us
+        self._is_alone = False  # the guard was killed
         self._exits = -1  # in memory of our own, which processes of this user can open and read
 
     def run(self) -> None:
@@ -102,6 +108,8 @@ class Keeper:
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         self._epoll.register(wake, select.EPOLLIN)
         self._epoll.register(self._control, select.EPOLLIN)
+        if self._guard >= 0:
+            self._epoll.register(self._guard, select.EPOLLIN)
         try:
             self._start()
             while self._running:
@@ -170,6 +178,10 @@ class Keeper:
                 os.read(wake, 4096)
             elif fd == self._control.fileno():
                 self._obey()
+            elif fd == self._guard:
+                self._is_alone = True
+                self._epoll.unregister(fd)
+                self._kill()
             else:
                 pid = self._pidfds.pop(fd)
                 os.close(fd)
@@ -256,7 +268,7 @@ class Keeper:
             if time.monotonic() >= deadline:
                 self._signal_all(signal.SIGKILL)
                 tries += 1
-            select.select([wake], [], [], 0.02)
+            select.select([wake], [], [], _LOOK_S)
             try:
                 os.read(wake, 4096)
             except BlockingIOError:
@@ -265,20 +277,62 @@ class Keeper:
                 pass
 
     def _say(self, event: dict[str, Any]) -> None:
+        if self._is_alone:
+            return  # the launcher shall hear nothing but that we are gone, when all is over
         try:
             self._control.send(json.dumps(event).encode())
         except OSError:
             pass  # the launcher is gone; _obey sees it
 
 
+def _guard(keeper: int, alive: int) -> NoReturn:
+    """Wait for the end of the keeper, then end what it has left behind: nothing, unless it was killed."""
+    # The launcher does not trust the keeper any more.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the output of the ranks ends with the ranks
+        if int(name) > 2 and int(name) != alive:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # that of the list itself
+    os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is reaped
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(_GIVE_UP_TRIES):
+        left = descendants(os.getpid())
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # ended meanwhile, or became another user
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        if not left:
+            break
+        time.sleep(_LOOK_S)
+    os._exit(0)
+
+
 def main() -> None:
-    """Entry point of the process."""
+    """Entry point of guard and keeper."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in _OWN_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     control_fd, plan_fd = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(control_fd, False)
     with open(plan_fd, "rb") as file:
         plan = json.loads(file.read())
-    Keeper(socket.socket(fileno=control_fd), plan).run()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    guard, alive = os.pipe()
+    keeper = os.fork()
+    if keeper:
+        _guard(keeper, alive)
+    os.close(alive)
+    os.setsid()  # what is sent to the guard's group shall not hit both
+    Keeper(socket.socket(fileno=control_fd), plan, guard).run()
 
 
 if __name__ == "__main__":

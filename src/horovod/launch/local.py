@@ -26,6 +26,7 @@ GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""
 SAFETY_S = GRACE_S + 0.8
 """How long the keeper may take to end the job before it is not trusted any more."""
+_GUARD_S = 3.0
 # What is forking right now is there a moment later; what was killed may take a while to go, on a busy machine.
 _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
@@ -41,6 +42,7 @@ class LocalJob:
         self._plan = plan
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        # The guard, to be exact, whose child the keeper is.
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def fileno(self) -> int:
@@ -112,10 +114,14 @@ class LocalJob:
             yield json.loads(message)
 
     def kill(self) -> None:
-        """Kill the keeper, so that the kernel kills the ranks, and then whatever the ranks had started."""
+        """Have the guard kill the keeper and all below it; without a guard, whatever carries the name of the job."""
         if self._keeper is not None:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._keeper.terminate()
+            try:
+                self._keeper.wait(_GUARD_S)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait()
         for turn in range(_MOST_LOOKS):
             members = _members(self._plan.environ[JOB_ID])
             if not members and turn >= _FEWEST_LOOKS:
