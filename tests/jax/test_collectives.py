@@ -45,7 +45,7 @@ def _each_collective() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_each_collective_eagerly_and_in_a_program(size: int) -> None:
-    run_ranks(size, _each_collective)
+    run_ranks(size, _each_collective, framework="jax")
 
 
 def _shapes_that_differ() -> None:
@@ -70,7 +70,7 @@ def _shapes_that_differ() -> None:
 
 
 def test_numbers_of_rows_may_differ_eagerly() -> None:
-    run_ranks(3, _shapes_that_differ)
+    run_ranks(3, _shapes_that_differ, framework="jax")
 
 
 def _trees() -> None:
@@ -103,7 +103,7 @@ def _trees() -> None:
 
 
 def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
-    run_ranks(2, _trees)
+    run_ranks(2, _trees, framework="jax")
 
 
 def _dtypes() -> None:
@@ -138,7 +138,7 @@ def _dtypes() -> None:
 
 
 def test_dtypes() -> None:
-    run_ranks(2, _dtypes)
+    run_ranks(2, _dtypes, framework="jax")
 
 
 def _keys() -> None:
@@ -162,7 +162,7 @@ def _keys() -> None:
 
 
 def test_random_keys_are_broadcast_and_never_combined() -> None:
-    run_ranks(2, _keys)
+    run_ranks(2, _keys, framework="jax")
 
 
 def _donated() -> None:
@@ -187,4 +187,4 @@ def _donated() -> None:
 
 
 def test_donated_buffers() -> None:
-    run_ranks(2, _donated)
+    run_ranks(2, _donated, framework="jax")

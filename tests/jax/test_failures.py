@@ -49,7 +49,7 @@ def _fail(x: Any) -> Any:
 
 
 def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
-    for told in run_ranks(2, _mismatch):
+    for told in run_ranks(2, _mismatch, framework="jax"):
         for text in told:
             assert "[2]" in text
             assert "[3]" in text
@@ -85,7 +85,7 @@ def _wrong_places() -> None:
 
 
 def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
-    run_ranks(2, _wrong_places)
+    run_ranks(2, _wrong_places, framework="jax")
 
 
 def _loses_a_rank(size: int, what: str) -> None:
@@ -112,7 +112,7 @@ def _loses_a_rank(size: int, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "what"), [(4, "waits"), (300, "goes on")])
 def test_a_rank_that_is_killed_ends_the_programs_of_the_others(size: int, what: str) -> None:
-    ranks = Ranks(3, _loses_a_rank, (size, what))
+    ranks = Ranks(3, _loses_a_rank, (size, what), framework="jax")
     outcomes = ranks.outcomes()
     assert outcomes[1].exitcode == -signal.SIGKILL
     for outcome in (outcomes[0], outcomes[2]):
@@ -156,7 +156,7 @@ def _pinned() -> float:
 
 
 def test_one_thread_is_enough() -> None:
-    outcomes = Ranks(2, _pinned).outcomes()
+    outcomes = Ranks(2, _pinned, framework="jax").outcomes()
     assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
     assert outcomes[0].value == outcomes[1].value
 
@@ -189,5 +189,5 @@ def _several_devices() -> None:
 
 
 def test_several_local_devices() -> None:
-    outcomes = Ranks(2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}).outcomes()
+    outcomes = Ranks(2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, framework="jax").outcomes()
     assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text

@@ -75,7 +75,7 @@ def _equality(jit: bool) -> list[bytes]:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_ranks_train_as_one_process_does_and_have_the_same_bits(jit: bool) -> None:
-    first, *others = run_ranks(3, _equality, jit)
+    first, *others = run_ranks(3, _equality, jit, framework="jax")
     assert all(bits == first for bits in others)
 
 
@@ -106,7 +106,7 @@ def _accumulation(jit: bool) -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_accumulated_gradients_travel_once_a_step(jit: bool) -> None:
-    run_ranks(2, _accumulation, jit)
+    run_ranks(2, _accumulation, jit, framework="jax")
 
 
 def _arguments() -> None:
@@ -142,7 +142,7 @@ def _arguments() -> None:
 
 
 def test_arguments_of_the_optimizer() -> None:
-    run_ranks(2, _arguments)
+    run_ranks(2, _arguments, framework="jax")
 
 
 def _without_broadcast(jit: bool) -> list[str]:
@@ -176,7 +176,7 @@ def _without_broadcast(jit: bool) -> list[str]:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_missing_broadcast_is_found_in_the_first_step(jit: bool) -> None:
-    first, *others = run_ranks(3, _without_broadcast, jit)
+    first, *others = run_ranks(3, _without_broadcast, jit, framework="jax")
     assert [text for text in first if "different models" in text] == [
         "the ranks train different models: ['layer']['w'] began this step with other values on rank 1, rank 2. Call "
         "hvd.broadcast_parameters(params, root_rank=0) before the first step, and after join()"

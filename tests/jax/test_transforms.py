@@ -49,7 +49,7 @@ def _gradients_as_in_torch() -> None:
 
 
 def test_gradients_are_those_of_torch() -> None:
-    run_ranks(2, _gradients_as_in_torch)
+    run_ranks(2, _gradients_as_in_torch, framework="jax")
 
 
 def _uneven_gradients() -> None:
@@ -74,7 +74,7 @@ def _uneven_gradients() -> None:
 
 
 def test_gradients_of_uneven_rows() -> None:
-    run_ranks(3, _uneven_gradients)
+    run_ranks(3, _uneven_gradients, framework="jax")
 
 
 def _modes() -> None:
@@ -108,7 +108,7 @@ def _modes() -> None:
 
 
 def test_forward_mode_second_order_and_batches() -> None:
-    run_ranks(2, _modes)
+    run_ranks(2, _modes, framework="jax")
 
 
 def _control_flow() -> None:
@@ -145,4 +145,4 @@ def _control_flow() -> None:
 
 
 def test_loops_and_branches() -> None:
-    run_ranks(2, _control_flow)
+    run_ranks(2, _control_flow, framework="jax")

@@ -65,6 +65,7 @@ _TENSORFLOW = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF
 _servers = {
     "torch": _Server(["torch", "horovod.torch.adapter"]),
     "tensorflow": _Server(["tensorflow", "horovod.tensorflow"], _TENSORFLOW),
+    "jax": _Server(["jax", "optax", "horovod.jax"], {"NPROC": "1"}),  # XLA's threads
 }
 
 

@@ -18,14 +18,18 @@ OPS = ["Sum", "Average", "Min", "Max", "Product"]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (40_001,)]
 #: Several staging rounds.
 LARGE = [(2_000_003,)]
+#: JAX has the kernels of numpy; what is its own is how arrays come in and go out.
+JAX_DTYPES, JAX_SIZES = ["bool", "int64", "bfloat16", "float32", "complex64"], [1, 3]
 
 
 def _cases(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Any]:
     """The product with all libraries, without what does not exist; a small part of it is quick."""
     cases = []
-    for library, dtype, op, size in itertools.product(["torch", "numpy", "tensorflow"], dtypes, ops, sizes):
+    for library, dtype, op, size in itertools.product(["torch", "numpy", "tensorflow", "jax"], dtypes, ops, sizes):
         if library == "numpy" and dtype == "bfloat16":
             continue  # numpy has no such dtype
+        if library == "jax" and (dtype not in JAX_DTYPES or size not in JAX_SIZES):
+            continue
         if (dtype == "bool" and op == "Average") or (dtype.startswith("complex") and op in ("Min", "Max")):
             continue  # not defined
         if library == "tensorflow" and size > 3:
@@ -38,6 +42,10 @@ def _cases(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Any]:
 
 def _hvd(library: str) -> tuple[Any, Any, Any]:
     """Return (collectives, from_numpy, to_numpy) of a library."""
+    if library == "jax":
+        import jax.numpy as jnp
+
+        return importlib.import_module("horovod.jax"), lambda a, dtype: jnp.asarray(a).astype(dtype), _plain_numpy
     if library == "numpy":
         return importlib.import_module("horovod.numpy"), lambda a, dtype: a.astype(dtype), lambda t: t
     from horovod.bindings.collectives import Collectives
@@ -62,11 +70,28 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
 
 
 def _plain_numpy(tensor: Any) -> Any:
-    return tensor.numpy().astype(np.float32) if tensor.dtype.name == "bfloat16" else tensor.numpy()
+    found = np.asarray(tensor)
+    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
 
 
 def _run(size: int, function: Callable[..., None], library: str, *args: Any) -> None:
-    run_ranks(size, function, library, *args, framework="torch" if library == "numpy" else library)
+    if library == "jax":
+        run_ranks(size, _with_64_bits, function, library, *args, framework=library)
+    else:
+        run_ranks(size, function, library, *args, framework="torch" if library == "numpy" else library)
+
+
+def _with_64_bits(function: Callable[..., None], *args: Any) -> None:
+    import jax
+
+    with jax.enable_x64(True):
+        function(*args)
+
+
+def _compiled(function: Any, op: Any) -> Any:
+    import jax
+
+    return jax.jit(lambda tensor: function(tensor, op=op))
 
 
 def _values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
@@ -114,7 +139,9 @@ def _allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]])
         result = hvd.allreduce(mine, op=how)
         _check(back(result), want, tolerance, f"allreduce {shape}")
         _check(back(mine), _values(rank, shape, dtype), 0.0, f"input of allreduce {shape}")
-        if library == "tensorflow":
+        if library == "jax":
+            _check(back(_compiled(hvd.allreduce, how)(mine)), want, tolerance, f"allreduce in a program {shape}")
+        if library in ("tensorflow", "jax"):
             continue  # tensors cannot be written
         arena = hvd.zeros(shape, dtype=dtype)
         arena[...] = mine
@@ -145,7 +172,7 @@ def _moves(library: str, dtype: str) -> None:
         for root in {0, size - 1}:
             want = _values(root, shape, dtype)
             _check(back(hvd.broadcast(mine, root)), want, 0.0, f"broadcast {shape}")
-            if library == "tensorflow":
+            if library in ("tensorflow", "jax"):
                 continue  # tensors cannot be written
             copy = make(_values(rank, shape, dtype), dtype)
             _check(back(hvd.broadcast_(copy, root)), want, 0.0, f"broadcast_ {shape}")

@@ -18,6 +18,9 @@ This module gathers the names of a training script.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+from horovod.bindings.later import explain
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
 from horovod.errors import HorovodInternalError
@@ -121,3 +124,10 @@ __all__ = [
     "synchronize",
     "typed_errors",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    plain = name.removesuffix("_")
+    if plain != name and plain in __all__:
+        raise AttributeError(f"JAX's arrays cannot be written, so there is no hvd.{name}; use hvd.{plain}")
+    raise AttributeError(explain(f"jax.{name}") or f"module {__name__!r} has no attribute {name!r}")
