@@ -189,5 +189,7 @@ def _several_devices() -> None:
 
 
 def test_several_local_devices() -> None:
-    outcomes = Ranks(2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, framework="jax").outcomes()
+    outcomes = Ranks(
+        2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, framework="jax"
+    ).outcomes()
     assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text

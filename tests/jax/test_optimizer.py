@@ -64,7 +64,7 @@ def _equality(jit: bool) -> list[bytes]:
             optax.adam(0.05),
             optax.chain(optax.clip(0.1), optax.sgd(1)),
         ]
-        for optimizer in plain:
+        for optimizer in plain if jit else plain[2:3]:
             alone, _ = _train(optimizer, True, inputs, targets)
             params, state = _train(hvd.DistributedOptimizer(optimizer), jit, inputs[:, mine], targets[:, mine])
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), alone, params)

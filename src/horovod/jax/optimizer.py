@@ -14,6 +14,7 @@ from horovod.core.requests import Kind, ReduceOp
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.ops import compress, decompress
 from horovod.jax.placing import carry_out, make_call
+from horovod.jax.runtime import is_tracing
 from horovod.jax.trees import Leaves
 
 __all__ = ["AccumulationState", "DistributedOptimizer", "allreduce_gradients"]
@@ -182,5 +183,7 @@ class _Accumulation:
             return jax.tree.map(jnp.zeros_like, total), AccumulationState(state.count + 1, total, inner)
 
         # The count is the same on all ranks, so either all talk or none.
+        if not is_tracing():
+            return last(total, state.inner) if int(state.count) + 1 == self._passes else early(total, state.inner)
         changes, after = jax.lax.cond(state.count + 1 == self._passes, last, early, total, state.inner)
         return changes, after
