@@ -15,6 +15,7 @@ from horovod.core.generation import Generation
 from horovod.core.requests import Request
 from horovod.engine.handles import Handle
 from horovod.engine.records import Ring
+from horovod.engine.stats import Stats
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
 
@@ -295,6 +296,9 @@ class Subject(Protocol):
 
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
+
+    def stats(self) -> Stats:
+        """Return what this rank has done, in numbers."""
 
 
 class Observer(Protocol):

@@ -5,6 +5,7 @@ The engine tells the observer what happens, and asks it now and then whether all
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 
@@ -14,6 +15,8 @@ from horovod.core.stall import Waiting
 from horovod.engine.ports import Subject, Wish
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
+from horovod.logs import logger
+from horovod.observe import announce
 from horovod.observe.inquiry import Inquiry, Situation, situation
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
@@ -76,7 +79,8 @@ class Observer:
             self._stalls = StallWatch(config, rank, size, whereabouts, self._recorder.after_failure)
 
     def start(self) -> None:
-        """Listen to SIGUSR1."""
+        """Say who takes part, and listen to SIGUSR1."""
+        announce.started(self._config, self._job, self._subject.link)
         self._trigger.set()
 
     @property
@@ -124,7 +128,9 @@ class Observer:
             self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
 
     def stop(self) -> None:
-        """Listen no more, and complete the timeline."""
+        """Say what was done, listen no more, and complete the timeline."""
+        if logger.isEnabledFor(logging.DEBUG):
+            announce.ended(self._subject.stats())
         self._trigger.unset()
         self.tracer.close()
 

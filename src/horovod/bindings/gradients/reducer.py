@@ -30,6 +30,7 @@ from horovod.bindings.gradients.wording import PREFIX
 from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
+from horovod.logs import logger
 
 __all__ = ["Reducer"]
 
@@ -325,6 +326,10 @@ class Reducer:
             self.buckets.append(bucket)
             # At once, so that at most one bucket's gradients exist twice.
             bucket.submit_incomplete()
+        logger.debug(
+            f"{self._name}: {len(items)} gradients in {len(self.buckets)} buckets, {len(self._unbucketed)} alone, "
+            f"{len(self._undecided)} not seen yet"
+        )
 
     def _item(self, index: int, parameter: Any) -> Item:
         of = self._adapter

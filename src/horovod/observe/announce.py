@@ -1,0 +1,89 @@
+"""What ``--log-level info`` says of a job when it starts and ends, and ``debug`` of each of its ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+from dataclasses import fields
+
+from horovod._version import __version__
+from horovod.config import Config, Setting
+from horovod.engine.ports import Link
+from horovod.engine.stats import Stats
+from horovod.logs import logger
+
+__all__ = ["ended", "started"]
+
+_LIBRARIES = ("torch", "tensorflow", "keras", "jax", "numpy")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def started(config: Config, job: str, link: Link) -> None:
+    """Say who takes part, where, and how: rank 0 for all, each rank for itself.
+
+    Args:
+        config: the settings.
+        job: name of the job.
+        link: this rank's connections.
+    """
+    generation = link.generation
+    if generation.size == 1:
+        return
+    if link.rank == generation.home:
+        who = "; ".join(generation.describe(rank) for rank in range(generation.size))
+        logger.info(
+            f"job {job}: {generation.size} ranks over {link.transport.name}: {who}\n"
+            f"khorovod {__version__}, Python {platform.python_version()}, {_libraries()}, {platform.platform()}\n"
+            f"fusion up to {_size(config.fusion_threshold_bytes)}, gradient buckets of {_size(config.bucket_bytes)}, "
+            f"arenas of {_size(config.arena_bytes) if config.arena_bytes else 'the default size'}; "
+            f"stalls are reported after {config.stall_warn_s:g} s, deadlocks end the job after {config.deadlock_s:g} s"
+        )
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    share = link.doorbell.share if link.doorbell is not None else 1
+    logger.debug(
+        f"{generation.describe(link.rank)}: {sys.executable} {' '.join(sys.argv)}\n"
+        f"cores {sorted(os.sched_getaffinity(0))}, {share} for each rank, OMP_NUM_THREADS="
+        f"{os.environ.get('OMP_NUM_THREADS', '(not set)')}{_torch_threads()}\n"
+        f"settings that are not the defaults: {_changed(config)}"
+    )
+
+
+def ended(stats: Stats) -> None:
+    """Say what this rank has done."""
+    if not stats.operations:
+        return
+    logger.debug(
+        f"{stats.operations} operations, {_size(stats.bytes)}, in {stats.elapsed_s:.1f} s; {stats.executions} "
+        f"executions, {stats.fused} operations fused; {stats.wait_s:.2f} s in {stats.waits} waits"
+    )
+
+
+def _libraries() -> str:
+    """The frameworks that are loaded; none is loaded for this."""
+    loaded = [(name, sys.modules.get(name)) for name in _LIBRARIES]
+    return ", ".join(f"{name} {getattr(module, '__version__', '')}" for name, module in loaded if module is not None)
+
+
+def _torch_threads() -> str:
+    torch = sys.modules.get("torch")
+    return f", torch uses {torch.get_num_threads()} threads" if torch is not None else ""
+
+
+def _changed(config: Config) -> str:
+    found = []
+    for field in fields(config):
+        setting: Setting = field.metadata["setting"]
+        value = getattr(config, field.name)
+        if value != setting.default:
+            found.append(f"{setting.env}={value}")
+    return " ".join(found) or "none"
+
+
+def _size(nbytes: float) -> str:
+    unit = 0
+    while nbytes >= 1024 and unit < len(_UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:.4g} {_UNITS[unit]}"

@@ -1,0 +1,49 @@
+"""What --log-level says of a job."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from harness import run_ranks
+
+
+def _said(level: str) -> list[str]:
+    import horovod.numpy as hvd
+
+    found: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(f"{record.levelname} {record.getMessage()}")
+
+    logger, collector = logging.getLogger("horovod"), Collector()
+    before = logger.level
+    logger.addHandler(collector)
+    logger.setLevel(level)
+    try:
+        hvd.init()
+        hvd.allreduce(np.ones(256, np.float32), name="x")
+        hvd.shutdown()
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(collector)
+    return found
+
+
+def test_info_says_who_takes_part_where_and_how() -> None:
+    first, second = run_ranks(2, _said, "INFO", init=False, env={"HOROVOD_BUCKET_BYTES": str(2 << 20)})
+    assert second == []
+    [text] = first
+    for word in ("2 ranks over shm: rank 0 (pid ", "; rank 1 (pid ", "khorovod ", "Python 3.", "numpy ",
+                 "fusion up to 128 MiB, gradient buckets of 2 MiB"):  # fmt: skip
+        assert word in text
+
+
+def test_debug_says_it_of_every_rank() -> None:
+    env = {"HOROVOD_CACHE_CAPACITY": "7"}
+    for rank, texts in enumerate(run_ranks(2, _said, "DEBUG", init=False, env=env)):
+        [start] = [text for text in texts if text.startswith(f"DEBUG rank {rank} (pid ")]
+        assert "OMP_NUM_THREADS=1" in start and "HOROVOD_CACHE_CAPACITY=7" in start
+        [end] = [text for text in texts if text.startswith("DEBUG 1 operations, 1 KiB, in ")]
+        assert "waits" in end
