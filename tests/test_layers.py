@@ -13,6 +13,7 @@ GROUND = (
     "horovod.errors",
     "horovod.spelling",
     "horovod.phrases",
+    "horovod.splits",
     "horovod.cgroups",
     "horovod.config",
     "horovod.config_page",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.bindings.gradients.layout import Item, plan_buckets, split_evenly
+from horovod.bindings.gradients.layout import Item, plan_buckets
 
 
 def items(*counts: int, itemsize: int = 4, kind: str = "f32") -> list[Item]:
@@ -71,12 +71,3 @@ def test_every_item_has_one_place_of_its_own(
         ends = [o + shapes[i][0] for o, i in zip(plan.offsets, plan.indexes, strict=True)]
         assert all(end <= start for end, start in zip(ends, (*plan.offsets[1:], plan.flags), strict=True))
         assert plan.count == plan.flags + len(plan.indexes)
-
-
-@pytest.mark.parametrize(
-    ("count", "parts", "lengths"), [(7, 3, [3, 2, 2]), (2, 5, [1, 1]), (0, 2, []), (4, 1, [4]), (6, 3, [2, 2, 2])]
-)
-def test_split_evenly_gives_the_longer_runs_first(count: int, parts: int, lengths: list[int]) -> None:
-    runs = split_evenly(count, parts)
-    assert [len(run) for run in runs] == lengths
-    assert [index for run in runs for index in run] == list(range(count))

@@ -9,12 +9,12 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod.bindings.later import explain
 from horovod.errors import HorovodVersionMismatchError
+from horovod.splits import part_of
 
 __all__ = [
     "ccl_built",
@@ -196,9 +196,7 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741 - Horovod's n
     Returns:
         The parts, in order.
     """
-    size, longer = divmod(len(l), n)
-    starts = [i * size + min(i, longer) for i in range(n + 1)]
-    return [l[a:b] for a, b in pairwise(starts)]
+    return [l[slice(*part_of(len(l), n, index))] for index in range(n)]
 
 
 def is_iterable(x: Any) -> bool:

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching
 
 from horovod.core.requests import Kind, ReduceOp
 from horovod.jax.calls import Call, run_eagerly, split_watched
+from horovod.splits import part_of
 
 __all__ = ["collective", "collective_p"]
 
@@ -73,8 +74,7 @@ def _shape(call: Call, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _shares(call: Call, rows: int) -> tuple[int, ...]:
     """Return how many of so many rows each member gets from a reducescatter."""
-    each, more = divmod(rows, call.size)
-    return tuple(each + (index < more) for index in range(call.size))
+    return tuple(len(range(*part_of(rows, call.size, index))) for index in range(call.size))
 
 
 # -- forward mode ------------------------------------------------------------------------------------------------

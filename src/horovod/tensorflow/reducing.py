@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.gradients.layout import Item, plan_buckets, split_evenly
+from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
+from horovod.splits import split_evenly
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.compression import Compression, Compressor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BucketLayout", "Item", "plan_buckets", "split_evenly"]
+__all__ = ["BucketLayout", "Item", "plan_buckets"]
 
 _ALIGN_BYTES = 64
 
@@ -87,17 +87,6 @@ def plan_buckets(
         open_buckets[item.kind] = (members, used + nbytes)
     buckets.sort(key=lambda members: place[members[-1].index])
     return tuple(_lay_out(members, shards) for members in buckets)
-
-
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Split ``range(count)`` into at most ``parts`` runs whose lengths differ by one at most, longer ones first."""
-    parts = min(parts, count)
-    runs, start = [], 0
-    for part in range(parts):
-        length = count // parts + (part < count % parts)
-        runs.append(range(start, start + length))
-        start += length
-    return runs
 
 
 def _padded(count: int, itemsize: int, shards: int = 1) -> int:

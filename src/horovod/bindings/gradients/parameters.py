@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from horovod.bindings.gradients.layout import split_evenly
 from horovod.bindings.misuse import wrong_argument
 from horovod.phrases import few
+from horovod.splits import split_evenly
 
 __all__ = ["check_compression", "check_groups", "check_names", "check_passes", "find_duplicates"]
 

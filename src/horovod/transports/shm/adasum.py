@@ -10,10 +10,10 @@ from typing import Any
 
 from horovod.core.adasum import coefficients
 from horovod.core.requests import ITEMSIZE
+from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.reductions import slice_rows
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_adasum"]
@@ -76,7 +76,7 @@ class _Tensor:
 
     def _measure(self, round_: int, offset: int) -> None:
         views = self._views(round_, offset)
-        low, high = slice_rows(views[0].shape[0], len(views), self._me)
+        low, high = part_of(views[0].shape[0], len(views), self._me)
         part = self._library.gram([view[low:high] for view in views])
         for i, row in enumerate(part):
             for j, value in enumerate(row):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovod.core.requests import Kind, ReduceOp
+from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.eviction import LEAST_BYTES, Eviction
-from horovod.transports.shm.reductions import slice_rows
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, most_views, padded
 
@@ -155,7 +155,7 @@ class Plan:
             reduce, own, alone = self._reductions[index]
             if own >= 0:
                 srcs[own] = work.inputs[index]
-            start, stop = slice_rows(srcs[0].shape[0], len(srcs), self._entry.me)
+            start, stop = part_of(srcs[0].shape[0], len(srcs), self._entry.me)
             out = work.allocate(index, (stop - start, *srcs[0].shape[1:]))
             if stop > start:
                 reduce(out, [src[start:stop] for src in srcs])

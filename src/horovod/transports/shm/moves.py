@@ -15,7 +15,7 @@ __all__ = ["allgather", "alltoall", "broadcast"]
 _ALIGN = 64
 
 
-def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
+def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Concatenate every member's rows."""
     response = entry.response
     counts, starts, outputs, inputs = [], [], [], []
@@ -27,9 +27,10 @@ def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> None
         counts.append([s.count for s in specs])
         starts.append([sum(counts[index][:i]) for i in range(len(specs))])
     _spread(staging, sequence, entry, work, inputs, outputs, counts, starts)
+    return False
 
 
-def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
+def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Copy the root's tensors to everybody."""
     response = entry.response
     root = response.members.index(response.requests[0].root)
@@ -44,6 +45,7 @@ def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> None
         counts.append([spec.count if i == root else 0 for i in range(len(response.members))])
         starts.append([0] * len(response.members))
     _spread(staging, sequence, entry, work, inputs, outputs, counts, starts, copy_own=False)
+    return False
 
 
 def _spread(
@@ -93,7 +95,7 @@ def _spread(
     staging.rounds(sequence, members, len(rounds), fill, drain)
 
 
-def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
+def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Send the i-th split of this rank's rows to the i-th member."""
     response, library, eviction = entry.response, kernels_named(work.kernels), staging.eviction
     copy = library.copy
@@ -137,3 +139,4 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
             start = stop
 
     staging.rounds(sequence, members, rounds, fill, drain)
+    return False

@@ -10,6 +10,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from horovod.core.requests import ITEMSIZE
+from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
@@ -17,16 +18,9 @@ from horovod.transports.shm.caches import BLOCK_BYTES
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
-__all__ = ["allreduce_arena", "lives_in_arena", "reducescatter", "slice_rows"]
+__all__ = ["allreduce_arena", "lives_in_arena", "reducescatter"]
 
 _ALIGN = 64
-
-
-def slice_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
-    """Return which rows the ``index``-th of ``parts`` gets: near-even, the first ones one more."""
-    base, extra = divmod(rows, parts)
-    start = index * base + min(index, extra)
-    return start, start + base + (index < extra)
 
 
 def lives_in_arena(entry: Entry) -> bool:
@@ -79,7 +73,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
             for i, rank in enumerate(members)
         ]
         lines = -(-spec.count * itemsize // _ALIGN)
-        start, stop = (line * _ALIGN // itemsize for line in slice_rows(lines, len(members), entry.me))
+        start, stop = (line * _ALIGN // itemsize for line in part_of(lines, len(members), entry.me))
         step = BLOCK_BYTES // itemsize
         scratch = library.scratch(spec.dtype, step) if len(members) > 2 else None
         for low in range(start, min(stop, spec.count), step):
@@ -93,7 +87,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
     return blocks
 
 
-def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
+def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Reduce, and leave each rank its own rows."""
     response, library = entry.response, kernels_named(work.kernels)
     request, members = response.requests[0], response.members
@@ -103,8 +97,8 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
     inputs, outputs, bounds, reducers = [], [], [], []
     for index, spec in enumerate(request.tensors):
         row = spec.count // spec.shape[0] if spec.shape[0] else 0
-        bounds.append([tuple(row * r for r in slice_rows(spec.shape[0], parts, i)) for i in range(parts)])
-        low, high = slice_rows(spec.shape[0], parts, entry.me)
+        bounds.append([tuple(row * r for r in part_of(spec.shape[0], parts, i)) for i in range(parts)])
+        low, high = part_of(spec.shape[0], parts, entry.me)
         inputs.append(work.inputs[index].reshape(-1))
         outputs.append(work.allocate(index, (high - low, *spec.shape[1:])).reshape(-1))
         reducers.append(library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor))
@@ -149,3 +143,4 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
                 staging.eviction.evict(rank, sources[i], library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)
+    return False

@@ -11,11 +11,11 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from horovod.core.requests import ITEMSIZE
+from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Kernels, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.reductions import slice_rows
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_staged"]
@@ -175,7 +175,7 @@ def _by_owner(
 
     def cut(round_: int, low: int, high: int, offset: int) -> list[tuple[int, int, int, int]]:
         """Return the pieces in lines ``low`` to ``high`` of a round, and where they lie in the buffer."""
-        first, _ = slice_rows(lines, rounds, round_)
+        first, _ = part_of(lines, rounds, round_)
         pieces = layout.pieces((first + low) * _ALIGN, (first + high) * _ALIGN)
         return [(p.segment, p.low, p.high, offset + low * _ALIGN + p.position) for p in pieces]
 
@@ -183,8 +183,8 @@ def _by_owner(
         found = known.get(round_)
         if found is not None:
             return found
-        first, last = slice_rows(lines, rounds, round_)
-        parts = [slice_rows(last - first, len(members), owner) for owner in range(len(members))]
+        first, last = part_of(lines, rounds, round_)
+        parts = [part_of(last - first, len(members), owner) for owner in range(len(members))]
         found = _Shares([], [], [])
         for low, high in ((0, parts[me][0]), (parts[me][1], last - first)):
             for segment, start, stop, at in cut(round_, low, high, offset):

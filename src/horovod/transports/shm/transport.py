@@ -12,7 +12,7 @@ Three ways for an allreduce, chosen by where the data lies:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -32,7 +32,7 @@ from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
 from horovod.transports.threads import on_one_thread
 
-__all__ = ["ShmTransport", "inline_limit"]
+__all__ = ["Runner", "ShmTransport", "inline_limit"]
 
 _logger = logging.getLogger("horovod")
 _INLINE = "inline"
@@ -49,6 +49,11 @@ def inline_limit(size: int, kind: Kind) -> int:
     return 512 << 10 if size <= 4 else 64 << 10
 
 
+#: Executes this rank's part of one work. Takes the staging buffers, the number of the log entry, the entry, the work;
+#: returns whether the outputs are there only when all members have done their part.
+Runner = Callable[[Staging, int, Entry, Work], bool]
+
+
 class ShmTransport:
     """See ``Transport``.
 
@@ -56,6 +61,9 @@ class ShmTransport:
         control: the control page.
         arenas: every rank's arena, by rank.
         watch: asked while waiting for a rank.
+
+    Attributes:
+        runners: what executes an entry of one work whose data was not sent inline, by kind; others may add to it.
     """
 
     name = "shm"
@@ -70,6 +78,14 @@ class ShmTransport:
         self.staging = Staging(self.flags, arenas)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
+        self.runners: dict[Kind, Runner] = {
+            Kind.ALLREDUCE: _allreduce,
+            Kind.ALLGATHER: moves.allgather,
+            Kind.BROADCAST: moves.broadcast,
+            Kind.ALLTOALL: moves.alltoall,
+            Kind.REDUCESCATTER: reductions.reducescatter,
+            Kind.BARRIER: _barrier,
+        }
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
     def allocate(self, nbytes: int) -> Any:
@@ -152,7 +168,7 @@ class ShmTransport:
         elif len(batch) > 1:
             allreduce_staged(self.staging, sequence, batch)
         else:
-            return _RUNNERS[entry.response.kind](self.staging, sequence, entry, work) is True
+            return self.runners[entry.response.kind](self.staging, sequence, entry, work)
         return False
 
     def _plan(self, entry: Entry, kernels: str) -> Plan:
@@ -205,15 +221,6 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
     return False
 
 
-def _barrier(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
-    """The log entry itself proves that everybody has come."""
-
-
-_RUNNERS: dict[Kind, Any] = {
-    Kind.ALLREDUCE: _allreduce,
-    Kind.ALLGATHER: moves.allgather,
-    Kind.BROADCAST: moves.broadcast,
-    Kind.ALLTOALL: moves.alltoall,
-    Kind.REDUCESCATTER: reductions.reducescatter,
-    Kind.BARRIER: _barrier,
-}
+def _barrier(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
+    """Do nothing: the log entry itself proves that everybody has come."""
+    return False
