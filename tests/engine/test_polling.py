@@ -26,7 +26,7 @@ def _polls_when_rank_0_dies() -> None:
         pipe = context.engine().link.board
         assert pipe is not None
         deadline = time.monotonic() + LIMIT_S
-        while pipe.verdict(1) is None and time.monotonic() < deadline:
+        while pipe.reason(1) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     engine: Any = context.engine()
@@ -35,7 +35,7 @@ def _polls_when_rank_0_dies() -> None:
         time.sleep(0.01)
     time.sleep(0)
     handle = hvd.allreduce_async(np.ones(3), name="polled")
-    engine.link.board.give_verdict(b"\nnow")  # says that it polls from now on
+    engine.link.board.give_reason(b"\nnow")  # says that it polls from now on
     while not hvd.poll(handle) and time.monotonic() < deadline:
         time.sleep(0.01)
     hvd.synchronize(handle)

@@ -13,7 +13,7 @@ from horovod.core.requests import Kind
 from horovod.core.stall import Waiting
 from horovod.errors import StallError
 from horovod.observe import stalls
-from horovod.observe.inquiry import Situation
+from horovod.observe.queries import Status
 from horovod.observe.stalls import StallWatch
 
 
@@ -28,14 +28,14 @@ class Clock:
 
 
 class Answers:
-    """In place of ``Whereabouts``: the other ranks answer when the test says so."""
+    """In place of ``StatusReports``: the other ranks answer when the test says so."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.complete = True
         self.silent: list[int] = []
 
-    def ask(self, ranks: Iterable[int], wishes: int = 0) -> None:
+    def ask(self, ranks: Iterable[int], wanted: int = 0) -> None:
         self.asked += 1
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
@@ -44,7 +44,7 @@ class Answers:
     def has_answered(self, rank: int) -> bool:
         return rank not in self.silent
 
-    def situations(self, ranks: Sequence[int]) -> dict[int, Situation]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
         return {}
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:

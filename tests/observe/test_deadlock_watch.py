@@ -13,11 +13,11 @@ from paper import Deadlock, PaperHandle, PaperJob, Script, play, request
 
 from horovod.core.requests import Kind
 from horovod.observe.deadlock import DeadlockWatch
-from horovod.observe.inquiry import Blocked, Situation
+from horovod.observe.queries import Blocked, Status
 
 
 class Answers:
-    """In place of ``Whereabouts``: ranks answer with what the test says they do."""
+    """In place of ``StatusReports``: ranks answer with what the test says they do."""
 
     def __init__(self, job: PaperJob) -> None:
         self.job = job
@@ -30,13 +30,13 @@ class Answers:
     def name(rank: int) -> str:
         return f"rank {rank}"
 
-    def ask(self, ranks: Iterable[int], wishes: int = 0) -> None:
+    def ask(self, ranks: Iterable[int], wanted: int = 0) -> None:
         self.asked.append(list(ranks))
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
         return self.complete
 
-    def situations(self, ranks: Sequence[int]) -> dict[int, Situation]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
         found = {}
         for rank in ranks:
             handle = self.waits.get(rank)
@@ -44,7 +44,7 @@ class Answers:
                 handle = None
             blocked = Blocked(handle.request, (), 0, False, 1) if handle is not None else None
             free = "" if blocked is not None else "MainThread"
-            answer = Situation(["line"], blocked, free=free, in_flight=len(self.job.ranks[rank].pending()))
+            answer = Status(["line"], blocked, free=free, in_flight=len(self.job.ranks[rank].pending()))
             found[rank] = msgspec.structs.replace(answer, **self.changed.get(rank, {}))
         return found
 

@@ -28,11 +28,11 @@ __all__ = [
     "LogEntry",
     "Observer",
     "Peers",
+    "Query",
     "Session",
     "Subject",
     "Transport",
     "Watch",
-    "Wish",
 ]
 
 LogEntry = Declared | Run
@@ -161,10 +161,10 @@ class Peers(Protocol):
         """Release what this process holds."""
 
 
-class Wish:
+class Query:
     """What can be asked of a rank; bits."""
 
-    DESCRIBE = 1
+    STATUS = 1
     DUMP = 2
     DUMP_IF_SET = 4
     TRACE = 8
@@ -197,14 +197,14 @@ class Board(Protocol):
 
     rank: int
 
-    def ask(self, rank: int, wishes: int) -> int:
+    def ask(self, rank: int, wanted: int) -> int:
         """Ask ``rank`` for something and return the number of the question."""
 
     def asked_by(self, rank: int) -> int:
         """Return who waits for an answer of ``rank``, or -1."""
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wishes, who asks) if there is a new question to this rank."""
+        """Return (number, wanted, who asks) if there is a new question to this rank."""
 
     def give_answer(self, number: int, text: bytes) -> None:
         """Answer question ``number`` and all before it."""
@@ -212,10 +212,10 @@ class Board(Protocol):
     def answer(self, rank: int, number: int) -> bytes | None:
         """Return the answer of ``rank`` to question ``number``, or None while there is none."""
 
-    def give_verdict(self, text: bytes) -> None:
+    def give_reason(self, text: bytes) -> None:
         """Say why this rank fails or leaves; to be called before ``Peers`` says that it did."""
 
-    def verdict(self, rank: int) -> bytes | None:
+    def reason(self, rank: int) -> bytes | None:
         """Return why ``rank`` failed or left, or None if it did not say."""
 
     @property

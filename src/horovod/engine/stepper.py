@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from horovod import errors
+from horovod.engine.liveness import Liveness, encode_reason
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Link, Observer
 from horovod.engine.records import SUBMITTED, WAITED, Ring, now
-from horovod.engine.vigil import Vigil, verdict
 
 __all__ = ["Stepper"]
 
@@ -38,9 +38,9 @@ class Stepper:
         self._log = log
         self._ring = ring
         self._observer = observer
-        self._vigil: Vigil | None = None
+        self._liveness: Liveness | None = None
         if link.peers is not None and link.board is not None:
-            self._vigil = Vigil(link.rank, link.generation, link.peers, link.board, observer)
+            self._liveness = Liveness(link.rank, link.generation, link.peers, link.board, observer)
         self.has_news = log.has_news
         self.goal = log.goal
         self.attend = observer.attend
@@ -65,8 +65,8 @@ class Stepper:
         Args:
             waited_s: for how long this rank has waited, in seconds.
         """
-        if self._vigil is not None and self.failure is None:
-            self._vigil.tick(self._log, self._link.channel, waited_s)
+        if self._liveness is not None and self.failure is None:
+            self._liveness.tick(self._log, self._link.channel, waited_s)
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight, here or, at home, anywhere; and nobody is asked about a stall."""
@@ -89,7 +89,7 @@ class Stepper:
         self.failure = error
         link = self._link
         if link.board is not None:
-            link.board.give_verdict(verdict(error, str(error)))
+            link.board.give_reason(encode_reason(error, str(error)))
         self._observer.failed(error)
         if link.peers is not None:
             link.peers.fail(self.culprit)
@@ -99,7 +99,7 @@ class Stepper:
         """Tell the others why this rank takes part no more."""
         link = self._link
         if link.board is not None:
-            link.board.give_verdict(verdict(None, reason))
+            link.board.give_reason(encode_reason(None, reason))
         if link.peers is not None:
             link.peers.leave(self.culprit)
 

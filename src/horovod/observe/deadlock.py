@@ -15,8 +15,8 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.deadlock import Stuck, describe
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, circle, deadlocked
-from horovod.observe.inquiry import Situation
-from horovod.observe.whereabouts import Whereabouts
+from horovod.observe.queries import Status
+from horovod.observe.status import StatusReports
 
 __all__ = ["DeadlockWatch"]
 
@@ -29,12 +29,12 @@ class DeadlockWatch:
     """Looks for a proof, on the coordinator's rank; never blocks.
 
     Args:
-        whereabouts: asks the ranks.
+        reports: asks the ranks.
         after_s: for how long nothing must have moved; 0 to look for nothing.
     """
 
-    def __init__(self, whereabouts: Whereabouts, after_s: float) -> None:
-        self._whereabouts = whereabouts
+    def __init__(self, reports: StatusReports, after_s: float) -> None:
+        self._reports = reports
         self._after_s = after_s
         self._state: Hashable = None
         self._since_s = self._next_s = 0.0
@@ -71,27 +71,27 @@ class DeadlockWatch:
             if not self._asked:
                 self._next_s = clock_s + self._after_s
                 return []
-            self._whereabouts.ask(self._asked)
-        if not self._whereabouts.is_complete(self._asked):
+            self._reports.ask(self._asked)
+        if not self._reports.is_complete(self._asked):
             return []
-        situations = self._whereabouts.situations(self._asked)
+        statuses = self._reports.statuses(self._asked)
         self._asked, self._next_s = [], clock_s + self._after_s
-        waits = {rank: found for rank, answer in situations.items() if (found := _waits(rank, answer, waiting))}
+        waits = {rank: found for rank, answer in statuses.items() if (found := _waits(rank, answer, waiting))}
         stuck = deadlocked({rank: [item.missing for item in found] for rank, found in waits.items()})
-        return self._report(stuck, situations, waits, clock_s - self._since_s) if stuck else []
+        return self._report(stuck, statuses, waits, clock_s - self._since_s) if stuck else []
 
     def _report(
         self,
         stuck: Sequence[int],
-        situations: dict[int, Situation],
+        statuses: dict[int, Status],
         waits: dict[int, list[Waiting]],
         age_s: float,
     ) -> list[str]:
-        name = self._whereabouts.name
+        name = self._reports.name
         parties = []
-        ends = {rank: _of_main_thread(situations[rank], waits[rank]) for rank in stuck}
+        ends = {rank: _of_main_thread(statuses[rank], waits[rank]) for rank in stuck}
         for rank, item in ends.items():
-            answer = situations[rank]
+            answer = statuses[rank]
             assert answer.blocked is not None
             request, times = answer.blocked.request, answer.blocked.times
             parties.append(Stuck(rank, name(rank), request, item.missing, times, answer.operations))
@@ -99,7 +99,7 @@ class DeadlockWatch:
         lines = describe(parties, round_, age_s)
         for rank in round_[:_MOST_STACKS]:
             lines.append(f"{name(rank)}, its main thread:")
-            lines += [_INDENT + line for line in situations[rank].stack[-_STACK_LINES:]]
+            lines += [_INDENT + line for line in statuses[rank].stack[-_STACK_LINES:]]
         return lines
 
 
@@ -121,7 +121,7 @@ def _suspects(waiting: Sequence[Waiting]) -> list[int]:
     return deadlocked({rank: [{m for item in items for m in item.missing}] for rank, items in own.items()})
 
 
-def _waits(rank: int, answer: Situation, waiting: Sequence[Waiting]) -> list[Waiting]:
+def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waiting]:
     """What all threads of a rank wait for, or nothing if one of them need not be stuck."""
     blocked = [answer.blocked] if answer.blocked is not None else []
     known = [item for item in waiting if rank in item.present]
@@ -137,7 +137,7 @@ def _waits(rank: int, answer: Situation, waiting: Sequence[Waiting]) -> list[Wai
     return found
 
 
-def _of_main_thread(answer: Situation, waits: Sequence[Waiting]) -> Waiting:
+def _of_main_thread(answer: Status, waits: Sequence[Waiting]) -> Waiting:
     assert answer.blocked is not None
     request = answer.blocked.request
     return next(item for item in waits if _same(item.request, request))

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
-from horovod.observe.whereabouts import Whereabouts
+from horovod.observe.status import StatusReports
 from horovod.phrases import list_ranks
 
 __all__ = ["JoinWatch"]
@@ -24,13 +24,13 @@ class JoinWatch:
     """Keeps the time of those who have joined, on the coordinator's rank; never blocks.
 
     Args:
-        whereabouts: asks the other ranks.
+        reports: asks the other ranks.
         warn_s: after how long to report; 0 is never.
         limit_s: after how long to end the job; 0 is never.
     """
 
-    def __init__(self, whereabouts: Whereabouts, warn_s: float, limit_s: float) -> None:
-        self._whereabouts = whereabouts
+    def __init__(self, reports: StatusReports, warn_s: float, limit_s: float) -> None:
+        self._reports = reports
         self._warn_s, self._limit_s = warn_s, limit_s
         self._first_s = min((s for s in (warn_s, limit_s) if s), default=0.0)
         self._state: Hashable = None
@@ -68,11 +68,11 @@ class JoinWatch:
             if clock_s < self._next_s and not is_over:
                 return [], False
             self._asked = [rank for rank in range(coordinator.size) if rank not in coordinator.joined]
-            self._whereabouts.ask(self._asked)
-        if not self._whereabouts.is_complete(self._asked):
+            self._reports.ask(self._asked)
+        if not self._reports.is_complete(self._asked):
             return [], False
         asked, self._asked, self._next_s = self._asked, [], clock_s + self._first_s
-        silent = [rank for rank in asked if not self._whereabouts.has_answered(rank)]
+        silent = [rank for rank in asked if not self._reports.has_answered(rank)]
         patience_s = self._warn_s if silent else self._warn_s * _PATIENCE
         is_over = is_over and bool(silent)
         if not is_over and (self._has_told or not 0 < patience_s <= quiet_s):
@@ -82,7 +82,7 @@ class JoinWatch:
             f"{_wait(coordinator.joined)} in {describe_waiting(coordinator.join_request)} for "
             f"{list_ranks(silent or asked)}, and nothing was submitted for {quiet_s:.1f} s:"
         )
-        return [head, *self._whereabouts.tell(silent or asked, [], [])], is_over
+        return [head, *self._reports.tell(silent or asked, [], [])], is_over
 
 
 def _wait(ranks: Sequence[int]) -> str:

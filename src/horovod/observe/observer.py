@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting
-from horovod.engine.ports import Subject, Wish
+from horovod.engine.ports import Query, Subject
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger
 from horovod.observe import announce
-from horovod.observe.inquiry import Inquiry, Situation, situation
+from horovod.observe.queries import Queries, Status, current_status
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
+from horovod.observe.status import StatusReports
 from horovod.observe.tracer import Tracer
-from horovod.observe.whereabouts import Whereabouts
 from horovod.timeline.dumps import SCRIPT_ENDED
 
 __all__ = ["Observer"]
@@ -46,7 +46,7 @@ class Observer:
     def __init__(self, config: Config, job: str) -> None:
         self._config, self._job = config, job
         self._signalled_ns = -_FRESH_NS
-        self._inquiry: Inquiry | None = None
+        self._queries: Queries | None = None
         self._stalls: StallWatch | None = None
 
     def begin(self, subject: Subject) -> None:
@@ -74,9 +74,9 @@ class Observer:
             lambda other: peers is not None and not peers.has_ended(other),
         )  # fmt: skip
         if board is not None and peers is not None:
-            self._inquiry = Inquiry(board, self._describe, self._fulfil)
-            whereabouts = Whereabouts(self._inquiry, [member.pid for member in generation.members], generation.describe)
-            self._stalls = StallWatch(config, rank, size, whereabouts, self._recorder.after_failure)
+            self._queries = Queries(board, self._describe, self._fulfil)
+            reports = StatusReports(self._queries, [member.pid for member in generation.members], generation.describe)
+            self._stalls = StallWatch(config, rank, size, reports, self._recorder.after_failure)
 
     def start(self) -> None:
         """Say who takes part, and listen to SIGUSR1."""
@@ -90,8 +90,8 @@ class Observer:
 
     def attend(self) -> None:
         """Answer other ranks' questions, if there are any."""
-        if self._inquiry is not None:
-            self._inquiry.attend()
+        if self._queries is not None:
+            self._queries.attend()
 
     def tick(self) -> None:
         """Look for stalls.
@@ -136,12 +136,12 @@ class Observer:
 
     def close(self) -> None:
         """Let go of the board."""
-        self._inquiry = self._stalls = None
+        self._queries = self._stalls = None
 
-    def _describe(self) -> Situation:
+    def _describe(self) -> Status:
         subject = self._subject
         failure = str(subject.failure) if subject.failure is not None else ""
-        return situation(self._members, self._in_flight, subject.count, failure)
+        return current_status(self._members, self._in_flight, subject.count, failure)
 
     def _in_flight(self) -> int:
         try:
@@ -161,14 +161,14 @@ class Observer:
                 return record[REQUEST], record[SEQUENCE]
         return None, 0
 
-    def _fulfil(self, wishes: int, asker: int) -> None:
-        if wishes & Wish.TRACE:
+    def _fulfil(self, wanted: int, asker: int) -> None:
+        if wanted & Query.TRACE:
             self.tracer.follow()
-        if wishes & Wish.DUMP:
+        if wanted & Query.DUMP:
             # horovodrun signals every rank, and each asks all others.
             if now() - self._signalled_ns > _FRESH_NS:
                 self._recorder.as_asked(f"rank {asker} asked for it")
-        elif wishes & Wish.DUMP_IF_SET and self._subject.failure is None:
+        elif wanted & Query.DUMP_IF_SET and self._subject.failure is None:
             self._recorder.after_failure(f"rank {asker} reported a stall")
 
     def _dump_everywhere(self) -> None:
@@ -180,5 +180,5 @@ class Observer:
                 2,
                 f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n".encode(),
             )
-        if self._inquiry is not None:
-            self._inquiry.ask(self._others, Wish.DUMP)
+        if self._queries is not None:
+            self._queries.ask(self._others, Query.DUMP)

@@ -16,7 +16,7 @@ from horovod.core.stall import Waiting
 from horovod.engine.records import Record, Ring, now
 from horovod.logs import logger
 from horovod.observe import stacks
-from horovod.observe.inquiry import Situation
+from horovod.observe.queries import Status
 from horovod.timeline import dumps
 
 __all__ = ["DEFAULT_FOLDER", "Recorder", "Trigger"]
@@ -48,7 +48,7 @@ class Recorder:
         rank: int,
         size: int,
         sets: ProcessSetTable,
-        describe: Callable[[], Situation],
+        describe: Callable[[], Status],
         position: Callable[[], int],
         waiting: Callable[[], Iterable[Waiting]],
     ) -> None:
@@ -82,7 +82,7 @@ class Recorder:
             return None
 
     def _dump(self, reason: str, failure: str) -> dumps.Dump:
-        situation = self._describe()
+        status = self._describe()
         return dumps.Dump(
             version=dumps.VERSION,
             job=self._job,
@@ -94,10 +94,10 @@ class Recorder:
             time_s=time.time(),
             clock_ns=now(),
             position=self._position(),
-            failure=failure or situation.failure,
+            failure=failure or status.failure,
             process_sets=self._sets.as_dict(),
-            wait=_wait(situation),
-            stack=situation.stack,
+            wait=_wait(status),
+            stack=status.stack,
             threads=stacks.all_threads(),
             pending=[_pending(item) for item in self._waiting()],
             operations=[self._operation(record) for record in list(self._ring)],
@@ -125,8 +125,8 @@ class Recorder:
         )
 
 
-def _wait(situation: Situation) -> dumps.Wait | None:
-    blocked = situation.blocked
+def _wait(status: Status) -> dumps.Wait | None:
+    blocked = status.blocked
     if blocked is None:
         return None
     request = blocked.request

@@ -16,13 +16,13 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting, names
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Wish
+from horovod.engine.ports import Query
 from horovod.engine.records import SUBMITTED, now
 from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger
 from horovod.observe.deadlock import DeadlockWatch
 from horovod.observe.joins import JoinWatch
-from horovod.observe.whereabouts import Whereabouts
+from horovod.observe.status import StatusReports
 from horovod.phrases import list_ranks
 
 __all__ = ["StallWatch"]
@@ -38,24 +38,24 @@ class StallWatch:
         config: warn and shutdown times.
         rank: this rank.
         size: number of ranks.
-        whereabouts: tells what other ranks are doing.
+        reports: tells what other ranks are doing.
         dump: called when something has stalled.
     """
 
     def __init__(
-        self, config: Config, rank: int, size: int, whereabouts: Whereabouts, dump: Callable[[str], None]
+        self, config: Config, rank: int, size: int, reports: StatusReports, dump: Callable[[str], None]
     ) -> None:
         self._rank = rank
         self._others = [other for other in range(size) if other != rank]
-        self._whereabouts = whereabouts
+        self._reports = reports
         self._dump = dump
         off = config.stall_check_disable
         self._limit_s = 0.0 if off else config.stall_shutdown_s
         self._warn_s = 0.0 if off else config.stall_warn_s
         self._first_s = min((s for s in (self._limit_s, self._warn_s) if s), default=0.0)
         proof_s = config.deadlock_s if not off else 0.0
-        self._deadlock = DeadlockWatch(whereabouts, min([proof_s, *(s for s in (self._limit_s, self._warn_s) if s)]))
-        self._joins = JoinWatch(whereabouts, self._warn_s, self._limit_s)
+        self._deadlock = DeadlockWatch(reports, min([proof_s, *(s for s in (self._limit_s, self._warn_s) if s)]))
+        self._joins = JoinWatch(reports, self._warn_s, self._limit_s)
         self._since: dict[Hashable, float] = {}
         self._warned: set[Hashable] = set()
         self._warned_about: set[tuple[int, ...]] = set()
@@ -110,8 +110,8 @@ class StallWatch:
         told = [item for item in waiting if tuple(item.missing) in companies]
         if not self._asked:
             self._asked = True
-            self._whereabouts.ask(self._others, Wish.DESCRIBE | Wish.DUMP_IF_SET)
-        if self._whereabouts.is_complete(sorted({rank for item in told for rank in item.missing})):
+            self._reports.ask(self._others, Query.STATUS | Query.DUMP_IF_SET)
+        if self._reports.is_complete(sorted({rank for item in told for rank in item.missing})):
             self._asked = False
             self._report(told, max(ages[item.key] for item in told), waiting, bool(fatal))
 
@@ -145,7 +145,7 @@ class StallWatch:
             )
         missing_ranks = sorted({rank for item in told for rank in item.missing})
         present_ranks = sorted({rank for item in told for rank in item.present} - set(missing_ranks))
-        return "\n".join([*lines, *self._whereabouts.tell(missing_ranks, present_ranks, waiting)])
+        return "\n".join([*lines, *self._reports.tell(missing_ranks, present_ranks, waiting)])
 
     # -- everybody else ------------------------------------------------------------------------------------------
 
@@ -168,14 +168,14 @@ class StallWatch:
             return
         fatal = bool(self._limit_s) and age_s >= self._limit_s + _GRACE_S
         if not self._asked:
-            if not fatal and (0 in self._warned or self._whereabouts.asker_of(0) >= 0):
+            if not fatal and (0 in self._warned or self._reports.asker_of(0) >= 0):
                 return  # somebody else asks and tells
             self._asked = True
-            self._whereabouts.ask([0])
-        if not self._whereabouts.is_complete([0]):
+            self._reports.ask([0])
+        if not self._reports.is_complete([0]):
             return
         self._asked = False
-        if self._whereabouts.has_answered(0):
+        if self._reports.has_answered(0):
             self._coordinator_fine_ns = clock
             self._warned.discard(0)
             return
@@ -183,13 +183,13 @@ class StallWatch:
             [
                 f"{describe_waiting(request)} was submitted {age_s:.1f} s ago on rank {self._rank}, and the "
                 "coordinator, which is rank 0, cannot say for whom it waits:",
-                *self._whereabouts.tell([0], [], []),
+                *self._reports.tell([0], [], []),
             ]
         )
         if fatal:
             raise StallError(f"{text}\n{self._limit()}")
         self._warned.add(0)
-        self._whereabouts.ask(self._others, Wish.DUMP_IF_SET)
+        self._reports.ask(self._others, Query.DUMP_IF_SET)
         logger.warning(text)
         self._dump("the coordinator does not answer")
 
@@ -210,19 +210,19 @@ class StallWatch:
         if not fatal and (told or not self._warn_s or waited_s < self._warn_s):
             return
         if self._asked_in[0] != sequence or (fatal and told):
-            if not fatal and self._whereabouts.asker_of(rank) >= 0:
+            if not fatal and self._reports.asker_of(rank) >= 0:
                 self._asked_in = (sequence, True)
                 return
             self._asked_in = (sequence, False)
-            self._whereabouts.ask(self._others, Wish.DESCRIBE | Wish.DUMP_IF_SET)
-        if not self._whereabouts.is_complete([rank]):
+            self._reports.ask(self._others, Query.STATUS | Query.DUMP_IF_SET)
+        if not self._reports.is_complete([rank]):
             return
         self._asked_in = (sequence, True)
         what = describe_waiting(request) if request is not None else "a collective"
         text = "\n".join(
             [
                 f"rank {self._rank} has waited for {waited_s:.1f} s in the middle of {what} for rank {rank}.",
-                *self._whereabouts.tell([rank], [], []),
+                *self._reports.tell([rank], [], []),
             ]
         )
         if fatal:

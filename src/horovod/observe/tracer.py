@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.ports import Board, Session, Wish
+from horovod.engine.ports import Board, Query, Session
 from horovod.engine.records import Ring, now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
@@ -229,7 +229,7 @@ class Tracer:
         if self._board is not None:
             self._board.set_session(session)
             for rank in self._others:
-                self._board.ask(rank, Wish.TRACE)
+                self._board.ask(rank, Query.TRACE)
 
     # -- the others ----------------------------------------------------------------------------------------------
 

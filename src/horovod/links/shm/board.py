@@ -4,7 +4,7 @@ It lies behind the control page in the same memfd. Per rank:
 
     ASK       who wants something of this rank, and what; written by whoever asks
     ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
-    VERDICT   1 when VERDICT_TEXT says why this rank failed
+    REASON   1 when REASON_TEXT says why this rank failed
     TRACE_*   head and tail of this rank's ring of trace events, and the last recording that it has finished
     ARRIVALS  a table of when this rank submitted what it executed lately
 
@@ -25,14 +25,14 @@ __all__ = ["ShmBoard"]
 
 _LINE = 64
 _WORDS_PER_RANK = 6
-_ASK, _ANSWER, _VERDICT, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE = range(_WORDS_PER_RANK)
+_ASK, _ANSWER, _REASON, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE = range(_WORDS_PER_RANK)
 _SESSION, _SINCE, _BEGIN, _END = range(4)
 _ANSWER_BYTES = 32 << 10
-_VERDICT_BYTES = 16 << 10
+_REASON_BYTES = 16 << 10
 _LENGTH_BYTES = 4
 _TRACE_BYTES = 1 << 20
 _ARRIVALS = 8192
-_RANK_BYTES = _ANSWER_BYTES + _VERDICT_BYTES + _TRACE_BYTES + 16 * _ARRIVALS
+_RANK_BYTES = _ANSWER_BYTES + _REASON_BYTES + _TRACE_BYTES + 16 * _ARRIVALS
 
 
 def _pages(nbytes: int) -> int:
@@ -73,7 +73,7 @@ class ShmBoard:
 
     # -- questions and answers -----------------------------------------------------------------------------------
 
-    def ask(self, rank: int, wishes: int) -> int:
+    def ask(self, rank: int, wanted: int) -> int:
         """Ask ``rank`` for something.
 
         Returns:
@@ -82,7 +82,7 @@ class ShmBoard:
         index = self._index(rank, _ASK)
         word = self._words[index]
         number, asked_before = word >> 24, word & 0xFF if self._words[self._index(rank, _ANSWER)] < word >> 24 else 0
-        self._words[index] = (number + 1) << 24 | self.rank << 8 | asked_before | wishes
+        self._words[index] = (number + 1) << 24 | self.rank << 8 | asked_before | wanted
         self._control.rouse(rank)
         return int(number + 1)
 
@@ -92,7 +92,7 @@ class ShmBoard:
         return int(word >> 8 & 0xFFFF) if self._words[self._index(rank, _ANSWER)] < word >> 24 else -1
 
     def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wishes, who asks) if there is a new question to this rank; each is returned once."""
+        """Return (number, wanted, who asks) if there is a new question to this rank; each is returned once."""
         word = self._words[self._index(self.rank, _ASK)]
         if word == self._seen:
             return None
@@ -107,14 +107,14 @@ class ShmBoard:
         """Return the answer of ``rank`` to question ``number``, or None while there is none."""
         return self._read(self._index(rank, _ANSWER), self._text(rank), number)
 
-    def give_verdict(self, text: bytes) -> None:
+    def give_reason(self, text: bytes) -> None:
         """Say why this rank fails; to be called before its state says that it did."""
         area = self._text(self.rank) + _ANSWER_BYTES
-        self._publish(self._index(self.rank, _VERDICT), area, _VERDICT_BYTES, 1, text)
+        self._publish(self._index(self.rank, _REASON), area, _REASON_BYTES, 1, text)
 
-    def verdict(self, rank: int) -> bytes | None:
+    def reason(self, rank: int) -> bytes | None:
         """Return why ``rank`` failed, or None if it did not say."""
-        return self._read(self._index(rank, _VERDICT), self._text(rank) + _ANSWER_BYTES, 1)
+        return self._read(self._index(rank, _REASON), self._text(rank) + _ANSWER_BYTES, 1)
 
     # -- the recording -------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class ShmBoard:
         head, tail = self._words[head_index], self._words[self._index(self.rank, _TRACE_TAIL)]
         if len(data) > _TRACE_BYTES - (head - tail):
             return False
-        area, start = self._text(self.rank) + _ANSWER_BYTES + _VERDICT_BYTES, head % _TRACE_BYTES
+        area, start = self._text(self.rank) + _ANSWER_BYTES + _REASON_BYTES, head % _TRACE_BYTES
         cut = min(len(data), _TRACE_BYTES - start)
         self._whole[area + start : area + start + cut] = data[:cut]
         self._whole[area : area + len(data) - cut] = data[cut:]
@@ -159,7 +159,7 @@ class ShmBoard:
         if head == tail:
             return b""
         futex.fence()
-        area, start, length = self._text(rank) + _ANSWER_BYTES + _VERDICT_BYTES, tail % _TRACE_BYTES, head - tail
+        area, start, length = self._text(rank) + _ANSWER_BYTES + _REASON_BYTES, tail % _TRACE_BYTES, head - tail
         cut = min(length, _TRACE_BYTES - start)
         data = bytes(self._whole[area + start : area + start + cut]) + bytes(self._whole[area : area + length - cut])
         futex.fence()

@@ -8,8 +8,8 @@ from horovod.cgroups import usable_cores
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.generation import Generation, Member
+from horovod.engine.liveness import Liveness
 from horovod.engine.ports import Channel, Link, Observer
-from horovod.engine.vigil import Vigil
 from horovod.errors import InitError
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
@@ -101,5 +101,5 @@ def connect(
         channel = CoordinatorChannel(control, coordinator)
     else:
         channel = WorkerChannel(control, generation)
-    transport = ShmTransport(control, arenas, Vigil(rank, generation, peers, board, observer))
+    transport = ShmTransport(control, arenas, Liveness(rank, generation, peers, board, observer))
     return Link(rank, generation, channel, transport, coordinator, ShmDoorbell(control), peers, board)

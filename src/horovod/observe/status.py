@@ -10,18 +10,19 @@ from typing import NamedTuple
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
-from horovod.engine.ports import Wish
+from horovod.engine.ports import Query
 from horovod.engine.records import now
-from horovod.observe.inquiry import PATIENCE_S, Inquiry, Situation
+from horovod.observe.queries import PATIENCE_S, Queries, Status
 from horovod.phrases import list_ranks
+from horovod.world import process_status
 
-__all__ = ["Vitals", "Whereabouts", "vitals"]
+__all__ = ["ProcessState", "StatusReports", "process_state"]
 
 _INDENT = "    "
 _CANNOT_ANSWER = "TtZX"
 
 
-class Vitals(NamedTuple):
+class ProcessState(NamedTuple):
     """What the kernel says about a process.
 
     Attributes:
@@ -33,20 +34,20 @@ class Vitals(NamedTuple):
     cpu_s: float
 
 
-def vitals(pid: int) -> Vitals:
+def process_state(pid: int) -> ProcessState:
     """Look at a process."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = process_status(Path("/proc"), pid)
     except OSError:
-        return Vitals("X", 0.0)
-    return Vitals(words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"))
+        return ProcessState("X", 0.0)
+    return ProcessState(words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"))
 
 
-class Whereabouts:
+class StatusReports:
     """Asks ranks what they are doing, and tells.
 
     Args:
-        inquiry: asks them.
+        queries: asks them.
         pids: process ids, by rank.
         name: returns what to call a rank.
 
@@ -54,39 +55,39 @@ class Whereabouts:
         name: the same.
     """
 
-    def __init__(self, inquiry: Inquiry, pids: Sequence[int], name: Callable[[int], str]) -> None:
-        self._inquiry = inquiry
+    def __init__(self, queries: Queries, pids: Sequence[int], name: Callable[[int], str]) -> None:
+        self._queries = queries
         self._pids = pids
         self.name = name
-        self._at_first: dict[int, Vitals] = {}
+        self._at_first: dict[int, ProcessState] = {}
 
-    def ask(self, ranks: Iterable[int], wishes: int = Wish.DESCRIBE) -> None:
+    def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
         """Ask what these ranks are doing."""
         asked = list(ranks)
-        self._at_first = {rank: vitals(self._pids[rank]) for rank in asked}
-        self._inquiry.ask(asked, wishes)
+        self._at_first = {rank: process_state(self._pids[rank]) for rank in asked}
+        self._queries.ask(asked, wanted)
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
         """Whether it is known what these ranks do, as far as it ever will be."""
-        answered = self._inquiry.answers(ranks)
+        answered = self._queries.answers(ranks)
         return all(
             rank in answered
-            or self._inquiry.waited_s(rank) > PATIENCE_S
-            or vitals(self._pids[rank]).state in _CANNOT_ANSWER
+            or self._queries.waited_s(rank) > PATIENCE_S
+            or process_state(self._pids[rank]).state in _CANNOT_ANSWER
             for rank in ranks
         )
 
     def asker_of(self, rank: int) -> int:
         """Return who waits for an answer of ``rank``, or -1."""
-        return self._inquiry.asked_by(rank)
+        return self._queries.asked_by(rank)
 
     def has_answered(self, rank: int) -> bool:
         """Whether ``rank`` has answered what it was asked last."""
-        return rank in self._inquiry.answers([rank])
+        return rank in self._queries.answers([rank])
 
-    def situations(self, ranks: Sequence[int]) -> dict[int, Situation]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
         """Return what those of ``ranks`` that answered have answered."""
-        return self._inquiry.answers(ranks)
+        return self._queries.answers(ranks)
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:
         """Return what the missing ranks are doing, and whether they wait for others that wait for them.
@@ -96,28 +97,28 @@ class Whereabouts:
             others: those who wait for them.
             waiting: all operations that are not complete, as far as they are known here.
         """
-        situations = self._inquiry.answers([*missing, *others])
+        statuses = self._queries.answers([*missing, *others])
         blocked = {
-            rank: situation.blocked.request
-            for rank, situation in situations.items()
-            if situation.blocked and not situation.blocked.executing
+            rank: status.blocked.request
+            for rank, status in statuses.items()
+            if status.blocked and not status.blocked.executing
         }
         waits = who_waits_for_whom(waiting, blocked)
         lines = []
         for rank in missing:
-            lines += self._tell(rank, situations.get(rank), waits.get(rank))
+            lines += self._tell(rank, statuses.get(rank), waits.get(rank))
         return lines + _circle(waits, blocked)
 
-    def _tell(self, rank: int, situation: Situation | None, waits: Waiting | None) -> list[str]:
+    def _tell(self, rank: int, status: Status | None, waits: Waiting | None) -> list[str]:
         who, pid = self.name(rank), self._pids[rank]
-        state, cpu_s = vitals(pid)
+        state, cpu_s = process_state(pid)
         if state in "ZX":
             return [f"{who} is dead"]
-        if state in "Tt" and situation is None:
+        if state in "Tt" and status is None:
             by = "a debugger" if state == "t" else f"a signal (SIGSTOP, or Ctrl-Z); `kill -CONT {pid}` wakes it"
             return [f"{who} is stopped by {by}"]
-        if situation is None:
-            waited_s = self._inquiry.waited_s(rank)
+        if status is None:
+            waited_s = self._queries.waited_s(rank)
             used_s = cpu_s - self._at_first[rank].cpu_s if rank in self._at_first else 0.0
             return [
                 f"{who} does not answer: it is alive, but its engine thread cannot run. It used {used_s:.1f} s of "
@@ -125,17 +126,17 @@ class Whereabouts:
                 f"{_INDENT}Code that keeps Python's global lock (GIL) for itself does that, such as a long call into "
                 f"an extension; `py-spy dump --native --pid {pid}` shows where it is.",
             ]
-        stack = [_INDENT + line for line in situation.stack]
-        if situation.failure:
-            return [f"{who} has failed: {situation.failure.splitlines()[0]}; its main thread:", *stack]
-        if situation.blocked is None:
+        stack = [_INDENT + line for line in status.stack]
+        if status.failure:
+            return [f"{who} has failed: {status.failure.splitlines()[0]}; its main thread:", *stack]
+        if status.blocked is None:
             doing = {"R": "is busy with other code", "D": "waits for a disk or a network file system"}
             return [f"{who} {doing.get(state, 'is alive, asleep in other code')}; its main thread:", *stack]
-        return [f"{who} {_blocked(situation, waits)}; its main thread:", *stack]
+        return [f"{who} {_blocked(status, waits)}; its main thread:", *stack]
 
 
-def _blocked(situation: Situation, waits: Waiting | None) -> str:
-    blocked = situation.blocked
+def _blocked(status: Status, waits: Waiting | None) -> str:
+    blocked = status.blocked
     assert blocked is not None
     request, for_s = blocked.request, (now() - blocked.since_ns) / 1e9
     what = describe_waiting(request)

@@ -14,11 +14,11 @@ import msgspec
 
 from horovod.core.requests import Request
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Board, Wish
+from horovod.engine.ports import Board, Query
 from horovod.engine.records import now
 from horovod.observe import stacks
 
-__all__ = ["PATIENCE_S", "Blocked", "Inquiry", "Situation"]
+__all__ = ["PATIENCE_S", "Blocked", "Queries", "Status"]
 
 #: How long to wait for an answer.
 PATIENCE_S = 2.0
@@ -44,7 +44,7 @@ class Blocked(msgspec.Struct, array_like=True):
     times: int = 0
 
 
-class Situation(msgspec.Struct, array_like=True):
+class Status(msgspec.Struct, array_like=True):
     """What a rank is doing.
 
     Attributes:
@@ -72,19 +72,19 @@ class _Asked(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Situation).decode
+_decode = msgspec.msgpack.Decoder(Status).decode
 
 
-class Inquiry:
+class Queries:
     """Both sides of it.
 
     Args:
         board: where questions and answers stand.
         describe: returns what this rank is doing.
-        fulfil: called with the wishes besides a description, and with the rank that has them.
+        fulfil: called with what is wanted besides a status, and with the rank that wants it.
     """
 
-    def __init__(self, board: Board, describe: Callable[[], Situation], fulfil: Callable[[int, int], None]) -> None:
+    def __init__(self, board: Board, describe: Callable[[], Status], fulfil: Callable[[int, int], None]) -> None:
         self._board = board
         self._describe = describe
         self._fulfil = fulfil
@@ -99,28 +99,28 @@ class Inquiry:
             question = self._board.question()
             if question is None:
                 return
-            number, wishes, asker = question
-            self._board.give_answer(number, _encode(self._describe()) if wishes & Wish.DESCRIBE else b"")
-            if wishes & ~Wish.DESCRIBE:
-                self._fulfil(wishes, asker)
+            number, wanted, asker = question
+            self._board.give_answer(number, _encode(self._describe()) if wanted & Query.STATUS else b"")
+            if wanted & ~Query.STATUS:
+                self._fulfil(wanted, asker)
         finally:
             self._lock.release()
 
-    def describe(self) -> Situation:
+    def describe(self) -> Status:
         """Return what this rank is doing."""
         return self._describe()
 
-    def ask(self, ranks: Iterable[int], wishes: int = Wish.DESCRIBE) -> None:
+    def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
         """Put a question to other ranks."""
         for rank in ranks:
             if rank != self._board.rank:
-                self._asked[rank] = _Asked(self._board.ask(rank, wishes), now())
+                self._asked[rank] = _Asked(self._board.ask(rank, wanted), now())
 
     def asked_by(self, rank: int) -> int:
         """Return who waits for an answer of ``rank``, or -1."""
         return self._board.asked_by(rank)
 
-    def answers(self, ranks: Sequence[int]) -> dict[int, Situation]:
+    def answers(self, ranks: Sequence[int]) -> dict[int, Status]:
         """Return what those of ``ranks`` have answered that did."""
         found = {}
         for rank in ranks:
@@ -132,7 +132,7 @@ class Inquiry:
                     try:
                         found[rank] = _decode(text)
                     except msgspec.DecodeError:
-                        found[rank] = Situation(["(its answer was too long)"])
+                        found[rank] = Status(["(its answer was too long)"])
         return found
 
     def waited_s(self, rank: int) -> float:
@@ -140,12 +140,12 @@ class Inquiry:
         return (now() - self._asked[rank].since_ns) / 1e9 if rank in self._asked else 0.0
 
 
-def situation(
+def current_status(
     members_of: Callable[[int], tuple[int, ...]],
     in_flight: Callable[[], int],
     count: Callable[[Request], tuple[int, int]],
     failure: str,
-) -> Situation:
+) -> Status:
     """Return what this process is doing.
 
     Args:
@@ -165,7 +165,7 @@ def situation(
     if len(others) > _MOST_OTHERS:
         others, free = [], free or "more threads than can be told"
     operations = count(main.signature.request)[1] if main is not None else 0
-    return Situation(stack, blocked, failure, others, free, in_flight(), operations)
+    return Status(stack, blocked, failure, others, free, in_flight(), operations)
 
 
 def _blocked(

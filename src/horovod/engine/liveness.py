@@ -8,14 +8,14 @@ from horovod.core.generation import Generation
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Board, Channel, Observer, Peers
 
-__all__ = ["Vigil", "verdict"]
+__all__ = ["Liveness", "encode_reason"]
 
 #: How long a rank that leaves may go on with the operation that it is in.
 _LEAVE_S = 1.0
 _STALLS = (errors.StallError, errors.DeadlockError)
 
 
-class Vigil:
+class Liveness:
     """See the module; a ``Watch`` for transports.
 
     Args:
@@ -63,7 +63,7 @@ class Vigil:
         if late >= 0:
             self.check(late, waited_s)
         self._observer.tick()
-        channel.tend(lambda rank: peers.fate(rank, self._verdict_of(rank)[1]))
+        channel.tend(lambda rank: peers.fate(rank, self._reason_of(rank)[1]))
 
     def _waited_in(self, log: LogRunner) -> str:
         waiting = log.in_flight()
@@ -73,23 +73,23 @@ class Vigil:
 
     def _lost(self, rank: int, waited_in: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
-        stall, why = self._verdict_of(rank)
+        stall, why = self._reason_of(rank)
         if stall is not None:
             return stall(why)
         pid = self._generation.members[rank].pid
         fate = self._peers.fate(rank, why)
         return errors.PeerLostError(waited_in_vain(fate, self._rank, waited_in), rank=rank, pid=pid)
 
-    def _verdict_of(self, rank: int) -> tuple[type[errors.StallError] | None, str]:
+    def _reason_of(self, rank: int) -> tuple[type[errors.StallError] | None, str]:
         """Return the kind of stall that made ``rank`` fail, if one did, and why it failed or left, if it said so."""
-        text = self._board.verdict(rank)
+        text = self._board.reason(rank)
         if text is None:
             return None, ""
         kind, _, why = text.decode(errors="replace").partition("\n")
         return next((stall for stall in _STALLS if stall.__name__ == kind), None), why
 
 
-def verdict(failure: errors.HorovodInternalError | None, why: str) -> bytes:
+def encode_reason(failure: errors.HorovodInternalError | None, why: str) -> bytes:
     """Return what a rank leaves on the board.
 
     Args:
