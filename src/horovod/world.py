@@ -15,6 +15,7 @@ from pathlib import Path
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
+from horovod.phrases import printable
 
 __all__ = ["LAUNCHERS", "Launcher", "World", "detect", "process_status"]
 
@@ -140,7 +141,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         InitError: a launcher's variables are incomplete or contradict each other, or no secret can be drawn.
     """
     environ = os.environ if environ is None else environ
-    hostname = environ.get(RANK_VARIABLES["hostname"]) or os.uname().nodename
+    hostname = printable(environ.get(RANK_VARIABLES["hostname"]) or os.uname().nodename)
     launcher = next((row for row in LAUNCHERS if _is_present(row, environ)), None)
     if launcher is None:
         return World(0, 1, 0, 1, 0, 1, hostname, "none", "", b"")

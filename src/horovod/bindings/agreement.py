@@ -35,7 +35,7 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet) -> 
         PeerLostError: a rank died.
     """
     ordered = sorted(names)
-    row = np.array([[len(ordered), zlib.crc32("\n".join(ordered).encode())]])
+    row = np.array([[len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))]])
     rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
     if (rows == row).all():
         return

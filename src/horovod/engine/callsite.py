@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
+from horovod.phrases import printable
+
 __all__ = ["describe", "here", "user_frame"]
 
 #: Packages whose frames are plumbing: the user's line is the first one outside them.
@@ -38,7 +40,7 @@ def user_frame(depth: int) -> FrameType:
 
 def describe(frame: FrameType) -> str:
     """Return ``file:line`` of a frame."""
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 def here(depth: int) -> str:

@@ -97,4 +97,4 @@ def encode_reason(failure: errors.HorovodInternalError | None, why: str) -> byte
         why: in words.
     """
     kind = type(failure).__name__ if failure is not None else ""
-    return f"{kind}\n{why}".encode()
+    return f"{kind}\n{why}".encode(errors="backslashreplace")

@@ -16,6 +16,7 @@ from horovod.engine.handles import Allocator, Signature
 from horovod.engine.ports import Channel
 from horovod.engine.stats import Usage
 from horovod.errors import RequestError
+from horovod.phrases import printable
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
 
@@ -93,8 +94,8 @@ class SignatureTable:
             return signature
         specs = tuple(TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in inputs)
         request = Request(
-            name or "", kind, process_set, specs, op, float(prescale), float(postscale), root, splits, device, ranks,
-            placement=placement, site=callsite.describe(frame),
+            printable(name or ""), kind, process_set, specs, op, float(prescale), float(postscale), root, splits,
+            device, ranks, placement=placement, site=callsite.describe(frame),
         )  # fmt: skip
         members = self._sets.members(process_set) if process_set in self._sets else None
         error = rules.check(request, members, self._rank)

@@ -11,6 +11,7 @@ from horovod.engine import callsite
 from horovod.engine.records import REQUEST, Ring
 from horovod.errors import PeerLostError
 from horovod.observe import stacks
+from horovod.phrases import printable
 
 __all__ = ["Ending"]
 
@@ -31,7 +32,7 @@ class Ending:
         place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""
         place *= place not in str(error)
         kind = type(error).__name__
-        self._exception = f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}"
+        self._exception = printable(f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}")
 
     def note_last(self) -> None:
         """Remember the exception that somebody else has caught and printed as Python does, such as horovod.run."""

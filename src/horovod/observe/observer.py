@@ -178,7 +178,9 @@ class Observer:
         if path is not None:
             os.write(
                 2,
-                f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n".encode(),
+                f"horovod: the flight recorder wrote {path}; read it with horovodrun --doctor {path.parent}\n".encode(
+                    errors="surrogateescape"
+                ),
             )
         if self._queries is not None:
             self._queries.ask(self._others, Query.DUMP)

@@ -157,7 +157,7 @@ def current_status(
     frame = stacks.main_thread()
     main = stacks.handle_waited_for(frame)
     stack = stacks.render(frame)
-    while len(stack) > 1 and sum(len(line.encode()) for line in stack) > _STACK_BYTES:
+    while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]
     waits, free = stacks.handles_waited_for()
     blocked = _blocked(main, members_of, count) if main is not None else None

@@ -8,6 +8,7 @@ import threading
 from types import FrameType, TracebackType
 
 from horovod.engine.handles import Handle
+from horovod.phrases import printable
 
 __all__ = ["all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render", "without_plumbing"]
 
@@ -126,7 +127,7 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
             lines.append(f"  {source}"[:_LINE_LENGTH])
     if len(frames) > _MOST:
         lines.insert(0, f"... {len(frames) - _MOST} outer frames ...")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def without_plumbing(trace: TracebackType | None) -> TracebackType | None:

@@ -11,8 +11,11 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
+
+from horovod.phrases import printable
 
 __all__ = ["PATTERN", "SCRIPT_ENDED", "VERSION", "Dump", "Operation", "Pending", "Wait", "read_folder", "write"]
 
@@ -152,7 +155,7 @@ def write(dump: Dump, folder: Path) -> Path:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(part, flags, 0o600, dir_fd=folder_fd), "wb") as file:
             try:
-                file.write(msgspec.json.format(msgspec.json.encode(dump), indent=1))
+                file.write(msgspec.json.format(_encoded(dump), indent=1))
                 file.flush()
                 # Takes the place of whatever has this name, a link to something else included.
                 os.replace(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
@@ -163,6 +166,21 @@ def write(dump: Dump, folder: Path) -> Path:
         return folder / name
     finally:
         os.close(folder_fd)
+
+
+def _encoded(dump: Dump) -> bytes:
+    try:
+        return msgspec.json.encode(dump)
+    except UnicodeEncodeError:  # such as an exception that names a file in Latin-1
+        return msgspec.json.encode(_printable(msgspec.to_builtins(dump)))
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(part) for part in value]
+    return {_printable(k): _printable(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _own_folder(folder: Path) -> tuple[int, Path]:

@@ -61,7 +61,7 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings, adapter: Gradie
         MismatchError: the ranks' parameters differ; on every rank.
     """
     descriptions = [f"{slot.name}, {adapter.describe(slot.parameter)}" for slot in slots]
-    signature = zlib.crc32("\n".join(descriptions).encode())
+    signature = zlib.crc32("\n".join(descriptions).encode(errors="surrogatepass"))
     kinds_here = [_kind(slot, adapter) for slot in slots]
     values = [adapter.fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
     row = [len(slots), signature, *kinds_here, *(slot.arrival for slot in slots), *values]

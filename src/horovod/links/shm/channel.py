@@ -65,7 +65,7 @@ class WorkerChannel:
     def leave(self, reason: str) -> None:
         """Take part no more."""
         with self._lock:
-            self._writer.put_bytes(_LEAVE, (), reason.encode())
+            self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
             self._writer.flush()
         self._control.ring(self._home)
 
