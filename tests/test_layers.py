@@ -37,14 +37,16 @@ MAY_IMPORT = {
     "numpy": ("bindings", "context", "engine"),
     "jax": ("bindings", "context", "engine"),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
-    "tensorflow": ("bindings", "context", "engine"),
+    "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
+    "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
+    "keras": ("bindings", "context", "engine", "_keras"),
     "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
     "data": (),
     # Places of what is not there.
-    **dict.fromkeys(("keras", "mxnet", "spark", "ray"), ("bindings",)),
+    **dict.fromkeys(("mxnet", "spark", "ray"), ("bindings",)),
 }
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn", "mpi4py")
@@ -54,6 +56,10 @@ FRAMEWORK_HOMES = {
     "horovod.tensorflow": ("tensorflow",),
     "horovod.transports.kernels_torch": ("torch",),
     "horovod.jax": ("jax", "jaxlib", "optax"),
+    "horovod.keras": ("keras",),
+    "horovod._keras.on_tensorflow": ("tensorflow",),
+    "horovod._keras.on_torch": ("torch",),
+    "horovod._keras.on_jax": ("jax",),
     "horovod.bench": ("torch", "mpi4py"),
 }
 

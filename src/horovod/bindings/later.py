@@ -15,7 +15,8 @@ LATER: dict[str, str] = {
     "common.elastic": _ELASTIC,
     "torch.elastic": _ELASTIC,
     "tensorflow.elastic": _ELASTIC,
-    "keras": "the Keras binding",
+    "tensorflow.keras.elastic": _ELASTIC,
+    "keras.elastic": _ELASTIC,
 }
 
 NOT_PLANNED: dict[str, str] = {

@@ -53,6 +53,7 @@ class Call:
         size: how many they are; where JAX traces.
         place: this rank's among them; where JAX traces.
         watched: names of the last arrays: parameters, which are only looked at, once, whether they differ.
+        remedy: what to call if they do.
     """
 
     kind: Kind
@@ -70,6 +71,7 @@ class Call:
     size: int = 1
     place: int = 0
     watched: tuple[str, ...] = ()
+    remedy: str = "hvd.broadcast_parameters(params, root_rank=0)"
 
     @property
     def verb(self) -> str:
@@ -140,7 +142,7 @@ def _compare(call: Call, name: str, parameters: Sequence[Any]) -> None:
     if parameters:
         compare_once(
             name, call.watched, lambda: [np.asarray(parameter) for parameter in parameters],
-            "hvd.broadcast_parameters(params, root_rank=0)", call.process_set,
+            call.remedy, call.process_set,
         )  # fmt: skip
 
 

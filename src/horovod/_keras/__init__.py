@@ -1,0 +1,8 @@
+"""What ``horovod.keras`` and ``horovod.tensorflow.keras`` have in common; loads no Keras, and one backend at most.
+
+settings            the arguments of DistributedOptimizer
+reduction           how the gradients of one optimizer are combined
+members             what makes an optimizer of Keras 3 a distributed one
+callbacks           what the callbacks do, for each Keras
+backends            the backend of Keras; on_tensorflow, on_torch and on_jax are the ones there are
+"""

@@ -1,0 +1,94 @@
+"""The backend of Keras, as this package sees it: the place where tensors meet the binding of their framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
+
+__all__ = ["Backend", "Compare", "Order"]
+
+Compare = Callable[[Callable[[], Sequence[Any]]], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How some tensors are to be reduced.
+
+    Attributes:
+        name: key of the match.
+        op: of the reduction.
+        process_set: ranks that take part.
+        compression: what goes over the wire.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        sparse_as_dense: whether sparse gradients travel as dense ones.
+        remedy: what to call if the ranks' variables differ in the first step.
+    """
+
+    name: str
+    op: ReduceOp
+    process_set: ProcessSet
+    compression: Any
+    prescale: float = 1.0
+    postscale: float = 1.0
+    sparse_as_dense: bool = False
+    remedy: str = ""
+
+
+class Backend(Protocol):
+    """What a backend of Keras must offer.
+
+    Attributes:
+        name: as in KERAS_BACKEND.
+        comm: the collectives of its framework.
+        compression: its ``Compression``.
+    """
+
+    name: str
+    comm: Collectives
+    compression: Any
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
+        """Reduce gradients as one operation, where they are: in a graph, in jit, or at once.
+
+        Args:
+            gradients: tensors; ``None`` is left as it is unless another rank has that gradient.
+            variables: which each of them belongs to.
+            order: how.
+        """
+
+    def outside(self) -> AbstractContextManager[Any]:
+        """Return a context in which variables can be made, and read, while a step is traced."""
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        """Return a gradient, which may be sparse, times a number."""
+
+    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Return ``then()`` if a condition holds, else ``otherwise()``; the condition may be known only at run time."""
+
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+        """Do before the first gradients are combined what needs the variables' values.
+
+        Args:
+            variables: that are trained.
+            act: what a callback has left to do; called where the values can be reached from Python.
+            compare: compares them over all ranks; takes a function that returns them as numpy arrays.
+        """
+
+    def allreduce(self, tensor: Any, order: Order) -> Any:
+        """Reduce one tensor."""
+
+    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
+        """Concatenate every rank's tensor."""
+
+    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        """Return the root's tensor."""
+
+    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
+        """Reduce one tensor and return this rank's rows."""

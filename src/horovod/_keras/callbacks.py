@@ -1,0 +1,359 @@
+"""What the callbacks do, for Keras 3 and tf_keras alike; each Keras' own ``Callback`` is put behind it.
+
+Keras calls callbacks outside of compiled steps, so they talk to the other ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovod import context
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.objects import allgather_object
+from horovod.errors import MismatchError
+from horovod.logs import logger
+from horovod.phrases import list_ranks
+
+__all__ = ["BestCheckpoint", "Broadcast", "Kit", "MetricAverage", "RateSchedule", "RateWarmup"]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a kind of Keras offers to callbacks.
+
+    Attributes:
+        broadcast: gives variables the values of a rank.
+        is_variable: whether something is a variable.
+        reduction_of: an optimizer's ``Reduction``; None for a plain one.
+        innermost: the optimizer inside of loss scaling.
+        build: makes an optimizer's variables for those of a model, if they are not there.
+        refuses_xla: whether a step that XLA compiles cannot hold a collective.
+    """
+
+    broadcast: Callable[[Iterable[Any], int], None]
+    is_variable: Callable[[Any], bool]
+    reduction_of: Callable[[Any], Any]
+    innermost: Callable[[Any], Any]
+    build: Callable[[Any, list[Any]], None]
+    refuses_xla: bool
+
+
+class Broadcast:
+    """Gives all ranks the model and the optimizer of one, before the first step.
+
+    Where TensorFlow makes variables in the first step only, they are broadcast there, before they change.
+    Random states of layers such as Dropout stay each rank's own.
+
+    Args:
+        root_rank: whose values to take.
+        device: accepted.
+        local_variables: variables that each rank keeps as they are.
+    """
+
+    #: Where Keras would call the end of a step on a thread, there is nothing to do any more.
+    async_safe = True
+    _kit: Kit
+    model: Any
+    params: Mapping[str, Any] | None
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local: list[Any] = []
+        for variable in local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable as it is on each rank.
+
+        Args:
+            var: of the model.
+
+        Raises:
+            RequestError: it is no variable.
+        """
+        if not self._kit.is_variable(var):
+            raise wrong_argument(f"a local variable must be a variable of the model. Received: {type(var).__name__}")
+        self._local.append(var)
+
+    def set_model(self, model: Any) -> None:
+        """Keep XLA out of a step that it could not compile; Keras calls this before it makes the step.
+
+        Args:
+            model: that is trained.
+        """
+        super().set_model(model)  # type: ignore[misc]
+        if self._kit.refuses_xla and model.jit_compile and self._kit.reduction_of(model.optimizer) is not None:
+            model.jit_compile = False
+            logger.warning(
+                "%s is trained without XLA (jit_compile=False): XLA cannot compile a step that talks to other ranks",
+                model.name,
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast what is there; compare how many steps the ranks are going to take."""
+        del logs
+        self._compare_steps()
+        if self.broadcast_done:
+            return
+        if self.model.built:
+            self._broadcast()
+        elif (reduction := self._kit.reduction_of(self.model.optimizer)) is not None:
+            reduction.before_first_step.append(self._broadcast)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast what was not there before the first step."""
+        del batch, logs
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        if self.broadcast_done:
+            return
+        self.broadcast_done = True
+        model = self.model
+        variables = list(model.weights)
+        if model.optimizer is not None:
+            self._kit.build(model.optimizer, model.trainable_variables)
+            own = model.optimizer.variables
+            variables += own() if callable(own) else own
+        local = {id(variable) for variable in self._local}
+        self._kit.broadcast([v for v in variables if id(v) not in local], self.root_rank)
+
+    def _compare_steps(self) -> None:
+        """Tell all ranks at once if they are going to take different numbers of steps."""
+        steps = (self.params or {}).get("steps")
+        found = allgather_object(steps, name="BroadcastGlobalVariablesCallback.steps")
+        if len({count for count in found if count is not None}) > 1:
+            who: dict[Any, list[int]] = {}
+            for rank, count in enumerate(found):
+                who.setdefault(count, []).append(rank)
+            told = "; ".join(f"{list_ranks(ranks)}: {count}" for count, ranks in who.items())
+            least = min(count for count in found if count is not None)
+            raise MismatchError(
+                f"the ranks would take different numbers of steps per epoch, and wait for ever for those that end "
+                f"earlier: {told}. Pass steps_per_epoch={least} to fit() on every rank, drop the last batches, or "
+                "repeat the data set"
+            )
+
+
+class MetricAverage:
+    """Replaces each metric at the end of an epoch by its average over all ranks.
+
+    Put it before callbacks that use metrics, such as EarlyStopping, so that all ranks decide the same.
+
+    Args:
+        device: accepted.
+    """
+
+    _kit: Kit
+    model: Any
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average ``logs`` in place.
+
+        Args:
+            epoch: which has ended.
+            logs: names and values; the same names on every rank.
+
+        Raises:
+            MismatchError: the ranks have different metrics, or took different numbers of steps.
+        """
+        if (reduction := self._kit.reduction_of(self.model.optimizer)) is not None:
+            reduction.agree_on_end(f"epoch {epoch + 1} of fit()")
+        own = {name: float(value) for name, value in sorted((logs or {}).items()) if _is_number(value)}
+        found = allgather_object(own, name="MetricAverageCallback")
+        if any(other.keys() != own.keys() for other in found):
+            told = "".join(f"\n  rank {rank}: {', '.join(names) or 'none'}" for rank, names in enumerate(found))
+            raise MismatchError(f"MetricAverageCallback needs the same metrics on every rank:{told}")
+        if logs is not None:
+            logs.update({name: sum(other[name] for other in found) / len(found) for name in own})
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+
+
+class RateSchedule:
+    """Multiplies the learning rate from one epoch on.
+
+    Args:
+        initial_lr: what is multiplied.
+        multiplier: a number ``m``, for ``m`` to the power of the epochs since ``start_epoch``; or a function of the
+            epoch, with fractions where ``staircase`` is off.
+        start_epoch: the first epoch in which the rate is set.
+        end_epoch: the first one in which it is left alone again; ``None`` goes on to the end.
+        staircase: set it at the beginning of an epoch only, instead of before each step.
+        momentum_correction: scale the optimizer's velocities with the rate, which they contain.
+        steps_per_epoch: how many; by default what ``fit()`` knows. Needed where ``staircase`` is off.
+    """
+
+    _kit: Kit
+    model: Any
+    params: Mapping[str, Any] | None
+
+    def __init__(
+        self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: int = 0,
+        end_epoch: int | None = None, staircase: bool = True, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if initial_lr is None:
+            raise wrong_argument("initial_lr must be a number: the learning rate that is multiplied. Received: None")
+        self.initial_lr = float(initial_lr)
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        if callable(multiplier):
+            self.multiplier, self.staircase = multiplier, staircase
+        else:
+            number = float(multiplier)
+            self.multiplier, self.staircase = (lambda epoch: number ** (epoch - start_epoch)), True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find out how many steps an epoch has, where that matters."""
+        del logs
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise wrong_argument(
+                    f"{type(self).__name__} sets the learning rate before each step, and fit() does not know how many "
+                    "steps an epoch has. Pass steps_per_epoch="
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch."""
+        del logs
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate, if its time has come."""
+        del logs
+        after = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or after or (self.staircase and batch):
+            return
+        epoch = float(self.current_epoch)
+        if not self.staircase:
+            epoch += batch / (self.steps_per_epoch or 1)
+        self._set_rate(self.initial_lr * self.multiplier(epoch))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate among the metrics.
+
+        Args:
+            epoch: which has ended.
+            logs: gets ``lr``.
+        """
+        del epoch
+        if logs is not None:
+            logs["lr"] = self._rate(self._kit.innermost(self.model.optimizer))
+
+    @staticmethod
+    def _rate(optimizer: Any) -> float:
+        value = optimizer.learning_rate
+        return float(value.numpy() if hasattr(value, "numpy") else value)
+
+    def _set_rate(self, rate: float) -> None:
+        optimizer = self._kit.innermost(self.model.optimizer)
+        before = self._rate(optimizer)
+        try:
+            optimizer.learning_rate = rate
+        except TypeError as error:
+            raise wrong_argument(
+                f"{type(self).__name__} sets the learning rate, but the optimizer follows a schedule of its own; make "
+                "it with a number as learning_rate"
+            ) from error
+        if not (self.momentum_correction and before and rate != before and getattr(optimizer, "momentum", 0)):
+            return
+        # A velocity is a sum of gradients times learning rates. Scaling it once is what a changed momentum in this
+        # step would do, and works where the momentum is a constant of the compiled step.
+        for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
+            if velocity is not None:
+                velocity.assign(velocity * (rate / before))
+
+
+class RateWarmup(RateSchedule):
+    """Raises the learning rate over some epochs, step by step, from that of one process to that of all.
+
+    Args:
+        initial_lr: the rate for all ranks, which the last step of the warm-up has: typically that of one process
+            times ``hvd.size()``.
+        warmup_epochs: how many.
+        momentum_correction: scale the optimizer's velocities with the rate, which they contain.
+        steps_per_epoch: how many; by default what ``fit()`` knows.
+        verbose: 1 prints a line on rank 0 when it is done.
+    """
+
+    def __init__(
+        self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
+        self.warmup_epochs, self.verbose = warmup_epochs, verbose
+
+        def multiplier(epoch: float) -> float:
+            # The end of the step, so that the last one of the warm-up has the full rate.
+            done = min(1.0, (epoch + 1.0 / (self.steps_per_epoch or 1)) / warmup_epochs) if warmup_epochs else 1.0
+            size = context.world().size
+            return (done * (size - 1) + 1) / size
+
+        end = -int(-warmup_epochs // 1)
+        super().__init__(initial_lr, multiplier, 0, end, False, momentum_correction, steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate among the metrics, and when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == (self.end_epoch or 0) - 1 and self.verbose and context.world().rank == 0:
+            rate = self._rate(self._kit.innermost(self.model.optimizer))
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class BestCheckpoint:
+    """Keeps the best model of all epochs in a file that rank 0 writes.
+
+    Put MetricAverageCallback before it, so that the best is that of all ranks.
+
+    Args:
+        monitor: the metric that tells which is best.
+        verbose: 1 tells when a file is written.
+        mode: ``min``, ``max``, or ``auto`` for what the metric's name says.
+        save_freq: ``epoch``, or a number of steps.
+        save_weights_only: leave out the optimizer and what the model is made of.
+        filepath: of the file; may be set as an attribute later, before ``fit()``.
+    """
+
+    filepath: str | None
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: str | int = "epoch",
+        save_weights_only: bool = False, filepath: str | None = None,
+    ) -> None:  # fmt: skip
+        name = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(  # type: ignore[call-arg]
+            name, monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq, save_best_only=True,
+            save_weights_only=save_weights_only,
+        )  # fmt: skip
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See that there is a file to write."""
+        if self.filepath is None:
+            raise wrong_argument("BestModelCheckpoint does not know where to write; set its attribute filepath")
+        super().on_train_begin(logs)  # type: ignore[misc]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Write, on rank 0."""
+        if context.world().rank == 0:
+            super().on_train_batch_end(batch, logs)  # type: ignore[misc]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write, on rank 0."""
+        if context.world().rank == 0:
+            super().on_epoch_end(epoch, logs)  # type: ignore[misc]

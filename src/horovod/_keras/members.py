@@ -1,0 +1,157 @@
+"""What makes an optimizer of Keras 3 a distributed one: members that are put before those of its own class.
+
+Keras applies gradients in ``apply``, on all backends and in custom loops, so they are combined there: after
+loss scaling has looked at them, before they are clipped. Where an optimizer accumulates gradients over several
+passes, Keras clips what has been accumulated, so they are combined in front of that, once per update.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod._keras.reduction import Reduction
+from horovod.core.requests import ReduceOp
+
+__all__ = ["Distributed", "DistributedMembers", "make_distributed"]
+
+
+class _CallableList(list[Any]):
+    """A list that old scripts may call, as a method that returns it."""
+
+    def __call__(self) -> _CallableList:
+        return self
+
+
+class Distributed:
+    """What a distributed optimizer of any Keras has. Its class has ``_new_reduction`` as well."""
+
+    _new_reduction: Callable[[], Reduction]
+
+    @property
+    def _reduction(self) -> Reduction:
+        made: Reduction | None = self.__dict__.get("_reduction_made")
+        if made is None:
+            # Not through Keras' or TensorFlow's tracking of attributes.
+            made = self.__dict__["_reduction_made"] = self._new_reduction()
+        return made
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of a variable to this rank: it is not combined with those of the others.
+
+        Args:
+            var: a variable of the model.
+        """
+        self._reduction.register_local(var)
+
+
+def make_distributed(optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], Reduction]) -> None:
+    """Give an optimizer a class that derives from its own and from ``members``; it keeps its variables.
+
+    One that is distributed already is so in the new way then: gradients are combined once in any case.
+
+    Args:
+        optimizer: any.
+        members: go before those of its class.
+        new_reduction: makes what combines the gradients of an optimizer of the new class.
+    """
+    plain: Any = optimizer.__class__
+    own = {
+        "__doc__": plain.__doc__,
+        "__module__": __name__,
+        # Files then name the plain class, so that they can be loaded by a Keras that never heard of horovod.
+        "__class__": property(lambda self: plain),
+        "_new_reduction": new_reduction,
+    }
+    # By the way of ``object``: a class that is distributed already shows the plain one under this name.
+    object.__dict__["__class__"].__set__(optimizer, type(plain.__name__, (members, plain), own))
+    optimizer.__dict__.pop("_reduction_made", None)
+
+
+class DistributedMembers(Distributed):
+    """See the module; for Keras 3."""
+
+    _applying: tuple[Any, ...] = ()
+
+    gradient_accumulation_steps: int | None
+    built: bool
+    name: str
+    _iterations: Any
+    _trainable_variables: list[Any]
+    _get_variable_index: Callable[[Any], int]
+    _var_key: Callable[[Any], Any]
+    build: Callable[[list[Any]], None]
+
+    @property
+    def variables(self) -> list[Any]:
+        """All variables of the optimizer; may be called as well, as in Keras 2."""
+        return _CallableList(super().variables)  # type: ignore[misc]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        """Update variables with the gradients of all ranks; the arguments are those of the optimizer's own class."""
+        grads = list(grads)
+        variables = self._known(grads, trainable_variables)
+        if not variables:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        self._reduction.prepare(self._trainable_variables)
+        # What a layer sets by its gradient, such as the scales of 8-bit numbers, has no sum.
+        values = [i for i, v in enumerate(variables) if grads[i] is not None and self._is_overwritten(v)]
+        shared = [i for i in range(len(grads)) if i not in set(values)]
+        self._combine(grads, variables, values, ReduceOp.MAX)
+        if self.gradient_accumulation_steps:
+            self.__dict__["_applying"] = tuple(variables[i] for i in shared if grads[i] is not None)
+        else:
+            self._combine(grads, variables, shared)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _known(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> list[Any]:
+        """Return the variables that the gradients belong to, built; none where Keras is to say what is wrong."""
+        if trainable_variables is None:
+            known = list(self._trainable_variables) if self.built else []
+            return known if len(known) == len(grads) else []
+        variables = list(trainable_variables)
+        if not self.built and grads:
+            with self._reduction.backend.outside():
+                self.build(variables)
+            self.built = True
+        keys = {self._var_key(variable) for variable in self._trainable_variables}
+        return variables if len(variables) == len(grads) and keys.issuperset(map(self._var_key, variables)) else []
+
+    def _is_overwritten(self, variable: Any) -> bool:
+        return bool(getattr(variable, "overwrite_with_gradient", False))
+
+    def _combine(self, grads: list[Any], variables: Sequence[Any], which: Sequence[int], op: Any = None) -> None:
+        if not which:
+            return
+        numbers = [self._get_variable_index(variables[i]) for i in which]
+        parts = [grads[i] for i in which], [variables[i] for i in which]
+        for i, gradient in zip(which, self._reduction.combine(*parts, numbers, op), strict=True):
+            grads[i] = gradient
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        """Combine what was accumulated over several passes; without accumulation that was done before."""
+        steps = self.gradient_accumulation_steps
+        if not steps or not self._applying:
+            return super()._clip_gradients(grads)  # type: ignore[misc]
+        variables, found = self._applying, list(grads)
+
+        def combined() -> list[Any]:
+            self._combine(found, variables, range(len(found)))
+            return found
+
+        if self._reduction.backend.name == "jax":
+            # There Keras clips in every pass, and uses the result in the last one only.
+            last = (self._iterations + 1) % steps == 0
+            own = list(grads)
+            found = self._reduction.backend.cond(last, combined, lambda: own)
+        else:
+            found = combined()
+        return super()._clip_gradients(found)  # type: ignore[misc]
+
+    def finalize_variable_values(self, var_list: Any) -> Any:
+        """Called by Keras at the end of ``fit()``, where all ranks must have taken the same number of steps."""
+        # Some backends call it after a failure, too, when the others will not come.
+        if sys.exc_info()[0] is None:
+            self._reduction.agree_on_end("fit()")
+        return super().finalize_variable_values(var_list)  # type: ignore[misc]

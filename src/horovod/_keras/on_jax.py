@@ -1,0 +1,80 @@
+"""Keras on JAX: gradients are reduced inside the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+
+from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import Kind, ReduceOp
+from horovod.jax import ops as hvd
+from horovod.jax.compression import Compression
+from horovod.jax.ops import compress, decompress
+from horovod.jax.placing import carry_out, make_call
+from horovod.jax.runtime import comm
+
+__all__ = ["backend"]
+
+
+class _Jax:
+    """See ``Backend``."""
+
+    name = "jax"
+    comm = comm
+    compression = Compression
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
+        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        found = list(gradients)
+        wires, contexts = compress(order.compression, [gradients[index] for index in there])
+        # Values can be seen inside the compiled step only, so that is where it compares them, in its first run.
+        watched = [variables[index] for index in there] if order.remedy else []
+        call = make_call(
+            Kind.ALLREDUCE, order.name, order.process_set, op=order.op, prescale=order.prescale,
+            postscale=order.postscale, watched=tuple(variable.path for variable in watched), remedy=order.remedy,
+        )  # fmt: skip
+        results = carry_out(call, [*wires, *(variable.value for variable in watched)]) if wires else []
+        reduced = decompress(order.compression, results, contexts)
+        for index, gradient in zip(there, reduced, strict=True):
+            found[index] = gradient
+        return found
+
+    def outside(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        return gradient * factor
+
+    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        return jax.lax.cond(condition, then, otherwise)
+
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+        # Keras builds models before callbacks begin; ``reduce`` compares the values.
+        del variables, act, compare
+
+    def allreduce(self, tensor: Any, order: Order) -> Any:
+        return hvd.allreduce(
+            tensor,
+            name=order.name or None,
+            op=order.op,
+            compression=order.compression,
+            prescale_factor=order.prescale,
+            postscale_factor=order.postscale,
+            process_set=order.process_set,
+        )
+
+    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.allgather(tensor, name=name, process_set=process_set)
+
+    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
+
+    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
+        return hvd.reducescatter(tensor, name=name, op=op, process_set=process_set)
+
+
+backend: Backend = _Jax()

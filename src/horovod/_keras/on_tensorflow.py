@@ -1,0 +1,118 @@
+"""Keras on TensorFlow: gradients are reduced inside the traced step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
+from horovod.tensorflow import ops as hvd
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.runtime import comm
+
+__all__ = ["backend"]
+
+
+class _TensorFlow:
+    """See ``Backend``."""
+
+    name = "tensorflow"
+    comm = comm
+    compression = Compression
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
+        del variables
+        _refuse_xla()
+        found = list(gradients)
+        there = [index for index, gradient in enumerate(found) if gradient is not None]
+        if order.sparse_as_dense:
+            for index in there:
+                found[index] = tf.convert_to_tensor(found[index])
+        # One operation even where it says "sparse" of some; these have no factors but that of the average.
+        sparse = [index for index in there if isinstance(found[index], tf.IndexedSlices)]
+        self._reduce(found, [index for index in there if index not in sparse], order.name, order, True)
+        self._reduce(found, sparse, f"{order.name}.sparse", order, False)
+        return found
+
+    def _reduce(self, found: list[Any], which: Sequence[int], name: str, order: Order, dense: bool) -> None:
+        if not which:
+            return
+        reduced = hvd.grouped_allreduce(
+            [found[index] for index in which],
+            compression=order.compression,
+            op=order.op,
+            prescale_factor=order.prescale if dense else 1.0,
+            postscale_factor=order.postscale if dense else 1.0,
+            process_set=order.process_set,
+            name=name,
+            ignore_name_scope=True,
+        )
+        for index, gradient in zip(which, reduced, strict=True):
+            found[index] = gradient if dense else self.scale(gradient, order.prescale * order.postscale)
+
+    def outside(self) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = tf.init_scope()
+        return scope
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        if factor == 1.0:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+        return gradient * tf.cast(factor, gradient.dtype)
+
+    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        return tf.cond(condition, then, otherwise)
+
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+        # While the step is traced, all variables exist, with the values that they have before it.
+        with tf.init_scope():
+            act()
+            if tf.executing_eagerly():
+                values = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
+                compare(lambda: [tf.convert_to_tensor(value).numpy() for value in values])
+
+    def allreduce(self, tensor: Any, order: Order) -> Any:
+        return hvd.allreduce(
+            tensor,
+            compression=order.compression,
+            op=order.op,
+            prescale_factor=order.prescale,
+            postscale_factor=order.postscale,
+            name=order.name or None,
+            process_set=order.process_set,
+        )
+
+    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.allgather(tensor, name=name, process_set=process_set)
+
+    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
+
+    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
+        return hvd.reducescatter(tensor, op=op, name=name, process_set=process_set)
+
+
+def _refuse_xla() -> None:
+    """Say at once what XLA would only say of an operation that it does not know.
+
+    Raises:
+        RequestError: the step is to be compiled by XLA.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise wrong_argument(
+            "this step is to be compiled by XLA, which cannot hold what talks to other ranks. Leave jit_compile=True "
+            "out of compile(), pass jit_compile=False, or add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the "
+            "callbacks of fit(), which switches XLA off"
+        )
+
+
+backend: Backend = _TensorFlow()

@@ -1,0 +1,98 @@
+"""Keras on torch: gradients are reduced at once, outside of whatever torch.compile makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
+from horovod.torch import mpi_ops as hvd
+from horovod.torch.compiling import keep_out_of_graphs
+from horovod.torch.compression import Compression
+from horovod.torch.runtime import comm
+
+__all__ = ["backend"]
+
+# Keras has loaded torch's compiler by now, and a user may ask for jit_compile=True.
+keep_out_of_graphs()
+
+
+class _Torch:
+    """See ``Backend``."""
+
+    name = "torch"
+    comm = comm
+    compression = Compression
+
+    @torch.no_grad()
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
+        # A gradient that is missing here may be there on another rank, so zeros and a flag travel in its place.
+        flags = torch.tensor([float(gradient is not None) for gradient in gradients])
+        tensors, restore = [], []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            dense = torch.zeros_like(variable.value) if gradient is None else gradient
+            dense = dense.to_dense() if dense.layout is not torch.strided else dense.detach()
+            wire, how = order.compression.compress(dense)
+            tensors.append(wire)
+            restore.append(how)
+        flags = flags.to(tensors[0].device)
+        comm.grouped_allreduce_(
+            [*tensors, flags],
+            name=order.name or None,
+            op=order.op,
+            prescale_factor=order.prescale,
+            postscale_factor=order.postscale,
+            process_set=order.process_set,
+        )
+        present = flags.tolist()
+        return [
+            order.compression.decompress(tensor, how) if there else None
+            for tensor, how, there in zip(tensors, restore, present, strict=True)
+        ]
+
+    def outside(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def scale(self, gradient: Any, factor: float) -> Any:
+        return gradient * factor
+
+    def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        return then() if condition else otherwise()
+
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+        act()
+        compare(lambda: [_array(variable.value) for variable in variables])
+
+    def allreduce(self, tensor: Any, order: Order) -> Any:
+        wire, how = order.compression.compress(tensor)
+        reduced = hvd.allreduce(
+            wire,
+            name=order.name or None,
+            op=order.op,
+            prescale_factor=order.prescale,
+            postscale_factor=order.postscale,
+            process_set=order.process_set,
+        )
+        return order.compression.decompress(reduced, how)
+
+    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.allgather(tensor, name=name, process_set=process_set)
+
+    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
+
+    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
+        return hvd.reducescatter(tensor, name=name, op=op, process_set=process_set)
+
+
+def _array(value: torch.Tensor) -> Any:
+    value = value.detach().cpu()
+    return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+
+
+backend: Backend = _Torch()

@@ -1,0 +1,175 @@
+"""Combines the gradients of one optimizer over all ranks; knows no backend and no class of optimizers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod import context
+from horovod._keras.backends import Backend, Order
+from horovod._keras.settings import Settings
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.fingerprints import compare_once
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.core.requests import ReduceOp
+from horovod.errors import MismatchError
+from horovod.splits import split_evenly
+
+__all__ = ["Reduction"]
+
+_comm = Collectives(NumpyAdapter())
+_numbers = itertools.count(1)
+
+_REMEDY = (
+    "model.fit() with hvd.callbacks.BroadcastGlobalVariablesCallback(0) among its callbacks, or in a loop of your own "
+    "hvd.broadcast_variables(model.weights, root_rank=0)"
+)
+
+
+class Reduction:
+    """See the module.
+
+    Args:
+        settings: how gradients are combined.
+        backend: where they are.
+        key: tells variables apart.
+
+    Attributes:
+        settings: as given.
+        backend: as given.
+        before_first_step: what a callback wants done once the variables exist, before they are first changed.
+    """
+
+    def __init__(self, settings: Settings, backend: Backend, key: Callable[[Any], Any]) -> None:
+        self.settings = settings
+        self.backend = backend
+        self._key = key
+        self.before_first_step: list[Callable[[], None]] = []
+        self._local: list[Any] = []
+        self._name = self._first_name = ""
+        self._compared = False
+
+    @property
+    def name(self) -> str:
+        """What its operations are called; numbered when it is first needed, since only trained ones count."""
+        if not self._name:
+            number = next(_numbers)
+            # With no sign that TensorFlow would not take in the name of a node.
+            self._name = "DistributedOptimizer" if number == 1 else f"DistributedOptimizer.{number}"
+        return self._name
+
+    # -- local variables -----------------------------------------------------------------------------------------
+
+    def register_local(self, variable: Any) -> None:
+        """Leave a variable's gradient to this rank from now on."""
+        self._local.append(variable)
+
+    def _is_local(self, variable: Any) -> bool:
+        return any(self._key(variable) == self._key(local) for local in self._local)
+
+    # -- gradients -----------------------------------------------------------------------------------------------
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Before the first gradients: do what callbacks left to do, and see that all ranks train the same model."""
+        if self._compared or not self.settings.active:
+            return
+        self._compared = True
+        shared = [variable for variable in variables if not self._is_local(variable)]
+        self.backend.first_step(shared, self._act, lambda arrays: self._compare(shared, arrays))
+
+    def _act(self) -> None:
+        while self.before_first_step:
+            self.before_first_step.pop(0)()
+
+    def _compare(self, variables: Sequence[Any], arrays: Callable[[], Sequence[Any]]) -> None:
+        names = [str(getattr(variable, "path", None) or variable.name) for variable in variables]
+        compare_once(self.name, names, arrays, _REMEDY, self.settings.process_set)
+
+    def combine(
+        self, gradients: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int], op: ReduceOp | None = None
+    ) -> list[Any]:
+        """Return the gradients of all ranks.
+
+        Args:
+            gradients: of this rank; ``None`` where there is none.
+            variables: which each belongs to.
+            numbers: the variables' places in the optimizer, the same on every rank.
+            op: another reduction than the optimizer's, whose factors then do not count either.
+        """
+        settings, found = self.settings, list(gradients)
+        factor = settings.factor if op is None else 1.0
+        local = [index for index, variable in enumerate(variables) if self._is_local(variable)]
+        shared = sorted(set(range(len(found))).difference(local))
+        if settings.active:
+            size = settings.process_set.size() or 1
+            self._scale(found, local, factor / size if settings.local_is_scaled else factor)
+            for members in self._groups(shared, variables):
+                order = self._order(f"{numbers[members[0]]}-{numbers[members[-1]]}", op, factor)
+                parts = [found[index] for index in members], [variables[index] for index in members]
+                for index, gradient in zip(members, self.backend.reduce(*parts, order), strict=True):
+                    found[index] = gradient
+        else:
+            self._scale(found, [*local, *shared], factor)
+        return found
+
+    def _scale(self, gradients: list[Any], which: Sequence[int], factor: float) -> None:
+        for index in which:
+            if factor != 1.0 and gradients[index] is not None:
+                gradients[index] = self.backend.scale(gradients[index], factor)
+
+    def _order(self, which: str, op: ReduceOp | None, factor: float) -> Order:
+        settings = self.settings
+        if op is not None:
+            return Order(f"{self.name}.values.{which}", op, settings.process_set, self.backend.compression.none)
+        self._first_name = self._first_name or f"{self.name}.gradients.{which}"
+        return Order(
+            f"{self.name}.gradients.{which}",
+            settings.op,
+            settings.process_set,
+            settings.compression,
+            1.0 / settings.predivide,
+            settings.predivide * factor,
+            settings.sparse_as_dense,
+            _REMEDY,
+        )
+
+    def _groups(self, which: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Return the gradients that travel together."""
+        groups = self.settings.groups
+        if not which:
+            return []
+        if isinstance(groups, int):
+            return [[which[place] for place in run] for run in split_evenly(len(which), groups or 1)]
+        place = {self._key(variables[index]): index for index in which}
+        found = [[place.pop(self._key(v)) for v in group if self._key(v) in place] for group in groups]
+        return [members for members in (*found, sorted(place.values())) if members]
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def agree_on_end(self, what: str) -> None:
+        """Make sure that no other rank is still combining gradients.
+
+        A rank that is meets this one under a name of its gradients, with something that is no gradient, so
+        that every rank gets an error where each would wait for the others.
+
+        Args:
+            what: has ended, in words.
+
+        Raises:
+            MismatchError: another rank is still training.
+        """
+        if not (self._first_name and context.is_initialized() and self.settings.active):
+            return
+        name, process_set = self._first_name, self.settings.process_set
+        try:
+            _comm.allreduce(np.zeros((), np.uint8), name=name, op=ReduceOp.SUM, process_set=process_set)
+        except MismatchError as error:
+            raise MismatchError(
+                f"{what} has ended on this rank and not on others, which take more steps: ranks with different numbers "
+                "of batches would average gradients of different steps, and wait for ever at the end. Give every rank "
+                "the same number: pass steps_per_epoch= (the smallest of all ranks), drop the last batches, or repeat "
+                f"the data set. {error}"
+            ) from error

@@ -1,0 +1,115 @@
+"""What the arguments of ``DistributedOptimizer`` mean, checked once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
+from horovod.core.requests import ReduceOp
+
+__all__ = ["Settings", "make_settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the gradients of one optimizer are combined.
+
+    Attributes:
+        op: Average or Sum.
+        compression: what goes over the wire.
+        process_set: ranks that take part.
+        sparse_as_dense: whether sparse gradients travel as dense ones.
+        predivide: what gradients are divided by before the sum; the rest of the average follows after it.
+        groups: how many operations all gradients make, or lists of variables; 0 is one operation.
+        passes: backward passes per step; 1 leaves it to the optimizer's own accumulation.
+        passes_are_averaged: whether the gradients of these passes are averaged, instead of summed.
+        local_is_scaled: whether gradients of local variables are divided by the number of ranks.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    compression: Any = None
+    process_set: ProcessSet = global_process_set
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    groups: int | tuple[tuple[Any, ...], ...] = 0
+    passes: int = 1
+    passes_are_averaged: bool = False
+    local_is_scaled: bool = True
+
+    @property
+    def active(self) -> bool:
+        """Whether there are other ranks to work with."""
+        size = self.process_set.size()
+        if size is None:
+            raise wrong_argument(
+                f"{self.process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
+            )
+        return size > 1 and bool(self.process_set.included())
+
+    @property
+    def factor(self) -> float:
+        """What the gradients of a step are multiplied with; Keras' own accumulation averages over the passes."""
+        return 1.0 if self.passes_are_averaged else float(self.passes)
+
+
+def make_settings(
+    *, op: int, compression: Any, process_set: ProcessSet, sparse_as_dense: bool, gradient_predivide_factor: float,
+    num_groups: int, groups: int | Sequence[Sequence[Any]] | None, backward_passes_per_step: int,
+    average_aggregated_gradients: bool, scale_local_gradients: bool,
+) -> Settings:  # fmt: skip
+    """Check the arguments of ``DistributedOptimizer`` and return what they mean.
+
+    Raises:
+        RequestError: one of them does not fit.
+    """
+    how = resolve_op(op, None)
+    if how not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise wrong_argument(f"op of a Keras optimizer must be Average or Sum. Received: {how.name.capitalize()}")
+    if gradient_predivide_factor != 1.0 and how is not ReduceOp.AVERAGE:
+        raise wrong_argument(
+            "gradient_predivide_factor needs op=Average. "
+            f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={how.name.capitalize()}"
+        )
+    if backward_passes_per_step < 1:
+        raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise wrong_argument(
+            "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
+            f"Received: {compression!r}"
+        )
+    if num_groups:
+        warnings.warn("num_groups is deprecated, use groups instead", DeprecationWarning, stacklevel=4)
+        groups = num_groups if groups is None else groups
+    return Settings(
+        op=how,
+        compression=compression,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        predivide=float(gradient_predivide_factor),
+        groups=_check_groups(groups),
+        passes=int(backward_passes_per_step),
+        passes_are_averaged=average_aggregated_gradients,
+        local_is_scaled=scale_local_gradients,
+    )
+
+
+def _check_groups(groups: int | Sequence[Sequence[Any]] | None) -> int | tuple[tuple[Any, ...], ...]:
+    if groups is None:
+        return 0
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
+        return groups
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
+        raise wrong_argument(
+            f"groups must be a number of groups, or a list of lists of variables. Received: {groups!r}"
+        )
+    seen: set[int] = set()
+    for variable in (variable for group in groups for variable in group):
+        if id(variable) in seen:
+            raise wrong_argument(f"the variable {getattr(variable, 'name', variable)} is twice in groups")
+        seen.add(id(variable))
+    return tuple(tuple(group) for group in groups)

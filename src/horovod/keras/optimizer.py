@@ -1,0 +1,211 @@
+"""``DistributedOptimizer``: an optimizer of Keras that works with the gradients of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from horovod import context
+from horovod._keras import choice
+from horovod._keras.members import DistributedMembers, make_distributed
+from horovod._keras.reduction import Reduction
+from horovod._keras.settings import Settings, make_settings
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import ReduceOp
+from horovod.keras.loss_scale import innermost, teach_loss_scaling
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute", "local_variables"]
+
+
+def distribute(optimizer: Any, settings: Settings) -> Any:
+    """Make an optimizer of Keras 3 a distributed one, and return it.
+
+    Args:
+        optimizer: an optimizer, or what ``keras.optimizers.get`` takes. It keeps its variables.
+        settings: how to combine gradients.
+
+    Raises:
+        RequestError: it is no optimizer, or accumulates gradients otherwise already.
+    """
+    if isinstance(optimizer, str | dict):
+        optimizer = keras.optimizers.get(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise wrong_argument(
+            "optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
+    teach_loss_scaling()
+    inner = innermost(optimizer)
+    _accumulate(inner, settings.passes)
+    backend = choice.of_name(keras.backend.backend())
+    make_distributed(inner, DistributedMembers, lambda self: Reduction(settings, backend, self._var_key))
+    return optimizer
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Have Keras accumulate gradients over ``backward_passes_per_step`` passes; it does so on every backend."""
+    own = optimizer.gradient_accumulation_steps
+    if passes == 1 or own == passes:
+        return
+    if own:
+        raise wrong_argument(
+            f"the optimizer has gradient_accumulation_steps={own}, and gradients are combined once in {own} passes; "
+            f"leave out backward_passes_per_step. Received: backward_passes_per_step={passes}"
+        )
+    if optimizer.built:
+        raise wrong_argument(
+            "backward_passes_per_step needs an optimizer that was not used yet: its memory for gradients is made with "
+            "its other variables"
+        )
+    optimizer.gradient_accumulation_steps = passes
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make an optimizer of Keras work with the gradients of all ranks.
+
+    Works in ``fit()`` and in loops of one's own, through ``apply``, ``apply_gradients`` and ``stateless_apply``.
+    Gradients are combined before they are clipped, inside the compiled step where there is one.
+
+    Args:
+        optimizer: a Keras optimizer, or its name. It becomes the distributed one, with its state.
+        name: accepted; operations are named by the order in which optimizers are first used.
+        device_dense: accepted.
+        device_sparse: accepted.
+        compression: how gradients are sent, such as ``Compression.fp16``.
+        sparse_as_dense: send sparse gradients as dense ones.
+        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
+        op: Average or Sum.
+        num_groups: deprecated; ``groups`` instead.
+        groups: lists of variables whose gradients travel together, or a number of groups; by default all do.
+        backward_passes_per_step: passes whose gradients are accumulated before they are combined and applied.
+            Keras' own ``gradient_accumulation_steps`` does the same, and averages over the passes.
+        average_aggregated_gradients: average over these passes, instead of the sum.
+        process_set: ranks that take part; on other ranks the optimizer works alone.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+
+    Returns:
+        ``optimizer``, whose class now derives from the one it had. Saved models name the plain class.
+
+    Raises:
+        RequestError: an argument does not fit.
+        NotInitializedError: ``init()`` was not called.
+    """
+    del name, device_dense, device_sparse
+    context.world()
+    return distribute(
+        optimizer,
+        make_settings(
+            op=op,
+            compression=compression or choice.of_name(keras.backend.backend()).compression.none,
+            process_set=process_set,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            groups=groups,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            scale_local_gradients=scale_local_gradients,
+        ),
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make an optimizer work with the gradients of all ranks, but for layers that each rank has for itself.
+
+    Args:
+        optimizer: as in ``DistributedOptimizer``.
+        name: as in ``DistributedOptimizer``.
+        device_dense: accepted.
+        device_sparse: accepted.
+        compression: as in ``DistributedOptimizer``.
+        sparse_as_dense: as in ``DistributedOptimizer``.
+        gradient_predivide_factor: as in ``DistributedOptimizer``.
+        op: as in ``DistributedOptimizer``.
+        backward_passes_per_step: as in ``DistributedOptimizer``.
+        average_aggregated_gradients: as in ``DistributedOptimizer``.
+        groups: as in ``DistributedOptimizer``.
+        process_set: as in ``DistributedOptimizer``.
+        local_layers: a layer, or a list of layers, that are built. Tell BroadcastGlobalVariablesCallback of them, too.
+        scale_local_gradients: divide their gradients by the number of ranks, as an average over ranks would.
+
+    Returns:
+        As ``DistributedOptimizer``.
+
+    Raises:
+        RequestError: an argument does not fit.
+        NotInitializedError: ``init()`` was not called.
+    """
+    variables = local_variables(local_layers, keras.layers.Layer)
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        0,
+        groups,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in variables:
+        innermost(optimizer).register_local_var(variable)
+    return optimizer
+
+
+def local_variables(layers: Any, kind: type[Any]) -> list[Any]:
+    """Return the trainable variables of a layer, or of several.
+
+    Args:
+        layers: a layer, a list of layers, or ``None``.
+        kind: the class of layers.
+
+    Raises:
+        RequestError: they are no layers, or not built.
+    """
+    layers = [] if layers is None else list(layers) if isinstance(layers, list | tuple) else [layers]
+    for layer in layers:
+        if not isinstance(layer, kind):
+            raise wrong_argument(f"local_layers must be a layer or a list of layers. Received: {layer!r}")
+        if not layer.built:
+            raise wrong_argument(
+                f"the local layer {layer.name} has no variables yet; build the model first, with model.build(shape)"
+            )
+    return [variable for layer in layers for variable in layer.trainable_weights]
