@@ -47,9 +47,10 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
         f"do ends that. Nothing has moved for {age_s:.1f} s."
     ]
     for item in stuck:
+        in_all = f"{item.operations} operation{'s' * (item.operations != 1)} in all"
         lines.append(
             f"{item.who} waits in {_what(item.request)}, which {list_ranks(item.missing)} did not submit; it has "
-            f"submitted {_count(item)}, and {item.operations} operations in all"
+            f"submitted {_count(item)}, and {in_all}"
         )
     links = [
         f"rank {rank} in {_what(by_rank[rank].request)} for rank {other}"
@@ -77,12 +78,12 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
         [first, *_] = never
         return [
             f"No rank but those that wait in it has ever called {_what(first.request)}, while "
-            f"{few([f'{_what(item.request)} was done {item.times - 1} times' for item in calls if item.times > 1])}: "
+            f"{few([f'{_what(item.request)} was done {_often(item.times - 1)}' for item in calls if item.times > 1])}: "
             f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
             "on none."
         ]
     if len(set(done)) > 1:
-        counts = ", ".join(f"{_what(item.request)} {item.times - 1} times" for item in calls)
+        counts = ", ".join(f"{_what(item.request)} {_often(item.times - 1)}" for item in calls)
         return [
             f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
@@ -100,4 +101,8 @@ def _what(request: Request) -> str:
 def _count(item: Stuck) -> str:
     if not item.request.name:
         return f"{item.times} without a name"
-    return "it once" if item.times == 1 else f"it {item.times} times"
+    return f"it {_often(item.times)}"
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
