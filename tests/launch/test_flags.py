@@ -56,6 +56,8 @@ def test_flags_with_a_place_of_their_own() -> None:
         (("--log-level", "DEBUG"), ("HOROVOD_LOG_LEVEL", "debug")),
         (("--log-without-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "1")),
         (("--log-with-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "0")),
+        (("--log-hide-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "1")),
+        (("--no-log-hide-timestamp",), ("HOROVOD_LOG_HIDE_TIME", "0")),
         (("--timeline-filename", "/t.json"), ("HOROVOD_TIMELINE", "/t.json")),
         (("--no-autotune",), ("HOROVOD_AUTOTUNE", "0")),
         (("--cycle-time-ms", "2.5"), ("HOROVOD_CYCLE_TIME", "2.5")),
@@ -91,7 +93,8 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),
         (("--min-np", "2", "x"), r"--min-np is for elastic jobs"),
         (("--nnodes", "2", "x"), r"--nnodes is for jobs of several hosts"),
-        (("--ssh-port", "2", "x"), r"--ssh-port is for jobs of several hosts"),
+        (("--ssh-port", "two", "x"), r"--ssh-port must be a whole number; received 'two'"),
+        (("--mpi-args",), r"expected one argument"),
         (("-np", "two", "x"), r"-np must be a whole number; received 'two'"),
         (("-np",), r"expected one argument"),
         (("--gloo", "--mpi", "x"), r"not allowed with"),
@@ -160,7 +163,7 @@ def test_nothing_far_fetched_is_suggested(typed: str) -> None:
     ("typed", "reason"),
     [
         ("--rdzv_backend", "the ranks find each other by themselves"),
-        ("--oversubscribe", "as many processes are started as -np says"),
+        ("--use-hwthread-cpus", "as many processes are started as -np says"),
         ("--tag-output", "every line of output carries its rank"),
         ("-m", "name the program itself, such as python -m module"),
     ],
@@ -168,6 +171,26 @@ def test_nothing_far_fetched_is_suggested(typed: str) -> None:
 def test_what_other_launchers_need_to_be_told(typed: str, reason: str) -> None:
     with pytest.raises(UsageError, match=f"^{typed} is not needed: {reason}$"):
         parse(typed, "x")
+
+
+def test_what_job_files_say_of_other_hosts_is_accepted_and_told() -> None:
+    assert parse("x").unused == ()
+    options = parse(
+        "-p", "22", "-i", "key", "--network-interface", "eth0", "--disable-cache", "--mpi-args", "--mca btl tcp",
+        "--tcp", "--binding-args=-bind-to none", "--network-interfaces", "lo,eth1", "python", "--tcp",
+    )  # fmt: skip
+    assert options.command == ("python", "--tcp")
+    assert set(options.unused) == {
+        "--ssh-port", "--ssh-identity-file", "--network-interface", "--disable-cache", "--mpi-args", "--tcp",
+        "--binding-args", "--network-interfaces",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", [("--mpi-args", "--oversubscribe"), ("--output-filename", "-odd-")])
+def test_a_value_may_look_like_a_flag(flag: tuple[str, str]) -> None:
+    options = parse(*flag, "x")
+    assert options.command == ("x",)
+    assert not options.oversubscribe
 
 
 HOROVOD_LAYOUT = """
@@ -218,6 +241,11 @@ def test_yaml_file_in_horovods_layout(tmp_path: Path) -> None:
         "HOROVOD_LOG_LEVEL": "info",
         "HOROVOD_LOG_HIDE_TIME": "1",
     }
+
+
+def test_horovods_older_key_for_the_time_in_logs() -> None:
+    assert parse_yaml({"logging": {"hide_timestamp": True}}, "c.yaml") == {"HOROVOD_LOG_HIDE_TIME": "1"}
+    assert parse_yaml({"logging": {"hide_timestamp": False}}, "c.yaml") == {"HOROVOD_LOG_HIDE_TIME": "0"}
 
 
 def test_empty_yaml_file_says_nothing(tmp_path: Path) -> None:

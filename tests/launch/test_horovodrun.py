@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HOROVODRUN, horovodrun
+from launching import HOROVODRUN, TIMEOUT_S, horovodrun
 
 from horovod.cgroups import usable_cores
 
@@ -133,6 +133,37 @@ def test_a_python_file_runs_with_the_users_python(tmp_path: Path) -> None:
     assert ended.lines == [f"{Path(PY).parent / 'python'} ['train.py', '--lr', '1', '-v']"]
 
 
+@pytest.mark.parametrize("command", [["python", "train.py"], ["train.py"], ["sh", "-c", "exec python3 train.py"]])
+@pytest.mark.parametrize("is_activated", [False, True])
+def test_an_environment_that_is_not_activated_brings_its_python(
+    tmp_path: Path, command: list[str], is_activated: bool
+) -> None:
+    """Unless another one is activated, whose python is meant then."""
+    (tmp_path / "train.py").write_text("import sys; print(sys.prefix)")
+    other = tmp_path / "bin"
+    other.mkdir()
+    for name in ("python", "python3"):
+        (other / name).write_text("#!/bin/sh\necho other\n")
+        (other / name).chmod(0o755)
+    activated = {"VIRTUAL_ENV": str(tmp_path)} if is_activated else {}
+    kept = {name: text for name, text in os.environ.items() if name != "VIRTUAL_ENV"}
+    done = subprocess.run(
+        [*HOROVODRUN, "-np", "1", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**kept, "PATH": f"{other}:/usr/bin:/bin", **activated},
+    )
+    assert done.stdout.split() == ["other" if is_activated else sys.prefix], done.stderr
+
+
+def test_flags_about_other_hosts_earn_one_line() -> None:
+    ended = horovodrun("-np", "1", "--ssh-port", "22", "--network-interface", "eth0", "true")
+    assert ended.code == 0
+    assert ended.err == "horovodrun: on one host without effect: --ssh-port, --network-interface\n"
+
+
 def test_threads_are_shared_out_and_one_line_says_so() -> None:
     show = "import os; print([os.environ[k + '_NUM_THREADS'] for k in ('OMP', 'MKL', 'OPENBLAS', 'NUMEXPR')])"
     unset = [word for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR") for word in ("-u", f"{library}_NUM_THREADS")]
@@ -150,6 +181,7 @@ def test_threads_are_shared_out_and_one_line_says_so() -> None:
         (("-np", "2"), "no command"),
         (("-np", "0", "true"), "-np must be at least 1; received 0"),
         (("-np", "2", "--verbos", "true"), "unknown flag --verbos; did you mean --verbose?"),
+        (("-np", "100000", "true"), "is more than 64 ranks for each of"),
         (("-np", "2", "-H", "localhost:1", "true"), "Requested more processes (2)"),
         (("-np", "2", "-H", "192.0.2.1:2", "true"), "later feature"),
         (("-np", "2", "-hostfile", "/no/such", "true"), "-hostfile /no/such: No such file"),

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod import config
@@ -24,6 +24,7 @@ from horovod.launch.supervise import supervise
 
 __all__ = ["check_hosts", "main"]
 
+_MOST_PER_CORE = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _say(f"error: {error}")
         return 2
+    if options.unused:
+        _say(f"on one host without effect: {', '.join(options.unused)}")
     for note in plan.notes:
         _say(note)
     if options.verbose:
@@ -66,15 +69,22 @@ def _plan(options: Options) -> LaunchPlan:
     if not options.command:
         raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
     check_hosts(options.hosts, options.hostfile, options.num_proc)
+    cores = usable_cores()
+    if options.num_proc > _MOST_PER_CORE * cores and not (options.oversubscribe or options.hosts or options.hostfile):
+        raise UsageError(
+            f"-np {options.num_proc} is more than {_MOST_PER_CORE} ranks for each of {cores} cores; if that is what "
+            f"you want, add --oversubscribe"
+        )
+    environ = _with_own_python(os.environ)
     plan = make_plan(
         Wish(
-            command=_runnable(options.command),
+            command=_runnable(options.command, environ["PATH"]),
             num_proc=options.num_proc,
-            environ=os.environ,
+            environ=environ,
             job=secrets.token_hex(16),
             key=secrets.token_hex(32),
             hostname=os.uname().nodename,
-            cores=usable_cores(),
+            cores=cores,
             flags=options.settings,
             file=options.file_settings,
             output_dir=options.output_dir,
@@ -124,13 +134,22 @@ def check_hosts(hosts: str, hostfile: str, num_proc: int) -> None:
         local_slots(parsed, num_proc, is_this_host)
 
 
-def _runnable(command: tuple[str, ...]) -> tuple[str, ...]:
+def _with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as if the virtual environment that horovodrun is installed in were activated, unless one is."""
+    path = environ.get("PATH", os.defpath)
+    own = str(Path(sys.prefix) / "bin")
+    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in environ and own not in path.split(os.pathsep):
+        path = own + os.pathsep + path
+    return {**environ, "PATH": path}
+
+
+def _runnable(command: tuple[str, ...], path: str) -> tuple[str, ...]:
     """The command, with Python in front of a script that cannot be run by itself."""
     name = command[0]
-    if shutil.which(name):
+    if shutil.which(name, path=path):
         return command
     if name.endswith(".py") and Path(name).is_file():
-        return (shutil.which("python") or sys.executable, *command)
+        return (shutil.which("python", path=path) or sys.executable, *command)
     what = "is not executable" if Path(name).is_file() else "was not found"
     raise UsageError(f"the command {name!r} {what}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,8 @@ class Options:
         doctor: folder of flight recorder dumps to read instead of running anything, or empty.
         settings: variables that flags set.
         file_settings: variables that the YAML file sets.
+        oversubscribe: whether very many ranks for each core are meant.
+        unused: flags that say something about other hosts only.
     """
 
     num_proc: int | None = None
@@ -48,6 +50,21 @@ class Options:
     doctor: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     file_settings: Mapping[str, str] = field(default_factory=dict)
+    oversubscribe: bool = False
+    unused: tuple[str, ...] = ()
+
+
+_ONE_HOST = (
+    (("-p", "--ssh-port"), "PORT"),
+    (("-i", "--ssh-identity-file"), "FILE"),
+    (("--network-interface",), "NAME"),
+    (("--network-interfaces",), "NAMES"),
+    (("--disable-cache",), ""),
+    (("--mpi-args",), "ARGS"),
+    (("--binding-args",), "ARGS"),
+    (("--tcp",), ""),
+)
+"""Flags of Horovod about how other hosts are reached; job files of one host carry them, too."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,13 +89,14 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
     parser, takes_value = _parser(version)
     flags, command = _split(argv, takes_value)
     found = vars(parser.parse_args(flags))
+    _whole(found["--ssh-port"], "--ssh-port")
     settings = {}
     for setting in SETTINGS:
         text = found.get(setting.env)
         if text is not None:
             settings[setting.env] = _to_variable(setting, text, setting.flag)
     return Options(
-        num_proc=_whole(found["num_proc"]),
+        num_proc=_whole(found["num_proc"], "-np"),
         hosts=found["hosts"],
         hostfile=found["hostfile"],
         command=tuple(command),
@@ -89,6 +107,8 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         doctor=found["doctor"],
         settings=settings,
         file_settings=_read_yaml(found["config_file"]) if found["config_file"] else {},
+        oversubscribe=found["oversubscribe"],
+        unused=tuple(names[-1] for names, _ in _ONE_HOST if found[names[-1]]),
     )
 
 
@@ -122,6 +142,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
         action="store_true", help="begin each line of output with date and time",
     )  # fmt: skip
     add(parser, "--verbose", action="store_true", help="say what is started")
+    add(parser, "--oversubscribe", action="store_true", help="allow very many ranks for each core")
     add(
         parser, "--config-file", default="", metavar="YAML", help="read settings from a file; flags and environment win"
     )
@@ -131,18 +152,25 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
     how = parser.add_mutually_exclusive_group()
     for name in ("--gloo", "--mpi"):
         add(how, name, action="store_true", help="accepted; ranks of one host always use shared memory")
+    elsewhere = parser.add_argument_group("accepted, without effect on one host")
+    for names, value in _ONE_HOST:
+        taken: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
+        add(elsewhere, *names, dest=names[-1], help="for jobs of several hosts", **taken)
     active = parser.add_argument_group("settings, see docs/environment.md")
     idle = parser.add_argument_group("accepted, without effect in this version")
     for setting in (s for s in SETTINGS if s.flag):
         _add_setting(active if setting.in_effect else idle, setting, add)
+    for name, value in (("--log-hide-timestamp", "0"), ("--no-log-hide-timestamp", "1")):
+        # Horovod's older words; as `--log-with-timestamp` has it, 0 is to hide it.
+        add(idle, name, dest="HOROVOD_LOG_HIDE_TIME", action="store_const", const=value, help=argparse.SUPPRESS)
     return parser, takes_value
 
 
-def _whole(text: str | None) -> int | None:
+def _whole(text: str | None, flag: str) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:
-        raise UsageError(f"-np must be a whole number; received {text!r}") from None
+        raise UsageError(f"{flag} must be a whole number; received {text!r}") from None
 
 
 def _add_setting(group: Any, setting: Setting, add: Any) -> None:
@@ -179,14 +207,19 @@ def _to_variable(setting: Setting, text: str, source: str) -> str:
 
 def _split(argv: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
     """Cut the command line where the command begins."""
-    i = 0
+    i, argv = 0, list(argv)
     while i < len(argv) and argv[i].startswith("-"):
         word = argv[i]
         if word == "--":
             return list(argv[:i]), list(argv[i + 1 :])
         name = word.partition("=")[0]
         if word in takes_value:
-            i += 2 if takes_value[word] else 1
+            if takes_value[word] and word.startswith("--") and i + 1 < len(argv):
+                # As one word, since the value may look like a flag, as those of MPI do.
+                argv[i : i + 2] = [f"{word}={argv[i + 1]}"]
+                i += 1
+            else:
+                i += 2 if takes_value[word] else 1
         elif ("=" in word and takes_value.get(name)) or (word[:2] == "-H" and word[1] != "-"):
             i += 1
         elif name in takes_value:
@@ -224,6 +257,8 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
     if not isinstance(content, dict):
         raise UsageError(f"{source}: expected sections such as `params:`, received {content!r}")
     known = {s.yaml_path: s for s in SETTINGS if s.yaml_path}
+    hide = next(s for s in SETTINGS if s.env == "HOROVOD_LOG_HIDE_TIME")
+    known["logging.hide_timestamp"] = replace(hide, inverted=False)  # Horovod's older word
     variables = {}
     for section, keys in content.items():
         if section == "controller":

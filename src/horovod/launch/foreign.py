@@ -11,10 +11,9 @@ __all__ = ["answer"]
 
 _LATER = {
     "jobs of several hosts": (
-        "-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interface", "--network-interfaces",
-        "--disable-cache", "--nnodes", "--node-rank", "--prefix", "-prefix",
+        "--nnodes", "--node-rank", "--prefix", "-prefix",
     ),
-    "jobs over MPI": ("--mpi-args", "--tcp", "--binding-args", "--jsrun"),
+    "jobs over MPI": ("--jsrun",),
     "elastic jobs": (
         "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
         "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script", "--max-restarts",
@@ -33,13 +32,14 @@ _SAME = {
     "--prefix-output-with-timestamp": ("--timestamp-output", "-timestamp-output"),
     "--config-file": ("--config",),
     "--version": ("-V",),
+    "--oversubscribe": ("-oversubscribe", "--overcommit", "-O"),
 }  # fmt: skip
 """Flags of mpirun, mpiexec, srun, torchrun and accelerate, by ours that means the same."""
 
 _NOT_NEEDED = {
     "every rank gets the whole environment": ("-x", "-env", "--env", "-genv", "--genv", "-genvall", "--export"),
     "every line of output carries its rank": ("--tag-output", "-tag-output", "-l", "-prepend-rank", "--prepend-rank"),
-    "as many processes are started as -np says": ("--oversubscribe", "-oversubscribe", "--use-hwthread-cpus"),
+    "as many processes are started as -np says": ("--use-hwthread-cpus",),
     "the ranks find each other by themselves": (
         "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr",
         "--master-port",
