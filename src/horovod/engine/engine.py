@@ -202,6 +202,16 @@ class Engine:
             raise handle.error
         return handle.outputs
 
+    def linger(self, handle: Handle) -> bool:
+        """Make progress for as long as that needs no sleep, after a submission with ``kick=False``.
+
+        Returns:
+            Whether the handle is done; if not, the background thread goes on with it.
+        """
+        if not handle.done:
+            self._progress.linger(handle)
+        return handle.done
+
     def poll(self, handle: Handle) -> bool:
         """Return whether a handle is done; never blocks.
 

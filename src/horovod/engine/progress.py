@@ -104,6 +104,14 @@ class Progress:
         else:
             self._wait_behind(handle)
 
+    def linger(self, handle: Handle) -> None:
+        """Make progress as ``wait`` does, but only until it would sleep; the background thread does the rest."""
+        if self._doorbell is None or self._lock.acquire(False):
+            self._pump_and_release(handle, sleeps=False)
+        else:
+            self._doorbell.insist()
+            self.kick()
+
     def _wait_behind(self, handle: Handle) -> None:
         if self._doorbell is not None:
             self._doorbell.insist()
@@ -120,7 +128,7 @@ class Progress:
         finally:
             self._waiters.remove(signal)
 
-    def _pump_and_release(self, handle: Handle) -> None:
+    def _pump_and_release(self, handle: Handle, sleeps: bool = True) -> None:
         doorbell = self._doorbell
         if doorbell is None:
             try:
@@ -133,7 +141,7 @@ class Progress:
         try:
             doorbell.awake()
             channel.patient = True
-            heard = self._pump(handle, doorbell)
+            heard = self._pump(handle, doorbell, sleeps)
         except BaseException as error:
             self._stepper.abandon(error)
             raise
@@ -146,8 +154,12 @@ class Progress:
                 # Who rang in between found this rank awake; the parked thread has to be told.
                 doorbell.ring()
 
-    def _pump(self, handle: Handle, doorbell: Doorbell) -> int:
-        """Make progress until ``handle`` is done; return what the doorbell had heard before the last look."""
+    def _pump(self, handle: Handle, doorbell: Doorbell, sleeps: bool) -> int:
+        """Make progress until ``handle`` is done, or there is none to be made and the caller does not want to sleep.
+
+        Returns:
+            What the doorbell had heard before the last look.
+        """
         stepper, channel = self._stepper, self._channel
         step, has_news = stepper.step, stepper.has_news
         started = last_look = 0.0
@@ -161,6 +173,8 @@ class Progress:
                     doorbell.succeeded()
                     break
             else:
+                if not sleeps:
+                    return heard
                 doorbell.insist()
                 seen = doorbell.heard()
                 doorbell.announce(stepper.goal())

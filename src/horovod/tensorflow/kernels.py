@@ -80,6 +80,17 @@ class _Kernel:
         self.request = request
         self.as_user = request.site.stand_in()
         self.key = (-1 if self.kind is None else int(self.kind), request.process_set, request.name)
+        self._in_vain = 0
+        self._runs = 0
+
+    def lingers(self) -> bool:
+        """Whether the next run should look for its result for a moment: not where that has been in vain lately."""
+        self._runs += 1
+        return self._runs % (1 << min(self._in_vain, 6)) == 0
+
+    def lingered(self, paid: bool) -> None:
+        """Note whether the result came meanwhile."""
+        self._in_vain = 0 if paid else self._in_vain + 1
 
     def query(self) -> int:
         if self.op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
@@ -207,9 +218,10 @@ class _Run:
         if kind is Kind.JOIN:
             name = "join"
         outputs = self._outputs if in_place else None if count else ()
+        lingers = self._kernel.lingers()
         submit = functools.partial(
             engine.submit, self, kind, name, self._inputs, outputs, op=request.op, prescale=request.prescale,
-            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0,
+            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0, kick=not lingers,
         )  # fmt: skip
         handle: Handle = self._kernel.as_user(submit)
         self._handle = handle
@@ -218,6 +230,12 @@ class _Run:
                 engine.wait(handle)
             self.finish()
             return
+        if lingers:
+            done = engine.linger(handle)
+            self._kernel.lingered(done)
+            if done:
+                self.finish()
+                return
         handle.waiter = self
         if handle.done:
             self.release()
