@@ -209,7 +209,7 @@ def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) 
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:
-    """Return a number that is found out when the graph runs."""
+    """Return a number that is found out when the graph runs; where XLA compiles it, when it is built."""
     (number,) = node(op_type, [], [tf.int32], GraphRequest(process_set=process_set_id, site=user_site()), name)
     return _shaped(number, tf.TensorShape([]))
 

@@ -27,7 +27,7 @@ from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.library import COMPUTE, CREATE, DELETE, Status, attribute, define_op, lib, register_kernel
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
-__all__ = ["register"]
+__all__ = ["answer", "register"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,21 +92,22 @@ class _Kernel:
         """Note whether the result came meanwhile."""
         self._in_vain = 0 if paid else self._in_vain + 1
 
-    def query(self) -> int:
-        if self.op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
-            return -1
-        world = context.world()
-        key = self.request.process_set
-        if self.op_type == "HorovodProcessSetIncluded":
-            members = context.engine().sets.as_dict()
-            return int(world.rank in members[key]) if key in members else -3
-        if self.op_type == "HorovodSize":
-            return len(context.engine().sets.as_dict()[key]) if key else world.size
-        return {
-            "HorovodRank": world.rank,
-            "HorovodLocalRank": world.local_rank,
-            "HorovodLocalSize": world.local_size,
-        }[self.op_type]
+
+def answer(op_type: str, process_set: int) -> int:
+    """Return what an operation of ``QUERIES`` tells about this process."""
+    if op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
+        return -1
+    world = context.world()
+    if op_type == "HorovodProcessSetIncluded":
+        members = context.engine().sets.as_dict()
+        return int(world.rank in members[process_set]) if process_set in members else -3
+    if op_type == "HorovodSize":
+        return len(context.engine().sets.as_dict()[process_set]) if process_set else world.size
+    return {
+        "HorovodRank": world.rank,
+        "HorovodLocalRank": world.local_rank,
+        "HorovodLocalSize": world.local_size,
+    }[op_type]
 
 
 class _Run:
@@ -175,7 +176,7 @@ class _Run:
         """Submit, or finish at once what needs no other rank."""
         try:
             if self._kernel.kind is None:
-                self._answer([self._kernel.query()])
+                self._answer(answer(self._kernel.op_type, self._kernel.request.process_set))
             elif self._kernel.request.name and self._must_wait():
                 return
             else:
@@ -221,7 +222,8 @@ class _Run:
         lingers = self._kernel.lingers()
         submit = functools.partial(
             engine.submit, self, kind, name, self._inputs, outputs, op=request.op, prescale=request.prescale,
-            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0, kick=not lingers,
+            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0,
+            kick=not lingers,
         )  # fmt: skip
         handle: Handle = self._kernel.as_user(submit)
         self._handle = handle
@@ -268,8 +270,8 @@ class _Run:
                 array = output
         self._inputs.append(array)
 
-    def _answer(self, numbers: list[int]) -> None:
-        self.empty((), "int32", None)[...] = numbers[0]
+    def _answer(self, number: int) -> None:
+        self.empty((), "int32", None)[...] = number
 
     def finish(self) -> None:
         """Tell TensorFlow how it went."""
@@ -281,7 +283,7 @@ class _Run:
                     received = self._handle.received_splits
                     self.empty((len(received),), "int32", None)[...] = received
                 elif error is None and self._kernel.kind is Kind.JOIN:
-                    self._answer([self._handle.result])
+                    self._answer(self._handle.result)
         except BaseException as late:
             error = late
         if error is not None:

@@ -15,7 +15,7 @@ from tensorflow.python.framework import auto_control_deps, op_def_library
 from tensorflow.python.util import tf_stack
 
 from horovod.engine import callsite
-from horovod.tensorflow import kernels
+from horovod.tensorflow import kernels, xla
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest, Site
 
@@ -84,6 +84,8 @@ def node(
     for tensor in tensors:
         if tensor.dtype.name not in DTYPES:
             raise TypeError(f"tensors of {tensor.dtype.name} cannot be sent; those of {', '.join(DTYPES)} can")
+    if xla.is_compiling():
+        return xla.compiled(op_type, tensors, request)
     inputs = list(tensors)
     attributes = (
         "T", [tensor.dtype.as_datatype_enum for tensor in inputs],

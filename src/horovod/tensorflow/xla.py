@@ -1,0 +1,206 @@
+"""Collectives in functions that XLA compiles (``jit_compile=True``), as custom calls of TensorFlow's XLA.
+
+XLA has shapes fixed, so what depends on other ranks' shapes cannot be compiled. One call runs after the other, in
+the order of the compiled program, and each blocks its thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
+
+from horovod import context
+from horovod.core.requests import Kind
+from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow.kernels import answer
+from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
+
+__all__ = ["compiled", "is_compiling"]
+
+_P = ctypes.c_void_p
+_TARGET = b"horovod_collective"
+_HANDLER = ctypes.CFUNCTYPE(None, _P, ctypes.POINTER(_P), _P, ctypes.c_size_t, _P)
+_GLOBAL = "_ZN3xla24CustomCallTargetRegistry6GlobalEv"
+_REGISTER = "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_"
+_FIXED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _String(ctypes.Structure):
+    """A ``std::string``; up to 15 characters lie in itself."""
+
+    _fields_ = (("data", _P), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("pad", ctypes.c_size_t))
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What stands in the program.
+
+    Attributes:
+        op_type: Horovod's name of the operation.
+        request: its settings.
+        dtypes: of the inputs, and of the outputs.
+        inputs: their shapes.
+        outputs: their shapes.
+    """
+
+    op_type: str
+    request: GraphRequest
+    dtypes: tuple[str, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+
+class _Outputs:
+    """The allocator of results that XLA has made room for."""
+
+    kernels = "numpy"
+    writable = True
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = iter(arrays)
+
+    def address(self, buffer: Array) -> int:
+        return buffer.ctypes.data
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
+        return next(self._arrays)
+
+
+def is_compiling() -> bool:
+    """Return whether the graph that is being built will be compiled by XLA."""
+    return not tf.executing_eagerly() and bool(
+        control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    )
+
+
+def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> list[Any]:
+    """Add a collective to a program of XLA; differentiable.
+
+    Args:
+        op_type: Horovod's name of the operation.
+        tensors: inputs, of known shapes.
+        request: the settings.
+
+    Raises:
+        NotImplementedError: the operation cannot be compiled, or this TensorFlow offers no way to do it.
+    """
+    if op_type in QUERIES:
+        return [tf.constant(answer(op_type, request.process_set), tf.int32)]
+    kind = OP_TYPES.get(op_type)
+    if kind not in _FIXED or not all(tensor.shape.is_fully_defined() for tensor in tensors):
+        what = "is found out while the program runs" if kind not in _FIXED else "is not known yet"
+        raise NotImplementedError(
+            f"{op_type} cannot be part of a function with jit_compile=True (at {request.site.file}:"
+            f"{request.site.line}): XLA must know all shapes, and one here {what}. Call it outside of that function, "
+            "or leave jit_compile out; allreduce, broadcast and reducescatter of tensors with known shapes can be compiled"
+        )
+    target = _register()
+    inputs = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)
+    outputs = tuple(_result_shape(kind, shape, request) for shape in inputs)
+    dtypes = tuple(tensor.dtype.name for tensor in tensors)
+    text = msgspec.json.encode(_Call(op_type, request, dtypes, inputs, outputs)).decode()
+
+    @tf.custom_gradient
+    def call(*operands: Any) -> Any:
+        from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+        made = gen_xla_ops.xla_custom_call_v2(
+            operands=operands, call_target_name=target, backend_config=text, has_side_effect=True,
+            result_dtypes=[tensor.dtype for tensor in operands], result_shapes=list(outputs),
+        )  # fmt: skip
+        node = SimpleNamespace(inputs=operands, outputs=made, get_attr=lambda _: request.encode())
+        return made, lambda *grads: _listed(ops.gradient_registry.lookup(op_type)(node, *grads))
+
+    return _listed(call(*tensors))
+
+
+def _listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _result_shape(kind: Kind | None, shape: tuple[int, ...], request: GraphRequest) -> tuple[int, ...]:
+    if kind is not Kind.REDUCESCATTER or not shape:
+        return shape
+    members = context.engine().sets.as_dict()[request.process_set]
+    rows, extra = divmod(shape[0], len(members))
+    return (rows + (members.index(context.world().rank) < extra), *shape[1:])
+
+
+@functools.cache
+def _register() -> str:
+    """Make the custom call known to XLA, and return its name."""
+    path = next(iter(sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_cc*"))), None)
+    try:
+        library = ctypes.CDLL(str(path))
+        registry, register = getattr(library, _GLOBAL), getattr(library, _REGISTER)
+    except (OSError, AttributeError):
+        raise NotImplementedError(
+            f"TensorFlow {tf.__version__} does not let custom calls be added to XLA, so that no collective can be part "
+            "of a function with jit_compile=True: leave it out, in Keras with compile(jit_compile=False)"
+        ) from None
+    registry.restype = _P
+    register.argtypes = [_P, ctypes.POINTER(_String), _P, ctypes.POINTER(_String)]
+    register(registry(), _string(_TARGET), ctypes.cast(_handle, _P), _string(b"Host"))
+    return _TARGET.decode()
+
+
+def _string(text: bytes) -> _String:
+    buffer = ctypes.create_string_buffer(text)
+    made = _String(ctypes.addressof(buffer), len(text), len(text), 0)
+    made.text = buffer  # lives as long as the string
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded(text: bytes) -> tuple[_Call, Any]:
+    call = msgspec.json.decode(text, type=_Call)
+    return call, call.request.site.stand_in()
+
+
+@_HANDLER
+def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
+    try:
+        call, as_user = _decoded(ctypes.string_at(opaque, length))
+        sources = [_array(ins[i], shape, call.dtypes[i]) for i, shape in enumerate(call.inputs)]
+        many = len(call.outputs) > 1
+        places = ctypes.cast(out, ctypes.POINTER(_P)) if many else [out]
+        targets = [_array(places[i], shape, call.dtypes[i]) for i, shape in enumerate(call.outputs)]
+        kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
+        submit = functools.partial(
+            engine.submit, _Outputs(targets), kind, f"{kind.name.lower()}.{request.name}", sources, None,
+            op=request.op, prescale=request.prescale, postscale=request.postscale, root=request.root,
+            process_set=request.process_set, depth=0, kick=False,
+        )  # fmt: skip
+        as_user(lambda: engine.wait(submit()))
+    except BaseException as error:
+        _fail(status, f"{type(error).__name__}: {error}".encode())
+
+
+def _array(address: int | None, shape: tuple[int, ...], dtype: str) -> Array:
+    kind = np.dtype(DTYPES[dtype].as_numpy_dtype)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if not nbytes or not address:
+        return np.empty(shape, kind)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    array: Array = np.ndarray(shape, kind, memory)
+    return array
+
+
+def _fail(status: int, text: bytes) -> None:
+    """Write ``std::optional<std::string>``, whose memory XLA frees."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = _P, [ctypes.c_size_t]
+    memory = libc.malloc(len(text) + 1)
+    ctypes.memmove(memory, text + b"\0", len(text) + 1)
+    ctypes.memmove(status, ctypes.byref(_String(memory, len(text), len(text), 0)), 32)
+    ctypes.memset(status + 32, 1, 1)
