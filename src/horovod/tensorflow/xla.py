@@ -102,7 +102,7 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
         raise NotImplementedError(
             f"{op_type} cannot be part of a function with jit_compile=True (at {request.site.file}:"
             f"{request.site.line}): XLA must know all shapes, and one here {what}. Call it outside of that function, "
-            "or leave jit_compile out; allreduce, broadcast and reducescatter of tensors with known shapes can be compiled"
+            "or leave jit_compile out; allreduce, broadcast and reducescatter of tensors of known shape can be compiled"
         )
     target = _register()
     inputs = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)

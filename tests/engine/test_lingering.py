@@ -1,0 +1,40 @@
+"""Who lingers makes progress while that needs no sleep; what is not done then is done in the background."""
+
+from __future__ import annotations
+
+import pytest
+from harness import run_ranks
+
+
+def _lingers(late: int) -> None:
+    import threading
+
+    import numpy as np
+
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.bindings.numpy_adapter import NumpyAdapter
+    from horovod.core.requests import Kind
+
+    engine = context.engine()
+    if hvd.rank() == late:
+        # The other one has lingered in vain by now.
+        hvd.allreduce(np.ones(1), name="go")
+        assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2, 2, 2]
+        return
+    values = np.ones(3)
+    handle = engine.submit(NumpyAdapter(), Kind.ALLREDUCE, "allreduce.x", [values], None, kick=False)
+    assert not engine.linger(handle)
+    done = threading.Lock()
+    done.acquire()
+    handle.waiter = done
+    go = hvd.allreduce_async(np.ones(1), name="go")
+    # Nobody waits in the engine: its own thread does the rest.
+    assert handle.done or done.acquire(timeout=300)
+    assert handle.outputs[0].tolist() == [2, 2, 2]
+    hvd.synchronize(go)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_lingering_did_not_finish_is_finished_in_the_background(late: int) -> None:
+    run_ranks(2, _lingers, late)
