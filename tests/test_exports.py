@@ -16,7 +16,10 @@ import horovod.errors
 
 NAMES = sorted(modules())
 # What a training script imports; all parameters of all of their functions are explained.
-PUBLIC = ("horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax")
+PUBLIC = (
+    "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
+    "horovod.tensorflow.keras",
+)  # fmt: skip
 READS_SETTINGS = ("horovod.config", "horovod.world")
 # They hand their environment on to processes that they start.
 PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util")

@@ -13,6 +13,7 @@ from horovod.keras.loss_scale import innermost
 from horovod.keras.values import broadcast_variables
 
 __all__ = [
+    "KIT",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
@@ -31,7 +32,7 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
         optimizer.build(variables)
 
 
-_KIT = Kit(
+KIT = Kit(
     broadcast=broadcast_variables,
     is_variable=lambda value: isinstance(value, keras.Variable),
     reduction_of=_reduction_of,
@@ -44,25 +45,25 @@ _KIT = Kit(
 class BroadcastGlobalVariablesCallback(Broadcast, keras.callbacks.Callback):
     """Gives all ranks the model and the optimizer of one before the first step; arguments as in ``Broadcast``."""
 
-    _kit = _KIT
+    _kit = KIT
 
 
 class MetricAverageCallback(MetricAverage, keras.callbacks.Callback):
     """Averages metrics over all ranks at the end of each epoch; arguments as in ``MetricAverage``."""
 
-    _kit = _KIT
+    _kit = KIT
 
 
 class LearningRateScheduleCallback(RateSchedule, keras.callbacks.Callback):
     """Multiplies the learning rate from one epoch on; arguments as in ``RateSchedule``."""
 
-    _kit = _KIT
+    _kit = KIT
 
 
 class LearningRateWarmupCallback(RateWarmup, keras.callbacks.Callback):
     """Raises the learning rate from one process's to that of all; arguments as in ``RateWarmup``."""
 
-    _kit = _KIT
+    _kit = KIT
 
 
 class BestModelCheckpoint(BestCheckpoint, keras.callbacks.ModelCheckpoint):

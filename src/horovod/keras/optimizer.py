@@ -9,6 +9,7 @@ import keras
 
 from horovod import context
 from horovod._keras import choice
+from horovod._keras.layers import local_variables
 from horovod._keras.members import DistributedMembers, make_distributed
 from horovod._keras.reduction import Reduction
 from horovod._keras.settings import Settings, make_settings
@@ -17,7 +18,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.keras.loss_scale import innermost, teach_loss_scaling
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute", "local_variables"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distribute"]
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
@@ -188,24 +189,3 @@ def PartialDistributedOptimizer(
     for variable in variables:
         innermost(optimizer).register_local_var(variable)
     return optimizer
-
-
-def local_variables(layers: Any, kind: type[Any]) -> list[Any]:
-    """Return the trainable variables of a layer, or of several.
-
-    Args:
-        layers: a layer, a list of layers, or ``None``.
-        kind: the class of layers.
-
-    Raises:
-        RequestError: they are no layers, or not built.
-    """
-    layers = [] if layers is None else list(layers) if isinstance(layers, list | tuple) else [layers]
-    for layer in layers:
-        if not isinstance(layer, kind):
-            raise wrong_argument(f"local_layers must be a layer or a list of layers. Received: {layer!r}")
-        if not layer.built:
-            raise wrong_argument(
-                f"the local layer {layer.name} has no variables yet; build the model first, with model.build(shape)"
-            )
-    return [variable for layer in layers for variable in layer.trainable_weights]

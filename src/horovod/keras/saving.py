@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from horovod._keras.saving import load_distributed
 from horovod.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
@@ -37,8 +38,7 @@ def load_model(
         NotInitializedError: ``init()`` was not called.
     """
     del legacy_opts
-    known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.saving.load_model(filepath, custom_objects=known)
-    if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
-    return model
+    return load_distributed(
+        keras.saving.load_model, filepath, custom_optimizers, custom_objects,
+        lambda optimizer: DistributedOptimizer(optimizer, compression=compression),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""Collectives on values: numbers, arrays, tensors and variables, by the backend that Keras works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from horovod._keras.backends import Backend, Order
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import resolve_op
+from horovod.core.requests import ReduceOp
+
+__all__ = ["Values"]
+
+
+class Values:
+    """The collectives that a module for Keras exports.
+
+    Args:
+        backend: carries them out.
+        tensor: makes a tensor of the backend from a value.
+    """
+
+    def __init__(self, backend: Backend, tensor: Callable[[Any], Any]) -> None:
+        self._backend = backend
+        self._tensor = tensor
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None = None,
+        average: bool | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        op: int | None = None,
+        compression: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Any:
+        """Combine a value over all ranks, element by element.
+
+        Args:
+            value: a number, an array, a tensor or a variable; same shape and dtype on every rank.
+            name: key of the match; ``None`` matches in the order of the calls.
+            average: ``False`` for the sum; ``op`` says it better.
+            prescale_factor: multiplies the value before it is combined.
+            postscale_factor: multiplies the result.
+            op: Average (the default), Sum, Min, Max, Product or Adasum.
+            compression: how it is sent, such as ``Compression.fp16``.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Returns:
+            A tensor of the backend.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        if average is not None and op is not None:
+            resolve_op(op, average)
+        how = resolve_op(op, None) if average is None else ReduceOp.AVERAGE if average else ReduceOp.SUM
+        backend = self._backend
+        order = Order(
+            name or "", how, process_set, compression or backend.compression.none, prescale_factor, postscale_factor
+        )
+        return backend.allreduce(self._tensor(value), order)
+
+    def allgather(self, value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+        """Concatenate every rank's value along the first dimension, in rank order.
+
+        Args:
+            value: an array, a tensor or a variable; the first dimension may differ between ranks.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Returns:
+            A tensor of the backend.
+
+        Raises:
+            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank.
+            PeerLostError: a rank died.
+            ValueError: the value has no dimension.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        return self._backend.allgather(self._tensor(value), name, process_set)
+
+    def broadcast(
+        self, value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Any:
+        """Return the root's value.
+
+        Args:
+            value: a number, an array, a tensor or a variable; same shape and dtype on every rank.
+            root_rank: whose value to return.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Returns:
+            A tensor of the backend.
+
+        Raises:
+            MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        return self._backend.broadcast(self._tensor(value), root_rank, name, process_set)
+
+    def reducescatter(
+        self,
+        value: Any,
+        name: str | None = None,
+        op: int = ReduceOp.AVERAGE,
+        process_set: ProcessSet = global_process_set,
+    ) -> Any:
+        """Combine a value over all ranks and return this rank's rows of the result.
+
+        Args:
+            value: an array, a tensor or a variable; same shape and dtype on every rank.
+            name: key of the match; ``None`` matches in the order of the calls.
+            op: Average (the default), Sum, Min, Max or Product.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Returns:
+            A tensor of the backend; of an uneven number of rows the first ranks get one more.
+
+        Raises:
+            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+            PeerLostError: a rank died.
+            ValueError: the call is wrong by itself.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        return self._backend.reducescatter(self._tensor(value), name, resolve_op(op, None), process_set)
+
+    def broadcast_variables(
+        self, variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+    ) -> None:
+        """Give variables the root's values, on all ranks.
+
+        Args:
+            variables: such as ``model.weights + optimizer.variables``; as many, in the same order, on every rank.
+            root_rank: whose values to take.
+            process_set: ranks that take part; this rank must be one of them.
+
+        Raises:
+            MismatchError: the ranks' variables differ; on every rank.
+            PeerLostError: a rank died.
+            NotInitializedError: ``init()`` was not called.
+
+        Blocks until all ranks called.
+        """
+        backend = self._backend
+        for number, variable in enumerate(variables):
+            # By number: automatic names hold how many layers this rank has made before.
+            value = self._tensor(variable)
+            variable.assign(backend.broadcast(value, root_rank, f"broadcast_variables.{number}", process_set))
+
+    def broadcast_global_variables(self, root_rank: int) -> None:
+        """Raise: Keras keeps no list of all variables.
+
+        Args:
+            root_rank: whose values would be taken.
+
+        Raises:
+            RequestError: always; it names what to call instead.
+        """
+        raise wrong_argument(
+            "broadcast_global_variables() needs the graphs and sessions of TensorFlow 1. Add "
+            f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) to the callbacks of fit(), or call "
+            f"hvd.broadcast_variables(model.weights + model.optimizer.variables, root_rank={root_rank})"
+        )

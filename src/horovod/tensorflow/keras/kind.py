@@ -1,0 +1,9 @@
+"""Which Keras ``tf.keras`` is: Keras 3, or with TF_USE_LEGACY_KERAS=1 the tf_keras of before."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+__all__ = ["LEGACY"]
+
+LEGACY: bool = tf.keras.Model.__module__.startswith("tf_keras.")

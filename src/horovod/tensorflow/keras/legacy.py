@@ -1,0 +1,169 @@
+"""Optimizers of tf_keras, the new ones and those of ``optimizers.legacy``, with the gradients of all ranks.
+
+``fit()`` asks the optimizer for gradients, and then to aggregate and apply them; a loop of one's own may only do
+the latter. Gradients are combined in the first of these calls, and before loss scaling looks at them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from horovod._keras.members import Distributed, make_distributed
+from horovod._keras.on_tensorflow import backend
+from horovod._keras.reduction import Reduction
+from horovod._keras.settings import Settings
+from horovod.bindings.misuse import wrong_argument
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
+
+__all__ = ["build", "distribute", "innermost", "is_legacy_optimizer"]
+
+Pairs = list[tuple[Any, Any]]
+
+
+def is_legacy_optimizer(optimizer: Any) -> bool:
+    """Return whether it is an optimizer of tf_keras."""
+    return any(cls.__module__.partition(".")[0] == "tf_keras" for cls in type(optimizer).__mro__)
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside of loss scaling, or ``optimizer`` itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make an optimizer's variables, if they are not there.
+
+    Args:
+        optimizer: of tf_keras.
+        variables: that it trains.
+    """
+    optimizer = innermost(optimizer)
+    with tf.init_scope():
+        if hasattr(optimizer, "build"):
+            optimizer.build(variables)
+        else:
+            optimizer._create_all_weights(variables)
+
+
+def _key(variable: Any) -> Any:
+    return variable.ref()
+
+
+class LegacyMembers(Distributed):
+    """See the module; the class that is made of it has ``_passes`` and ``_settings`` as well."""
+
+    _settings: Settings
+    # What was computed is combined already, and is not to be combined again before it is applied.
+    _is_combined = False
+
+    @property
+    def _agg_helper(self) -> LocalGradientAggregationHelperEager:
+        made = self.__dict__.get("_agg_helper_made")
+        if made is None:
+            settings = self._settings
+            made = self.__dict__["_agg_helper_made"] = LocalGradientAggregationHelperEager(
+                settings.passes, self._reduce, settings.sparse_as_dense, settings.passes_are_averaged
+            )
+        helper: LocalGradientAggregationHelperEager = made
+        return helper
+
+    def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._reduction.combine(grads, variables, range(len(grads)))
+
+    def _combine(self, grads_and_vars: Any) -> Pairs:
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self._reduction.prepare(variables)
+        return list(zip(self._agg_helper.compute_gradients(grads, variables), variables, strict=True))
+
+    def _computed(self, pairs: Pairs) -> Pairs:
+        if not pairs:
+            return pairs
+        self.__dict__["_is_combined"] = True
+        return self._combine(pairs)
+
+    def _aggregated(self, grads_and_vars: Any) -> Pairs:
+        pairs = list(grads_and_vars)
+        if self.__dict__.pop("_is_combined", False) or not pairs:
+            return pairs
+        return self._combine(pairs)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        """Return the gradients of all ranks; the arguments are those of the optimizer's own class."""
+        return self._computed(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
+
+    def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        return self._computed(super()._compute_gradients(*args, **kwargs))  # type: ignore[misc]
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """Return the gradients of all ranks, in a graph of TensorFlow 1.
+
+        Args:
+            loss: as in the optimizer's own class.
+            params: as in the optimizer's own class.
+        """
+        pairs = list(zip(super().get_gradients(loss, params), params, strict=True))  # type: ignore[misc]
+        return [gradient for gradient, _ in self._computed(pairs)]
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
+        """Combine gradients over all ranks, unless that was done when they were computed.
+
+        Args:
+            grads_and_vars: pairs of a gradient and a variable.
+        """
+        return self._aggregated(grads_and_vars)
+
+    _aggregate_gradients = aggregate_gradients
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply the gradients of all ranks; with several passes in a step, in the last of them."""
+        apply = super().apply_gradients  # type: ignore[misc]
+        if self._settings.passes == 1:
+            return apply(grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        asked = kwargs.pop("experimental_aggregate_gradients", True) and not kwargs.pop(
+            "skip_gradients_aggregation", False
+        )
+        pairs = self._aggregated(pairs) if asked else pairs
+        variables = [variable for _, variable in pairs]
+        build(self, variables)
+        is_new = hasattr(super(), "aggregate_gradients")
+        skip = {"skip_gradients_aggregation": True} if is_new else {"experimental_aggregate_gradients": False}
+        return self._agg_helper.apply_gradients(lambda: apply(pairs, *args, **kwargs, **skip), self, pairs)
+
+    def finalize_variable_values(self, var_list: Any) -> Any:
+        """Called at the end of ``fit()``, where all ranks must have taken the same number of steps."""
+        if sys.exc_info()[0] is None:
+            self._reduction.agree_on_end("fit()")
+        return super().finalize_variable_values(var_list)  # type: ignore[misc]
+
+
+def distribute(optimizer: Any, settings: Settings) -> Any:
+    """Make an optimizer of tf_keras a distributed one, and return it.
+
+    Args:
+        optimizer: it keeps its variables.
+        settings: how to combine gradients.
+
+    Raises:
+        RequestError: it is no optimizer.
+    """
+    if isinstance(optimizer, str | dict):
+        optimizer = tf.keras.optimizers.get(optimizer)
+    if not is_legacy_optimizer(optimizer) or not hasattr(optimizer, "apply_gradients"):
+        raise wrong_argument(
+            "with TF_USE_LEGACY_KERAS=1 optimizer must be one of tf_keras, such as tf.keras.optimizers.SGD(0.1). "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
+        )
+    # Passes are added up by the helper, which averages them, too.
+    once = replace(settings, passes=1)
+    make: Callable[[Any], Reduction] = lambda self: Reduction(once, backend, _key)  # noqa: E731
+    inner = innermost(optimizer)
+    make_distributed(inner, LegacyMembers, make)
+    type(inner)._settings = settings
+    inner.__dict__.pop("_agg_helper_made", None)
+    return optimizer
