@@ -207,10 +207,23 @@ def misfit(kind: str) -> None:
     groups: list[Any] = [{"params": [parameter]} for parameter in parameters]
     if kind == "groups" and hvd.rank() == 1:
         groups = [{"params": parameters}]
-    hvd.broadcast_optimizer_state(torch.optim.SGD(groups, lr=0.1), 0)
+    makers: dict[str, Any] = {
+        "class": (torch.optim.SGD, torch.optim.Adam),
+        "LBFGS": (torch.optim.SGD, torch.optim.LBFGS),
+    }
+    maker = makers.get(kind, (torch.optim.SGD, torch.optim.SGD))[hvd.rank()]
+    hvd.broadcast_optimizer_state(maker(parameters if kind == "LBFGS" else groups, lr=0.1), 0)
 
 
-@pytest.mark.parametrize(("kind", "text"), [("groups", "1 parameter groups, not 2"), ("shape", "shape [3] of param")])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("groups", "1 parameter groups, not 2"),
+        ("shape", "shape [3] of param"),
+        ("class", "rank 1: Adam, not SGD"),
+        ("LBFGS", "rank 1: LBFGS, not SGD"),
+    ],
+)
 def test_other_groups_are_an_error_on_every_rank(kind: str, text: str) -> None:
     for outcome in Ranks(2, misfit, (kind,)).outcomes():
         assert isinstance(outcome.error, ValueError)
@@ -218,9 +231,15 @@ def test_other_groups_are_an_error_on_every_rank(kind: str, text: str) -> None:
         assert text in str(outcome.error)
 
 
-def test_lbfgs_is_refused() -> None:
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))]), 0)
+def lbfgs_of_the_root() -> None:
+    kind = torch.optim.LBFGS if hvd.rank() == 0 else torch.optim.SGD
+    with pytest.raises(ValueError, match="LBFGS cannot be broadcast"):
+        hvd.broadcast_optimizer_state(kind([torch.nn.Parameter(torch.zeros(1))]), 0)
+    hvd.barrier()
+
+
+def test_lbfgs_is_refused_on_every_rank() -> None:
+    run_ranks(2, lbfgs_of_the_root)
 
 
 def objects() -> list[Any]:

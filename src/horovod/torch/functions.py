@@ -107,23 +107,25 @@ def broadcast_optimizer_state(
         process_set: ranks that take part.
 
     Raises:
-        RequestError: the optimizer is LBFGS, whose state has no fixed shape; or groups differ between ranks,
-            then on every rank.
+        RequestError: the root's optimizer is LBFGS, whose state has no fixed shape; or class or groups differ between
+            ranks; on every rank.
         PeerLostError: a rank died.
 
     Blocks until everything is here.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise wrong_argument("the state of torch.optim.LBFGS cannot be broadcast; start it fresh on every rank")
     if not optimizer.state:
         _fill_gradients(optimizer, model)
-    description = describe_state(optimizer) if comm.rank() == root_rank else None
+    is_sender = comm.rank() == root_rank and not isinstance(optimizer, torch.optim.LBFGS)
+    description = describe_state(optimizer) if is_sender else None
     description = broadcast_object(description, root_rank, "optimizer_state", process_set)
+    if description is None:
+        raise wrong_argument("the state of torch.optim.LBFGS cannot be broadcast; start it fresh on every rank")
     problem = description.misfit(optimizer)
     problems = allgather_object((comm.rank(), problem), "optimizer_state.fit", process_set)
     if found := [f"rank {rank}: {text}" for rank, text in problems if text]:
         raise wrong_argument(
-            f"the optimizer's groups must be those of rank {root_rank} on every rank. Received: {'; '.join(found)}"
+            f"the optimizer's class and groups must be those of rank {root_rank} on every rank. "
+            f"Received: {'; '.join(found)}"
         )
     if comm.rank() != root_rank:
         apply_state(optimizer, description)

@@ -60,12 +60,14 @@ class StateDescription:
     """What an optimizer holds.
 
     Attributes:
+        kind: name of the optimizer's class.
         shapes: shape of every parameter, by group.
         options: options of every group.
         states: state of every parameter that has one, by the parameter's number.
         extras: state that an optimizer keeps under keys of its own.
     """
 
+    kind: str
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     options: tuple[dict[str, Any], ...]
     states: dict[int, Any]
@@ -73,6 +75,8 @@ class StateDescription:
 
     def misfit(self, optimizer: torch.optim.Optimizer) -> str:
         """Return in what ``optimizer`` cannot take this state, or an empty text."""
+        if type(optimizer).__name__ != self.kind:
+            return f"{type(optimizer).__name__}, not {self.kind}"
         own = _shapes(optimizer)
         if len(own) != len(self.shapes):
             return f"{len(own)} parameter groups, not {len(self.shapes)}"
@@ -92,7 +96,7 @@ def describe_state(optimizer: torch.optim.Optimizer) -> StateDescription:
         {key: _blanked(value) for key, value in group.items() if key not in _NOT_OPTIONS}
         for group in optimizer.param_groups
     )
-    return StateDescription(_shapes(optimizer), options, _blanked(states), _blanked(extras))
+    return StateDescription(type(optimizer).__name__, _shapes(optimizer), options, _blanked(states), _blanked(extras))
 
 
 def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription) -> None:
