@@ -13,7 +13,7 @@ import pytest
 from commands import run
 
 from horovod.errors import InitError
-from horovod.world import World, detect
+from horovod.world import World, detect, part_of
 
 ALONE = World(0, 1, 0, 1, 0, 1, os.uname().nodename, "none", "", b"")
 GIVEN = {"HOROVOD_JOB_ID": "j", "HOROVOD_SECRET_KEY": "00ff"}
@@ -193,6 +193,35 @@ def worlds(command: list[str] | str, folder: Path, size: int, launcher: str) -> 
     expected = [[str(r), str(size), str(r), str(size), "0", "1", launcher] for r in range(size)]
     assert sorted(line[:7] for line in lines) == expected, output
     return {(line[7], line[8]) for line in lines}
+
+
+FOUR = World(2, 4, 2, 4, 0, 1, "box", "horovodrun", "j", b"k")
+TWO_HOSTS = replace(FOUR, local_rank=0, local_size=2, cross_rank=1, cross_size=2)
+
+
+@pytest.mark.parametrize(
+    ("world", "ranks", "expected"),
+    [
+        (FOUR, [0, 1, 2, 3], FOUR),
+        (FOUR, [3, 2], replace(FOUR, rank=1, size=2, local_rank=1, local_size=2, job="j#3,2")),
+        (FOUR, [2], replace(FOUR, rank=0, size=1, local_rank=0, local_size=1, job="")),
+        # Some launchers number the ranks of a host in another order.
+        (replace(FOUR, local_rank=0), [0, 2], replace(FOUR, rank=1, size=2, local_rank=1, local_size=2, job="j#0,2")),
+        (
+            TWO_HOSTS,
+            [1, 2, 3],
+            replace(TWO_HOSTS, rank=1, size=3, local_rank=0, local_size=2, cross_rank=1, cross_size=2, job="j#1,2,3"),
+        ),
+    ],
+)
+def test_a_part_of_a_job(world: World, ranks: list[int], expected: World) -> None:
+    assert part_of(world, ranks) == expected
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], [2, 4], [2, 2], [-1, 2], []])
+def test_a_part_that_cannot_be(ranks: list[int]) -> None:
+    with pytest.raises(ValueError, match="comm="):
+        part_of(FOUR, ranks)
 
 
 @pytest.fixture

@@ -61,8 +61,11 @@ class _Context:
 _context = _Context()
 
 
-def init() -> None:
+def init(world: World | None = None) -> None:
     """Join the job that a launcher started, or make a world of one; does nothing when already done.
+
+    Args:
+        world: this process's place in the job; what the launcher says when omitted.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
@@ -86,7 +89,7 @@ def init() -> None:
             settings = configuration.load()
         except ValueError as error:
             raise InitError(str(error)) from None
-        world = worlds.detect()
+        world = world or worlds.detect()
         if world.size > 1 and (parent := kinship.rank_above(world.job)):
             raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(world, parent)}")
         logs.configure(settings, world.rank, configuration.unknown_variables())

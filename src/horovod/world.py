@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
 from horovod.phrases import printable
 
-__all__ = ["LAUNCHERS", "Launcher", "World", "detect", "process_status"]
+__all__ = ["LAUNCHERS", "Launcher", "World", "detect", "part_of", "process_status"]
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,42 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         cross_rank, cross_size = _pair(RANK_VARIABLES["cross_rank"], RANK_VARIABLES["cross_size"], environ)
     job, key = _identity(launcher, size, environ, proc, os.getpid() if pid is None else pid)
     return World(rank, size, local_rank, local_size, cross_rank, cross_size, hostname, launcher.name, job, key)
+
+
+def part_of(world: World, ranks: Sequence[int]) -> World:
+    """Return the place of a process in a job of some of the ranks, numbered as they are listed.
+
+    Args:
+        world: its place among all ranks.
+        ranks: those that take part, numbers of ``world``; all of them in their order are the job itself.
+
+    Raises:
+        ValueError: this process is not one of them, or they do not exist.
+    """
+    wrong = [rank for rank in ranks if not 0 <= rank < world.size]
+    if wrong or len(set(ranks)) < len(ranks):
+        raise ValueError(f"comm={list(ranks)} must name ranks from 0 to {world.size - 1}, each once")
+    if world.rank not in ranks:
+        raise ValueError(
+            f"rank {world.rank} is not in comm={list(ranks)}: only ranks that it names may call init() with it; for "
+            f"collectives of a part of a job that all are in, use process_sets="
+        )
+    if list(ranks) == list(range(world.size)):
+        return world
+    # On several hosts, ranks are taken to lie one after the other; on one, launchers number them as they like.
+    first = 0 if world.local_size == world.size else world.rank - world.local_rank
+    local = [rank for rank in ranks if first <= rank < first + world.local_size]
+    hosts = sorted({rank // world.local_size for rank in ranks})
+    return replace(
+        world,
+        rank=list(ranks).index(world.rank),
+        size=len(ranks),
+        local_rank=local.index(world.rank),
+        local_size=len(local),
+        cross_rank=hosts.index(world.rank // world.local_size),
+        cross_size=len(hosts),
+        job=f"{world.job}#{','.join(map(str, ranks))}" if len(ranks) > 1 else "",
+    )
 
 
 def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:

@@ -62,8 +62,8 @@ def _static_misuse() -> None:
     assert fine.process_set_id == 1
     hvd.init(process_sets="dynamic")
     hvd.init(comm=[0, 1, 2])
-    with pytest.raises(NotImplementedError, match="process_sets="):
-        hvd.init(comm=[0, 1])
+    with pytest.raises(ValueError, match=r"must name ranks from 0 to 2" if hvd.rank() else "call shutdown"):
+        hvd.init(comm=[0, 3] if hvd.rank() else [0, 1])
 
 
 def test_misuse_of_init() -> None:
@@ -96,7 +96,13 @@ def _dynamic() -> None:
         hvd.add_process_set([1, 0])
     with pytest.raises(ValueError, match="already form process set 0"):
         hvd.add_process_set([2, 1, 0])
-    for wrong, text in [([0, 0], "duplicate"), ([3], "do not exist"), ([-1], "do not exist"), ([], "at least one")]:
+    for wrong, text in [
+        ([0, 0], "duplicate"),
+        ([3], "do not exist"),
+        ([-1], "do not exist"),
+        ([2**70], "do not exist"),
+        ([], "at least one"),
+    ]:
         with pytest.raises(ValueError, match=text):
             hvd.add_process_set(wrong)
     with pytest.raises(ValueError, match="integer ranks"):

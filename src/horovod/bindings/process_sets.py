@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod import context
+from horovod import world as worlds
+from horovod.bindings import communicators
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
+from horovod.world import World
 
 __all__ = [
     "ProcessSet",
@@ -26,12 +30,12 @@ class ProcessSet:
     """A subset of the ranks.
 
     Args:
-        ranks_or_comm: global ranks.
+        ranks_or_comm: global ranks; or a communicator of mpi4py, for ``init(process_sets=[...])``.
 
     Attributes:
         process_set_id: its number once it is registered, else None.
         ranks: ascending.
-        mpi_comm: always None here.
+        mpi_comm: the communicator that it was made of, whose ranks are known after ``init()``, else None.
 
     Raises:
         ValueError: not a sequence of integers.
@@ -41,10 +45,13 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if communicators.is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            return
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
-                f"ProcessSet needs a sequence of ranks, received {ranks_or_comm!r}; MPI communicators are not supported"
+                f"ProcessSet needs a sequence of ranks or a communicator of mpi4py, received {ranks_or_comm!r}"
             )
         ranks = list(ranks_or_comm)
         if any(isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) for rank in ranks):
@@ -98,18 +105,20 @@ _registered: list[ProcessSet] = []
 _adapter = NumpyAdapter()
 
 
-def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the job that a launcher started, or make a world of one.
 
     Args:
-        comm: None, or the list of all ranks.
+        comm: None for all ranks; a list of some, which then form a job of their own and are numbered as they are
+            listed; or a communicator of mpi4py, whose processes form the job.
         process_sets: sets to register at once, the same list on every rank; "dynamic" is accepted and
             changes nothing, since sets can always be added later.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
-        ValueError: a process set is given twice, or cannot exist.
-        NotImplementedError: ``comm`` is not all ranks.
+        ValueError: a process set is given twice, or cannot exist; this process is not in ``comm``, or runs with
+            another one.
+        NotImplementedError: process sets made of communicators, in a job made of a list.
 
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
     """
@@ -119,13 +128,14 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         given = list(process_sets)
     if not all(isinstance(process_set, ProcessSet) for process_set in given):
         raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", received {process_sets!r}')
-    context.init()
+    by_comm = any(process_set.mpi_comm is not None for process_set in given)
+    if by_comm and comm is not None and not communicators.is_communicator(comm):
+        raise NotImplementedError("process sets made of MPI communicators need comm=None or a communicator")
+    context.init(_place(comm))
     world = context.world()
     global_process_set.ranks = list(range(world.size))
-    if comm is not None and (not isinstance(comm, Iterable) or sorted(comm) != global_process_set.ranks):
-        raise NotImplementedError(
-            "init(comm=...) takes None or the list of all ranks; for a part of them use process_sets="
-        )
+    if by_comm:
+        given = _of_communicators(given, comm)
     seen: list[list[int]] = []
     for process_set in given:
         ranks = process_set.ranks or []
@@ -142,6 +152,29 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
             add_process_set(process_set)
         else:
             raise ValueError(f"process set {process_set.ranks} holds all ranks: use global_process_set")
+
+
+def _place(comm: Any) -> World | None:
+    """Where ``comm`` puts this process; None for what the launcher says, or when it is in its job already."""
+    if comm is None or communicators.is_communicator(comm):
+        return None if comm is None or context.is_initialized() else communicators.world_of(comm)
+    if not isinstance(comm, Iterable):
+        raise ValueError(f"init(comm=...) takes a list of ranks or a communicator of mpi4py; received {comm!r}")
+    ranks = [operator.index(rank) for rank in comm]
+    world = worlds.part_of(worlds.detect(), ranks)
+    if context.is_initialized() and (world.rank, world.job) != (context.world().rank, context.world().job):
+        raise ValueError(f"init(comm={ranks}) in a job of other ranks: call shutdown() first")
+    return world
+
+
+def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
+    """All sets that any rank has named, since each rank may hold another part of a split."""
+    for process_set in given:
+        if process_set.mpi_comm is not None:
+            process_set.ranks = communicators.ranks_in(process_set.mpi_comm, comm)
+    own = {tuple(process_set.ranks or ()): process_set for process_set in given}
+    everybodys = communicators.all_sets([list(ranks) for ranks in own], comm)
+    return [own.get(tuple(ranks)) or ProcessSet(ranks) for ranks in everybodys]
 
 
 def shutdown() -> None:
@@ -172,6 +205,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     engine = context.engine()
     ranks = tuple(process_set.ranks or ())
+    outside = [rank for rank in ranks if not 0 <= rank < engine.size]
+    if outside:
+        raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
+    if process_set.mpi_comm is not None and process_set.ranks is None:
+        raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
     handle = engine.submit(_adapter, Kind.ADD_PROCESS_SET, None, (), (), ranks=ranks, depth=1, kick=False)
     engine.wait(handle)
     process_set.process_set_id = handle.result

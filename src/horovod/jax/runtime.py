@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import get_opaque_trace_state, unsafe_am_i_under_a_jit_DO_NOT_USE
@@ -23,20 +24,22 @@ with jax.core.eval_context():
 _worlds: list[tuple[int, int]] = []
 
 
-def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the job that a launcher started, or make a world of one; does nothing when already done.
 
     Programs that JAX has compiled for another number of ranks are forgotten.
 
     Args:
-        comm: None, or the list of all ranks.
+        comm: None for all ranks; a list of some, which then form a job of their own and are numbered as they are
+            listed; or a communicator of mpi4py, whose processes form the job.
         process_sets: sets to register at once, the same list on every rank; "dynamic" is accepted and
             changes nothing, since sets can always be added later.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
-        ValueError: a process set is given twice, or cannot exist.
-        NotImplementedError: ``comm`` is not all ranks.
+        ValueError: a process set is given twice, or cannot exist; this process is not in ``comm``, or runs with
+            another one.
+        NotImplementedError: process sets made of communicators, in a job made of a list.
 
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
     """

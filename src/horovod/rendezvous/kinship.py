@@ -18,6 +18,7 @@ __all__ = ["control_name", "is_no_rank", "rank_above"]
 
 def control_name(job: str) -> str:
     """Return the name of the memfd that every rank of ``job`` maps from the meeting to ``shutdown()``."""
+    job = job.partition("#")[0]  # those of a part of the job are no less ranks
     return f"horovod-control-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
@@ -54,7 +55,8 @@ def is_no_rank(world: World, parent: int = 0) -> str:
     )
     if not parent:
         return text
-    row = next(row for row in LAUNCHERS if row.name == world.launcher)
+    # Under mpi4py alone it is the launcher of MPI that says who is a rank.
+    row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[1])
     *names, last = dict.fromkeys((row.rank, row.size, *row.sign))
     return (
         f'{text}. A script that its own workers import again must call init() below `if __name__ == "__main__":`. A '
