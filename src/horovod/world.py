@@ -294,4 +294,5 @@ def _daemon(variable: str, proc: Path, pid: int) -> tuple[int, str]:
 
 def process_status(proc: Path, pid: int) -> list[str]:
     """Return the words of ``/proc/<pid>/stat`` from the state on; the name before it may hold blanks and brackets."""
-    return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    # That name is bytes, too.
+    return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].decode().split()

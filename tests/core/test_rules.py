@@ -40,6 +40,10 @@ WRONG: dict[str, tuple[Request, str]] = {
     "indivisible alltoall": (request("a", Kind.ALLTOALL, shape=(4,)), "4 rows to 3 ranks: not divisible"),
     "too few splits": (request("a", Kind.ALLTOALL, shape=(4,), splits=(2, 2)), "2 splits for 3 ranks: [2, 2]"),
     "negative split": (request("a", Kind.ALLTOALL, shape=(4,), splits=(5, -1, 0)), "negative split: [5, -1, 0]"),
+    "more rows than can be told": (
+        request("a", Kind.ALLTOALL, shape=(2**31 + 1, 0), splits=(2**31, 1, 0)),
+        "at most 2147483647 rows",
+    ),
     "splits too large": (request("a", Kind.ALLTOALL, shape=(4,), splits=(2, 2, 1)), "5 rows, for a tensor of 4"),
     "splits too small": (request("a", Kind.ALLTOALL, shape=(4,), splits=(1, 1, 1)), "3 rows, for a tensor of 4"),
 }

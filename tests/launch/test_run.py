@@ -145,6 +145,23 @@ def test_what_cannot_be_called_or_sent(work: Any, said: str) -> None:
         horovod.run(work)
 
 
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        (lambda: threading.Lock(), "an object of type lock"),
+        (lambda: {"a": 1, "b": [threading.Lock()]}, "an object of type dict with an object of type list with"),
+        (lambda: (i for i in range(3)), "an object of type generator"),
+    ],
+)
+def test_a_result_that_cannot_be_sent_is_named(result: Any, named: str) -> None:
+    with pytest.raises(LaunchError, match=f"the function returned {named}") as caught:
+        horovod.run(result, num_proc=1)
+    assert "return plain data instead" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    # Of our own functions, only run() itself stands between the caller and the error.
+    assert [frame.name for frame in caught.traceback] == [sys._getframe().f_code.co_name, "run"]
+
+
 def test_old_names_still_work_and_warn() -> None:
     with pytest.warns(DeprecationWarning, match="np is deprecated; use num_proc"):
         assert horovod.run(lambda: 1, np=2) == [1, 1]

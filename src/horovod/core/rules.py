@@ -13,6 +13,7 @@ __all__ = ["REDUCIBLE", "check", "markdown"]
 
 _REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _COMPLEX = ("complex64", "complex128")
+_MOST_ROWS = 2**31 - 1
 
 #: The reductions that each dtype allows; Adasum needs an inner product, so a real floating dtype.
 REDUCIBLE: dict[str, frozenset[ReduceOp]] = {
@@ -63,6 +64,11 @@ def _check_splits(request: Request, parts: int) -> str:
         return f"alltoall got {len(splits)} splits for {parts} ranks: {[*splits]}"
     if min(splits) < 0:
         return f"alltoall got a negative split: {[*splits]}"
+    if max(splits) > _MOST_ROWS:
+        return (
+            f"alltoall got splits {[*splits]}: at most {_MOST_ROWS} rows can go to one rank at a time, since received "
+            "splits are 32-bit integers; send them in parts, or in wider rows"
+        )
     if sum(splits) != rows:
         return f"alltoall got splits {[*splits]}, which make {sum(splits)} rows, for a tensor of {rows}"
     return ""

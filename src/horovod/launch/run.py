@@ -123,7 +123,11 @@ def run(
     check_hosts(hosts or "", hostfile or "", size)
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     plan = _plan(size, executable or sys.executable, settings, output_filename or "")
-    return _Call(plan, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
+    try:
+        return _Call(plan, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
+    except (LaunchError, ValueError) as error:
+        # What is inside of here says nothing to the caller.
+        raise error.with_traceback(None)  # noqa: B904 - the same error, with the cause that it has
 
 
 def _plan(size: int, executable: str, settings: dict[str, str], output_dir: str) -> LaunchPlan:
@@ -210,7 +214,7 @@ class _Call:
         if isinstance(failure, task.Failure):
             where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
             lines[where] += f": {failure.summary}"
-            lines += ["", failure.traceback.rstrip()]
+            lines += ["", failure.traceback.rstrip()] if failure.traceback else []
         error = LaunchError(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             "terminated. The first process to do so was:\n" + "\n".join(lines)

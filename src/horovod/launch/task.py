@@ -85,13 +85,25 @@ def _failure(error: BaseException) -> Failure:
     return Failure(summary, text, error)
 
 
+def _name_of(value: Any) -> str:
+    """What kind of object it is; of a container, also what kind of thing in it is the trouble."""
+    name = f"an object of type {type(value).__name__}"
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            return f"{name} with {_name_of(part)} in it"
+    return name
+
+
 def _call(call: bytes) -> tuple[bytes, int]:
     """Make the call; the packed result and the exit code."""
     paths, _, pickled = call.partition(b"\n")
     sys.path[:] = [*json.loads(paths), *(p for p in sys.path if p not in json.loads(paths))]
     try:
         func, args, kwargs = cloudpickle.loads(pickled)
-        return bytes(cloudpickle.dumps(Result(func(*args, **kwargs)))), 0
+        value = func(*args, **kwargs)
     except BaseException as error:
         failure = _failure(error)
         # As Python does when it prints one: what ends the script is told to the other ranks at exit.
@@ -99,6 +111,13 @@ def _call(call: bytes) -> tuple[bytes, int]:
         sys.stderr.write(failure.traceback)
         code = error.code if isinstance(error, SystemExit) else 1
         return bytes(cloudpickle.dumps(failure)), code if isinstance(code, int) and code else 1
+    try:
+        return bytes(cloudpickle.dumps(Result(value))), 0
+    except Exception as error:  # whatever the objects' own code raises
+        why = f"{type(error).__name__}: {error}"
+        what = f"the function returned {_name_of(value)}, which cannot be sent to the caller ({why})"
+        failure = Failure(f"{what}; return plain data instead, such as numbers, arrays or a state_dict", "", None)
+        return bytes(cloudpickle.dumps(failure)), 1
 
 
 def main() -> int:
