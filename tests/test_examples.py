@@ -27,6 +27,14 @@ def test_digits_reach_97_percent(np: int) -> None:
     assert accuracy(output)[0] >= 97.0, output
 
 
+@pytest.mark.parametrize("np", [1, 2])
+def test_digits_with_jax_reach_97_percent(np: int) -> None:
+    code, output = run(f"horovodrun -np {np} python examples/jax_digits.py", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
+    assert accuracy(output)[0] >= 97.0, output
+
+
 def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     command = f"horovodrun -np 2 python examples/torch_digits.py --checkpoint {tmp_path / 'digits.pt'}"
     code, output = run(f"{command} --epochs 2", ROOT, **ONE_THREAD)
