@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "Setting",
     "load",
+    "openmp_threads",
     "parse",
     "render",
     "unknown_variables",
@@ -281,6 +282,11 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
                 values[setting.name] = value
     values.update({name: value for name, value in overrides.items() if value is not None})
     return Config(**values)
+
+
+def openmp_threads() -> str:
+    """Return what OMP_NUM_THREADS says, which numerical libraries follow; empty when it is not set."""
+    return os.environ.get("OMP_NUM_THREADS", "")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

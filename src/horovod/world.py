@@ -17,7 +17,11 @@ from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
 from horovod.phrases import printable
 
-__all__ = ["LAUNCHERS", "Launcher", "World", "detect", "part_of", "process_status"]
+__all__ = ["EXITS_VARIABLE", "LAUNCHERS", "Launcher", "World", "detect", "exits_path", "part_of", "process_status"]
+
+
+EXITS_VARIABLE = "_HOROVOD_EXITS"
+"""Where horovodrun's keeper lends its table of exits; not a setting."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,11 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
         cross_size=len(hosts),
         job=f"{world.job}#{','.join(map(str, ranks))}" if len(ranks) > 1 else "",
     )
+
+
+def exits_path() -> str:
+    """Return where horovodrun's keeper lends its table of exits, or nothing."""
+    return os.environ.get(EXITS_VARIABLE, "")
 
 
 def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:

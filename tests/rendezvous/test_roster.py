@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod.rendezvous.roster import EXITS_VARIABLE, Roster, exits_name
-from horovod.world import World
+from horovod.rendezvous.roster import Roster, exits_name
+from horovod.world import EXITS_VARIABLE, World
 
 
 def _world(job: str, launcher: str = "horovodrun") -> World:

@@ -18,7 +18,8 @@ from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch import keeper
 from horovod.launch.plan import LaunchPlan
-from horovod.rendezvous.roster import EXITS_VARIABLE, exits_name
+from horovod.rendezvous.roster import exits_name
+from horovod.world import EXITS_VARIABLE
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields
 
 from horovod._version import __version__
-from horovod.config import Config, Setting
+from horovod.config import Config, Setting, openmp_threads
 from horovod.engine.ports import Link
 from horovod.engine.stats import Stats
 from horovod.logs import logger
@@ -46,7 +46,7 @@ def started(config: Config, job: str, link: Link) -> None:
     logger.debug(
         f"{generation.describe(link.rank)}: {sys.executable} {' '.join(sys.argv)}\n"
         f"cores {sorted(os.sched_getaffinity(0))}, {share} for each rank, OMP_NUM_THREADS="
-        f"{os.environ.get('OMP_NUM_THREADS', '(not set)')}{_torch_threads()}\n"
+        f"{openmp_threads() or '(not set)'}{_torch_threads()}\n"
         f"settings that are not the defaults: {_changed(config)}"
     )
 

@@ -13,12 +13,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from horovod.world import World, process_status
+from horovod.world import World, exits_path, process_status
 
-__all__ = ["EXITS_VARIABLE", "Roster", "exits_name"]
+__all__ = ["Roster", "exits_name"]
 
-EXITS_VARIABLE = "_HOROVOD_EXITS"
-"""Where horovodrun's keeper lends its table of exits; not a setting."""
 _ROW = struct.Struct("<iii")  # process id, whether it has ended, exit code or minus the signal; as in launch.keeper
 _earlier: dict[str, dict[int, tuple[int, str]]] = {}
 
@@ -40,7 +38,7 @@ class Roster:
         self._world = world
         self._proc = proc
         self._table = -1
-        path = os.environ.get(EXITS_VARIABLE, "")
+        path = exits_path()
         if path and world.launcher == "horovodrun":
             try:
                 if os.readlink(path).startswith(f"/memfd:{exits_name(world.job)} "):  # noqa: PTH115 - no file
