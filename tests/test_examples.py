@@ -19,6 +19,14 @@ def accuracy(output: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy (\d+\.\d+)%", output)]
 
 
+@pytest.mark.parametrize("np", [1, 2])
+def test_digits_of_tensorflow_reach_97_percent(np: int) -> None:
+    code, output = run(f"horovodrun -np {np} python examples/tensorflow_digits.py", ROOT, **ONE_THREAD)
+    assert code == 0, output
+    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
+    assert accuracy(output)[0] >= 97.0, output
+
+
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_digits_reach_97_percent(np: int) -> None:
     code, output = run(f"horovodrun -np {np} python examples/torch_digits.py", ROOT, **ONE_THREAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def test_the_numpy_binding_loads_numpy_only() -> None:
 
 def test_the_jax_binding_loads_jax_only() -> None:
     assert loaded_by("horovod.jax") & FRAMEWORKS == {"jax"}
+
+
+def test_the_tensorflow_binding_loads_tensorflow_and_nothing_that_tensorflow_does_not() -> None:
+    probe = "import sys, {name}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    found = []
+    for name in ("tensorflow", "horovod.tensorflow"):
+        code, output = run(["python", "-c", probe.format(name=name)], cwd=Path("/"), TF_CPP_MIN_LOG_LEVEL="3")
+        assert code == 0, output
+        found.append(set(ast.literal_eval(output.splitlines()[-1])) & FRAMEWORKS)
+    assert found[0] == found[1]
 
 
 def test_the_torch_binding_loads_torch_only() -> None:
