@@ -122,11 +122,16 @@ def shutdown() -> None:
 
 
 def _leave(is_call: bool) -> None:
-    with _context.lock:
-        engine, _context.engine = _context.engine, None
-        if engine is None or _context.is_child:
-            return
-        engine.stop(_context.ending.reason(engine.link.generation.describe(engine.rank), engine.ring, is_call))
+    # Without a lock, so that a signal handler may call it; and interrupted anywhere it may be called again.
+    engine = _context.engine
+    if engine is None:
+        return
+    if _context.is_child:
+        _context.engine = None
+        return
+    engine.stop(_context.ending.reason(engine.link.generation.describe(engine.rank), engine.ring, is_call))
+    if _context.engine is engine:
+        _context.engine = None
 
 
 def is_initialized() -> bool:

@@ -15,6 +15,7 @@ def _lingers(late: int) -> None:
     from horovod import context
     from horovod.bindings.numpy_adapter import NumpyAdapter
     from horovod.core.requests import Kind
+    from horovod.engine.calls import call
 
     engine = context.engine()
     if hvd.rank() == late:
@@ -23,7 +24,7 @@ def _lingers(late: int) -> None:
         assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2, 2, 2]
         return
     values = np.ones(3)
-    handle = engine.submit(NumpyAdapter(), Kind.ALLREDUCE, "allreduce.x", [values], None, kick=False)
+    handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
     assert not engine.linger(handle)
     done = threading.Lock()
     done.acquire()

@@ -282,17 +282,17 @@ def test_all_ranks_see_the_same_bits(size: int) -> None:
 
 def _fails_once() -> list[float]:
     import horovod.numpy as hvd
-    from horovod.transports.shm import boarding
+    from horovod.transports.shm.transport import ShmTransport
 
-    real = boarding.Rider.board
+    real = ShmTransport.offer
 
-    def board(rider: boarding.Rider, work: Any, token: int) -> None:
-        boarding.Rider.board = real  # type: ignore[method-assign]
+    def offer(transport: ShmTransport, work: Any, inline: Any) -> int:
+        ShmTransport.offer = real  # type: ignore[method-assign]
         raise MemoryError("no room for a copy")
 
     if hvd.rank() == 0:
         for name in (None, "x"):
-            boarding.Rider.board = board  # type: ignore[method-assign]
+            ShmTransport.offer = offer  # type: ignore[method-assign]
             with pytest.raises(MemoryError, match="no room"):
                 hvd.allreduce(np.zeros(3), name=name)
     results = [hvd.allreduce(np.ones(3), op=hvd.Sum, name=name) for name in (None, "x", None)]

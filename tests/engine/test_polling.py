@@ -31,7 +31,7 @@ def _polls_when_rank_0_dies() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     engine: Any = context.engine()
     deadline = time.monotonic() + LIMIT_S / 2
-    while not engine._progress.dozes and time.monotonic() < deadline:
+    while not engine._progress._is_asleep and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0)
     handle = hvd.allreduce_async(np.ones(3), name="polled")

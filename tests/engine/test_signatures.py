@@ -13,7 +13,7 @@ from harness import run_ranks
 def _declarations(engine: Any) -> list[int]:
     """Count what the channel declares from now on."""
     count = [0]
-    channel = engine._channel
+    channel = engine.link.channel
     declare = channel.declare
 
     def counted(signature: int, request: Any) -> None:

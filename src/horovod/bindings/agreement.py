@@ -41,7 +41,7 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet) -> 
         return
     # Only now are they worth their bytes.
     everywhere = allgather_object((_comm.rank(), ordered), f"{call}.names.difference", process_set)
-    place = callsite.here(1)
+    place = callsite.here()
     raise MismatchError(_difference(call, dict(everywhere)) + (f"\n({place})" if place else ""))
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Reductions
+from horovod.bindings.submission import id_of, some
 from horovod.bindings.worldly import Worldly
 from horovod.core.requests import Kind
+from horovod.engine.calls import Call, call
 
 __all__ = ["Collectives"]
 
@@ -37,7 +39,7 @@ class Collectives(Reductions, Worldly):
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Begin an allgather; ``synchronize`` returns the result. See ``allgather``."""
-        return self._start(Kind.ALLGATHER, name, [tensor], None, process_set)
+        return self._start(call(Kind.ALLGATHER, name, id_of(process_set)), (tensor,))
 
     def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
         """Concatenate every rank's tensor along the first dimension, in rank order.
@@ -55,19 +57,19 @@ class Collectives(Reductions, Worldly):
 
         Blocks until all ranks called.
         """
-        return self._run(Kind.ALLGATHER, name, [tensor], None, process_set)[0]
+        return self._run(call(Kind.ALLGATHER, name, id_of(process_set)), (tensor,))[0]
 
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Begin an allgather of several tensors as one operation, for ``synchronize``. See ``grouped_allgather``."""
-        return self._start(Kind.ALLGATHER, name, tensors, None, process_set, many=True)
+        return self._start(call(Kind.ALLGATHER, name, id_of(process_set)), some(tensors), many=True)
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[Any]:
         """Concatenate several tensors, as one operation. See ``allgather``."""
-        return self._run(Kind.ALLGATHER, name, tensors, None, process_set)
+        return self._run(call(Kind.ALLGATHER, name, id_of(process_set)), some(tensors))
 
     # -- broadcast -----------------------------------------------------------------------------------------------
 
@@ -75,13 +77,15 @@ class Collectives(Reductions, Worldly):
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Begin a broadcast into a new tensor. See ``broadcast``."""
-        return self._start(Kind.BROADCAST, name, [tensor], None, process_set, root=_rank(root_rank))
+        return self._start(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,))
 
     def broadcast_async_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Begin a broadcast in place. See ``broadcast``."""
-        return self._start(Kind.BROADCAST, name, [tensor], [tensor], process_set, root=_rank(root_rank))
+        return self._start(
+            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,), in_place=True
+        )
 
     def broadcast(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -102,13 +106,15 @@ class Collectives(Reductions, Worldly):
 
         Blocks until all ranks called.
         """
-        return self._run(Kind.BROADCAST, name, [tensor], None, process_set, root=_rank(root_rank))[0]
+        return self._run(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,))[0]
 
     def broadcast_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
         """Overwrite a tensor with the root's. See ``broadcast``."""
-        return self._run(Kind.BROADCAST, name, [tensor], [tensor], process_set, root=_rank(root_rank))[0]
+        return self._run(
+            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,), in_place=True
+        )[0]
 
     # -- alltoall ------------------------------------------------------------------------------------------------
 
@@ -116,13 +122,13 @@ class Collectives(Reductions, Worldly):
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Begin an alltoall; ``synchronize`` returns (output, received splits). See ``alltoall``."""
-        return self._begin_alltoall(tensor, splits, name, process_set, kick=True)
+        return self._start(self._alltoall(splits, name, process_set), (tensor,))
 
-    def _begin_alltoall(self, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, kick: bool) -> int:
+    def _alltoall(self, splits: Any, name: str | None, process_set: ProcessSet) -> Call:
         numbers = () if splits is None else self.adapter.splits(splits)
         if splits is not None and not numbers:
             raise ValueError("alltoall got empty splits; pass None for even ones")
-        return self._start(Kind.ALLTOALL, name, [tensor], None, process_set, kick=kick, splits=numbers)
+        return call(Kind.ALLTOALL, name, id_of(process_set), splits=numbers)
 
     def alltoall(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -146,9 +152,10 @@ class Collectives(Reductions, Worldly):
 
         Blocks until all ranks called.
         """
+        how = self._alltoall(splits, name, process_set)
         if splits is None:
-            return self._run(Kind.ALLTOALL, name, [tensor], None, process_set)[0]
-        return self.synchronize(self._begin_alltoall(tensor, splits, name, process_set, kick=False))
+            return self._run(how, (tensor,))[0]
+        return self.synchronize(self._start(how, (tensor,)))
 
     # -- without data --------------------------------------------------------------------------------------------
 
@@ -158,7 +165,7 @@ class Collectives(Reductions, Worldly):
         Args:
             process_set: ranks that take part; this rank must be one of them.
         """
-        self._run(Kind.BARRIER, None, [], [], process_set)
+        self._run(call(Kind.BARRIER, None, id_of(process_set)), ())
 
     def join(self, device: int = -1) -> int:
         """Take no part in what the others still do; return when all ranks have joined.
@@ -170,7 +177,7 @@ class Collectives(Reductions, Worldly):
             The rank that joined last.
         """
         engine = _engine()
-        handle = engine.submit(self.adapter, Kind.JOIN, "join", (), (), kick=False)
+        handle = engine.submit(Call(Kind.JOIN, "join"), self.adapter, patient=True)
         engine.wait(handle)
         Collectives.joins += 1  # of all frameworks
         return handle.result

@@ -13,7 +13,7 @@ __all__ = ["changed_gradient", "not_installed", "out_of_turn", "warn_deprecated"
 
 def wrong_argument(text: str) -> RequestError:
     """Return the error for an argument that does not fit; the caller's line is added."""
-    place = callsite.here(1)
+    place = callsite.here()
     return RequestError(f"{text} ({place})" if place else text)
 
 
@@ -24,7 +24,7 @@ def out_of_turn(what: str, instead: str) -> OptimizerUseError:
         what: what was done; rank and line are added.
         instead: what to do next, as a sentence.
     """
-    where = ", ".join(filter(None, (f"rank {context.world().rank}", callsite.here(1))))
+    where = ", ".join(filter(None, (f"rank {context.world().rank}", callsite.here())))
     return OptimizerUseError(f"{what} ({where}). {instead}")
 
 
@@ -39,7 +39,7 @@ def changed_gradient(name: str) -> OptimizerUseError:
 
 def warn_deprecated(text: str) -> None:
     """Warn at the user's line, however many of our own lie between: Python shows it where that is in the script."""
-    frame = callsite.user_frame(1)
+    frame = callsite.user_frame()
     module = frame.f_globals.get("__name__", "")
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)

@@ -13,6 +13,7 @@ from horovod import world as worlds
 from horovod.bindings import communicators
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
+from horovod.engine.calls import Call
 from horovod.world import World
 
 __all__ = [
@@ -210,7 +211,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
     if process_set.mpi_comm is not None and process_set.ranks is None:
         raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
-    handle = engine.submit(_adapter, Kind.ADD_PROCESS_SET, None, (), (), ranks=ranks, depth=1, kick=False)
+    handle = engine.submit(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter, patient=True)
     engine.wait(handle)
     process_set.process_set_id = handle.result
     _registered.append(process_set)
@@ -233,7 +234,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     engine = context.engine()
     key = process_set.process_set_id
     assert key is not None
-    handle = engine.submit(_adapter, Kind.REMOVE_PROCESS_SET, None, (), (), root=key, depth=1, kick=False)
+    handle = engine.submit(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter, patient=True)
     engine.wait(handle)
     for registered in [s for s in _registered if s.process_set_id == key]:
         registered._invalidate()

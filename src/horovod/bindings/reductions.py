@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod import context
 from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.submission import Submission, id_of
+from horovod.bindings.submission import Submission, id_of, some
 from horovod.core.requests import Kind, ReduceOp
+from horovod.engine.calls import Call, call
 from horovod.errors import RequestError
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reductions", "Sum", "resolve_op"]
@@ -20,8 +20,6 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
-
-_engine = context.engine
 
 
 def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
@@ -59,22 +57,16 @@ class Reductions(Submission):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
         """Begin an allreduce into a new tensor; ``synchronize`` returns it. See ``allreduce``."""
-        how = resolve_op(op, average)
-        return self._start(
-            Kind.ALLREDUCE, name, [tensor], None, process_set, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._start(how, (tensor,))
 
     def allreduce_async_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
         """Begin an allreduce in place; ``synchronize`` returns ``tensor``. See ``allreduce``."""
-        how = resolve_op(op, average)
-        return self._start(
-            Kind.ALLREDUCE, name, [tensor], [tensor], process_set, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._start(how, (tensor,), in_place=True)
 
     def allreduce(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -99,81 +91,48 @@ class Reductions(Submission):
 
         Blocks until all ranks called.
         """
-        how = resolve_op(op, average)
-        return self._allreduce_now(tensor, False, name, how, prescale_factor, postscale_factor, process_set)
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._run(how, (tensor,))[0]
 
     def allreduce_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> Any:  # fmt: skip
         """Combine a tensor over all ranks, in place. See ``allreduce``."""
-        how = resolve_op(op, average)
-        return self._allreduce_now(tensor, True, name, how, prescale_factor, postscale_factor, process_set)
-
-    def _allreduce_now(
-        self, tensor: Any, in_place: bool, name: str | None, op: ReduceOp, prescale: float, postscale: float,
-        process_set: ProcessSet,
-    ) -> Any:  # fmt: skip
-        buffer = self._target(tensor) if in_place else self.adapter.buffer(tensor)
-        if buffer is None:
-            targets = [tensor] if in_place else None
-            return self._run(
-                Kind.ALLREDUCE, name, [tensor], targets, process_set, op=op, prescale=prescale, postscale=postscale
-            )[0]
-        # The hot path of small tensors: nothing but what has to be done.
-        engine = _engine()
-        buffers = (buffer,)
-        handle = engine.submit(
-            self.adapter, Kind.ALLREDUCE, f"allreduce.{name}" if name else None, buffers,
-            buffers if in_place else None, op=op, prescale=prescale, postscale=postscale,
-            process_set=id_of(process_set), depth=2, kick=False,
-        )  # fmt: skip
-        outputs = engine.wait(handle)
-        return tensor if in_place else self.adapter.wrap(outputs[0])
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._run(how, (tensor,), in_place=True)[0]
 
     def grouped_allreduce_async(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
         """Begin an allreduce of several tensors as one operation, for ``synchronize``. See ``grouped_allreduce``."""
-        how = resolve_op(op, average)
-        return self._start(
-            Kind.ALLREDUCE, name, tensors, None, process_set, many=True, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._start(how, some(tensors), many=True)
 
     def grouped_allreduce_async_(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:  # fmt: skip
         """Begin an allreduce of several tensors in place, as one operation. See ``grouped_allreduce``."""
-        how = resolve_op(op, average)
-        return self._start(
-            Kind.ALLREDUCE, name, tensors, tensors, process_set, many=True, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._start(how, some(tensors), in_place=True, many=True)
 
     def grouped_allreduce(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[Any]:  # fmt: skip
         """Combine several tensors as one operation. See ``allreduce``."""
-        how = resolve_op(op, average)
-        return self._run(
-            Kind.ALLREDUCE, name, tensors, None, process_set, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._run(how, some(tensors))
 
     def grouped_allreduce_(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[Any]:  # fmt: skip
         """Combine several tensors in place, as one operation. See ``grouped_allreduce``."""
-        how = resolve_op(op, average)
-        return self._run(
-            Kind.ALLREDUCE, name, tensors, tensors, process_set, op=how, prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
+        return self._run(how, some(tensors), in_place=True)
 
     # -- reducescatter -------------------------------------------------------------------------------------------
 
@@ -182,10 +141,8 @@ class Reductions(Submission):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
         """Begin a reducescatter. See ``reducescatter``."""
-        return self._start(
-            Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _reducescatter(name, op, prescale_factor, postscale_factor, process_set)
+        return self._start(how, (tensor,))
 
     def reducescatter(
         self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
@@ -209,34 +166,35 @@ class Reductions(Submission):
 
         Blocks until all ranks called.
         """
-        return self._run(
-            Kind.REDUCESCATTER, name, [tensor], None, process_set, op=_scatter_op(op), prescale=prescale_factor,
-            postscale=postscale_factor,
-        )[0]  # fmt: skip
+        how = _reducescatter(name, op, prescale_factor, postscale_factor, process_set)
+        return self._run(how, (tensor,))[0]
 
     def grouped_reducescatter_async(
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
         """Begin a reducescatter of several tensors as one operation. See ``grouped_reducescatter``."""
-        return self._start(
-            Kind.REDUCESCATTER, name, tensors, None, process_set, many=True, op=_scatter_op(op),
-            prescale=prescale_factor, postscale=postscale_factor,
-        )  # fmt: skip
+        how = _reducescatter(name, op, prescale_factor, postscale_factor, process_set)
+        return self._start(how, some(tensors), many=True)
 
     def grouped_reducescatter(
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> list[Any]:  # fmt: skip
         """Combine several tensors and return this rank's rows of each, as one operation. See ``reducescatter``."""
-        return self._run(
-            Kind.REDUCESCATTER, name, tensors, None, process_set, op=_scatter_op(op), prescale=prescale_factor,
-            postscale=postscale_factor,
-        )  # fmt: skip
+        how = _reducescatter(name, op, prescale_factor, postscale_factor, process_set)
+        return self._run(how, some(tensors))
 
 
-def _scatter_op(op: int) -> ReduceOp:
+def _allreduce(
+    name: str | None, op: int | None, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Call:
+    how = resolve_op(op, average)
+    return call(Kind.ALLREDUCE, name, id_of(process_set), how, prescale, postscale)
+
+
+def _reducescatter(name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Call:
     how = resolve_op(op, None)
     if how is ReduceOp.ADASUM:
         raise RequestError("reducescatter takes Average, Sum, Min, Max or Product, received Adasum")
-    return how
+    return call(Kind.REDUCESCATTER, name, id_of(process_set), how, prescale, postscale)

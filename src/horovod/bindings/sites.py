@@ -51,5 +51,5 @@ _call = lambda function: function()  # noqa: E731  on one line, whose number is 
 
 def user_site() -> Site:
     """Return the line of the user's script that is running now."""
-    frame = callsite.user_frame(0)
+    frame = callsite.user_frame()
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -1,34 +1,33 @@
 """How every collective is carried out: submit, wait, hand out the results.
 
 The adapter gives contiguous aliases of the tensors, the engine submits one request for all of them, and
-somebody waits. Synchronous operations skip the table of handles and let the calling thread make the progress.
+somebody waits. Synchronous operations skip the table of handles.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from horovod import context
 from horovod.bindings.adapter import Adapter, Stage
 from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
+from horovod.engine.calls import Call
 from horovod.engine.handles import Handle
 from horovod.errors import RequestError
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Submission", "id_of"]
+__all__ = ["Submission", "id_of", "some"]
 
 _engine = context.engine
 
 
-# A request's name begins with it; to ask an enum for its name costs more than to look it up.
-_PREFIXES = {kind: f"{kind.name.lower()}." for kind in Kind}
-
-
-class _Ticket(NamedTuple):
+class _Ticket(msgspec.Struct):
     """A handle, and what its outputs mean to the caller.
 
     Attributes:
@@ -41,7 +40,7 @@ class _Ticket(NamedTuple):
 
     handle: Handle
     many: bool
-    targets: Sequence[Any] | None
+    targets: Sequence[Any] | None = None
     copies: Sequence[tuple[Any, Any]] = ()
     stage: Stage | None = None
 
@@ -83,16 +82,24 @@ class Submission:
         Raises:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
-        ticket = self._tickets.pop(handle, None)
+        ticket = self._tickets.get(handle)
         if ticket is None:
             return None
         inner = ticket.handle
-        outputs: Sequence[Any] = _wait(inner)
+        try:
+            outputs = _wait(inner)
+        except BaseException:
+            # Who was interrupted may wait for it again.
+            if inner.done:
+                self._tickets.pop(handle, None)
+            raise
+        results: Any = tuple(self._results(ticket, outputs))
         if inner.signature.request.kind is Kind.ALLTOALL:
-            output = self._results(ticket, outputs)[0]
-            return output, self.adapter.received_splits(inner.received_splits, output)
-        results = self._results(ticket, outputs)
-        return tuple(results) if ticket.many else results[0]
+            results += (self.adapter.received_splits(inner.received_splits, results[0]),)
+        elif not ticket.many:
+            (results,) = results
+        self._tickets.pop(handle, None)
+        return results
 
     # -- tensors in the arena ------------------------------------------------------------------------------------
 
@@ -124,50 +131,40 @@ class Submission:
 
     # -- the three steps -----------------------------------------------------------------------------------------
 
-    def _start(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, *, many: bool = False, kick: bool = True, **how: Any,
-    ) -> int:  # fmt: skip
-        ticket = self._submit(kind, name, tensors, targets, process_set, many=many, kick=kick, **how)
+    def _start(self, call: Call, tensors: Sequence[Any], in_place: bool = False, many: bool = False) -> int:
+        """Begin an operation and return the number of its handle."""
+        ticket = self._submit(call, tensors, in_place, many)
         number = next(self._numbers)
         self._tickets[number] = ticket
         return number
 
-    def _run(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, **how: Any,
-    ) -> list[Any]:  # fmt: skip
-        ticket = self._submit(kind, name, tensors, targets, process_set, many=True, kick=False, **how)
+    def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
+        """Carry out an operation and return its results."""
+        ticket = self._submit(call, tensors, in_place, patient=True)
         return self._results(ticket, _wait(ticket.handle))
 
     def _submit(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, *, many: bool, kick: bool, **how: Any,
-    ) -> _Ticket:  # fmt: skip
-        engine = _engine()
-        adapter = self.adapter
-        if many and kind is not Kind.BARRIER and not len(tensors):
-            raise ValueError(f"{kind.name.lower()} of an empty list of tensors")
-        how["device"] = adapter.device(tensors[0]) if len(tensors) else "cpu"
-        if how["device"] != "cpu":
-            return self._submit_staged(kind, name, tensors, targets, process_set, many, kick, how)
-        alias = adapter.buffer if targets is None else self._target
-        inputs, copies = [], []
+        self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool = False, patient: bool = False
+    ) -> _Ticket:
+        engine, adapter = _engine(), self.adapter
+        alias = self._target if in_place else adapter.buffer
+        inputs: list[Any] = []
+        copies: list[tuple[Any, Any]] = []
         for tensor in tensors:
             buffer = alias(tensor)
             if buffer is None:
+                device = adapter.device(tensor)
+                if device != "cpu":
+                    return self._submit_staged(call.on(device), tensors, in_place, many, patient)
                 buffer = adapter.contiguous(tensor)
                 copies.append((tensor, buffer))
             inputs.append(buffer)
-        if targets is not None and len(inputs) > 1:
-            self._part(inputs, copies, how.get("op"))
-        wire_name = f"{_PREFIXES[kind]}{name}" if name else None
-        outputs = inputs if targets is not None else None
-        handle = engine.submit(
-            adapter, kind, wire_name, inputs, outputs, process_set=id_of(process_set), depth=3, kick=kick, **how
-        )
+        if not in_place:
+            return _Ticket(engine.submit(call, adapter, inputs, None, None, patient), many)
+        if len(inputs) > 1:
+            self._part(inputs, copies, call.op)
         # A list of the caller's may be another one by the time the operation is done.
-        return _Ticket(handle, many, None) if targets is None else _Ticket(handle, many, tuple(targets), copies)
+        return _Ticket(engine.submit(call, adapter, inputs, inputs, None, patient), many, tuple(tensors), copies)
 
     def _target(self, tensor: Any) -> Buffer | None:
         """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
@@ -175,7 +172,7 @@ class Submission:
             raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")
         return self.adapter.target(tensor)
 
-    def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp | None) -> None:
+    def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp) -> None:
         """Give tensors of a group in place that share memory with others, such as tied weights, memory of their own.
 
         What they share gets the same values from either.
@@ -197,22 +194,15 @@ class Submission:
             if places[0] != places[1]:
                 copies.append((buffer, inputs[index]))
 
-    def _submit_staged(
-        self, kind: Kind, name: str | None, tensors: Sequence[Any], targets: Sequence[Any] | None,
-        process_set: ProcessSet, many: bool, kick: bool, how: dict[str, Any],
-    ) -> _Ticket:  # fmt: skip
+    def _submit_staged(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Ticket:
         adapter = self.adapter
-        others = [adapter.device(tensor) for tensor in tensors if adapter.device(tensor) != how["device"]]
+        others = [device for tensor in tensors if (device := adapter.device(tensor)) != call.device]
         if others:
-            raise RuntimeError(f"tensors of one group must be on one device, received {how['device']} and {others[0]}")
-        stage = adapter.stage(tensors, targets)
-        outputs = stage.hosts if kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
-        wire_name = f"{_PREFIXES[kind]}{name}" if name else None
-        handle = _engine().submit(
-            adapter, kind, wire_name, stage.hosts, outputs, process_set=id_of(process_set), passage=stage, depth=4,
-            kick=kick, **how,
-        )  # fmt: skip
-        return _Ticket(handle, many, targets, stage=stage)
+            raise RuntimeError(f"tensors of one group must be on one device, received {call.device} and {others[0]}")
+        stage = adapter.stage(tensors, tensors if in_place else None)
+        outputs = stage.hosts if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
+        handle = _engine().submit(call, adapter, stage.hosts, outputs, stage, patient)
+        return _Ticket(handle, many, None, (), stage)
 
     def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
         if ticket.stage is not None:
@@ -228,6 +218,17 @@ def _wait(handle: Handle) -> Sequence[Any]:
     if handle.done and handle.error is None:
         return handle.outputs
     return _engine().wait(handle)
+
+
+def some(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return the tensors of a group.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not len(tensors):
+        raise ValueError("a grouped operation of an empty list of tensors")
+    return tensors
 
 
 def id_of(process_set: ProcessSet) -> int:

@@ -33,9 +33,13 @@ class ProcessSetTable:
         """
         return self._sets[process_set]
 
+    def find_members(self, process_set: int) -> tuple[int, ...] | None:
+        """Return the global ranks of a set, ascending; None if there is no such set."""
+        return self._sets.get(process_set)
+
     def as_dict(self) -> dict[int, list[int]]:
         """Return every set's ranks by id."""
-        return {key: list(members) for key, members in self._sets.items()}
+        return {key: list(members) for key, members in list(self._sets.items())}
 
     def __contains__(self, process_set: int) -> bool:
         return process_set in self._sets
@@ -43,7 +47,7 @@ class ProcessSetTable:
     def find(self, ranks: Sequence[int]) -> int | None:
         """Return the id of the set with exactly these ranks, or None."""
         wanted = tuple(sorted(ranks))
-        for key, members in self._sets.items():
+        for key, members in list(self._sets.items()):
             if members == wanted:
                 return key
         return None

@@ -18,9 +18,9 @@ _PLUMBING = frozenset({
 _known: dict[int, tuple[CodeType, bool]] = {}
 
 
-def user_frame(depth: int) -> FrameType:
-    """Return the innermost frame of user code, ``depth`` frames above the caller or further out."""
-    frame: FrameType | None = sys._getframe(depth + 1)
+def user_frame() -> FrameType:
+    """Return the innermost frame of user code; on a thread that runs none, the outermost of all."""
+    frame: FrameType | None = sys._getframe(1)
     last = frame
     while frame is not None:
         code = frame.f_code
@@ -43,7 +43,7 @@ def describe(frame: FrameType) -> str:
     return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def here(depth: int) -> str:
+def here() -> str:
     """Return ``at file:line`` of the user's line, or nothing on a thread that runs none, such as one of autograd."""
-    frame = user_frame(depth + 1)
+    frame = user_frame()
     return "" if _known[id(frame.f_code)][1] else f"at {describe(frame)}"

@@ -1,18 +1,19 @@
 """One per process: hands this rank's requests to the coordinator and runs the log in order.
 
-``LogRunner`` executes the log, ``Stepper`` says what making progress consists of, ``Progress`` decides which thread
-does it and when; this module is what the bindings see of them.
+``LogRunner`` executes the log, ``Stepper`` says what making progress consists of, ``Progress`` is the thread that does
+it; this module is what the bindings see of them. Any thread may call it, a signal handler too, and may be interrupted
+anywhere in it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from horovod import errors
 from horovod.config import Config
-from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
+from horovod.core.requests import Request
 from horovod.engine import callsite
+from horovod.engine.calls import Call
 from horovod.engine.handles import Allocator, Handle, Passage
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
@@ -25,8 +26,7 @@ from horovod.transports.kernels import Buffer
 
 __all__ = ["Engine"]
 
-_LOCK_S = 0.1
-_JOIN_S = 3.0
+_STOP_S, _STUCK_S = 1.0, 2.0
 
 
 class Engine:
@@ -54,25 +54,22 @@ class Engine:
         self.transport = transport = link.transport
         self.peers = link.peers
         self._observer = observer
-        self._channel = channel = link.channel
-        # One table serves both: at home the coordinator changes it, elsewhere the log does.
-        self._is_home = link.coordinator is not None
-        self._log = LogRunner(rank, channel, transport, sets, owns_sets=not self._is_home)
-        self._signatures = SignatureTable(channel, max(1, config.cache_capacity), rank, sets, transport)
-        self._log.count = self._signatures.count
-        self._submit_lock = threading.Lock()
+        # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
+        is_home = link.coordinator is not None
+        self._signatures = SignatureTable(link.channel, max(1, config.cache_capacity), rank, sets, transport)
+        self._log = LogRunner(rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home)
         self.ring = new_ring()
         self._waits = self._wait_ns = 0
         self._born_ns = now()
-        self._stepper = Stepper(link, self._log, self.ring, observer)
-        self._progress = Progress(self._stepper, channel, link.doorbell)
+        self._stepper = Stepper(link, self._log, observer)
+        self._progress = Progress(self._stepper, link.channel, link.doorbell)
         observer.begin(self)
 
     def start(self) -> None:
-        """Say that this rank is here, and start the background thread."""
+        """Say that this rank is here, and start its thread."""
         if self.peers is not None:
             self.peers.enter()
-        self.transport.background = self._progress.start()
+        self._progress.start()
         self._observer.start()
 
     @property
@@ -100,90 +97,48 @@ class Engine:
 
     def submit(
         self,
+        call: Call,
         allocator: Allocator,
-        kind: Kind,
-        name: str | None,
-        inputs: Sequence[Buffer],
+        inputs: Sequence[Buffer] = (),
         outputs: Sequence[Buffer] | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        root: int = 0,
-        splits: tuple[int, ...] = (),
-        process_set: int = 0,
-        ranks: tuple[int, ...] = (),
-        device: str = "cpu",
         passage: Passage | None = None,
-        depth: int = 1,
-        kick: bool = True,
+        patient: bool = False,
     ) -> Handle:
         """Submit one request.
 
         Args:
+            call: what is asked for.
             allocator: the framework's adapter.
-            kind: which collective.
-            name: the key of the match; None for the order of submission.
             inputs: contiguous buffers, read until the handle is done.
             outputs: buffers to write, which may be the inputs; None to allocate.
-            op, prescale, postscale: for reductions.
-            root: global rank of a broadcast's root.
-            splits: rows for each member of an alltoall.
-            process_set: id of the process set.
-            ranks: members of a process set to add.
-            device: where the caller's tensors live.
-            passage: brings them to ``inputs`` and ``outputs`` back, if that is not the host.
-            depth: frames between the caller and code that may be the user's.
-            kick: wake the background thread; False when the caller is about to wait.
+            passage: brings tensors of a device to ``inputs`` and ``outputs`` back.
+            patient: whether the caller is about to wait.
 
         Returns:
             A handle for ``wait`` and ``poll``.
 
         Raises:
             DuplicateNameError: a tensor of this name is in flight.
+            RequestError: the request is wrong by itself.
             HorovodInternalError: the job has failed or ended.
+
+        An exception that comes from elsewhere, such as from a signal handler, finds the request in flight or withdrawn.
         """
         if self._stepper.failure is not None:
             raise self._stepper.error()
-        frame = callsite.user_frame(depth)
-        with self._submit_lock:
-            signature = self._signatures.get(
-                allocator,
-                frame,
-                kind,
-                name,
-                inputs,
-                outputs,
-                op,
-                prescale,
-                postscale,
-                root,
-                splits,
-                process_set,
-                ranks,
-                device,
-            )
-            record = [signature.request, now(), 0, 0, 0, 0, 0, None]
-            handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
-                            signature=signature, record=record, passage=passage)  # fmt: skip
-            self._log.register(handle)
-            inline = signature.inline
-            try:
-                note = self.transport.offer(handle, inline) if inline is not None else NO_NOTE
-            except BaseException:
-                self._log.withdraw(handle)
-                raise
-            signature.in_flight += 1
-            signature.uses += 1
+        signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
+        record = [signature.request, now(), 0, 0, 0, 0, 0, None]
+        handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
+                        signature=signature, record=record, passage=passage)  # fmt: skip
+        try:
+            self._log.submit(handle)
             self.ring.append(record)
-            self._channel.submit(signature.id, note, patient=not kick)
-        # A rank that is not at home has rung for the coordinator already; its own thread must look after the others.
-        if kick and (self._is_home or self._progress.dozes):
-            self._progress.kick()
+        finally:
+            self._progress.kick(handle, patient)
         return handle
 
     def wait(self, handle: Handle) -> Sequence[Buffer]:
-        """Block until a handle is done; make progress meanwhile.
+        """Block until a handle is done; it may be waited for again if that was interrupted.
 
         Returns:
             The output buffers.
@@ -203,29 +158,20 @@ class Engine:
         return handle.outputs
 
     def linger(self, handle: Handle) -> bool:
-        """Make progress for as long as that needs no sleep, after a submission with ``kick=False``.
-
-        Returns:
-            Whether the handle is done; if not, the background thread goes on with it.
-        """
+        """Wait for a moment in which no rank goes to sleep, after a patient submission; return whether it is done."""
         if not handle.done:
             self._progress.linger(handle)
         return handle.done
 
     def poll(self, handle: Handle) -> bool:
-        """Return whether a handle is done; never blocks.
-
-        One rank alone then does what is left, so that the next look finds it done: names that are in
-        flight, and ``poll`` itself, behave as in a job of several ranks.
-        """
-        done = handle.done
-        if not done:
+        """Return whether a handle is done; never blocks."""
+        if not handle.done:
             self._progress.look()
-        return done
+        return handle.done
 
     def stats(self) -> Stats:
         """Return what this rank has done."""
-        usage = self._signatures.usage()
+        usage = self._signatures.usage(list(self._log.inbox))
         return Stats(
             elapsed_s=(now() - self._born_ns) / 1e9,
             operations=sum(of_kind.operations for of_kind in usage.values()),
@@ -239,36 +185,13 @@ class Engine:
         )
 
     def stop(self, reason: str) -> None:
-        """Leave the job: what is in flight here is abandoned, who waits for this rank gets ``reason``."""
-        stepper, progress, link = self._stepper, self._progress, self.link
-        self._observer.stop()
-        with self._submit_lock:
-            if stepper.failure is None:
-                self._leave(reason)
-                stepper.leave(reason)
-        # If the thread waits for a peer that does not go on, then in an operation that is abandoned now. It
-        # keeps the memory that it needs until the process ends.
-        if not progress.stop(_JOIN_S) or not progress.exclusively(_JOIN_S):
-            return
-        try:
-            stepper.end()
-            self._observer.close()
-            if link.board is not None:
-                link.board.close()
-            self.transport.close()
-        finally:
-            progress.release()
-        if self.peers is not None:
-            self.peers.close()
+        """Leave the job: what is in flight here is abandoned, who waits for this rank gets ``reason``.
 
-    def _leave(self, reason: str) -> None:
-        if not self._is_home:
-            self._channel.leave(reason)
-        elif self._progress.exclusively(_LOCK_S):
-            # Who waits for this rank gets the reason through the log, before the coordinator is gone.
-            try:
-                self._stepper.step()
-                self._channel.leave(reason)
-                self._stepper.step()
-            finally:
-                self._progress.release()
+        May be called again, and by several threads.
+        """
+        self._observer.stop()
+        if not self._progress.stop(reason, _STOP_S):
+            # The thread is in the middle of an operation, and waits for a peer that does not go on; it keeps the memory
+            # that it needs until the process ends.
+            self._stepper.announce(reason)
+            self._progress.stop(reason, _STUCK_S)

@@ -39,22 +39,24 @@ class Signature:
     """A request as this rank has declared it.
 
     Attributes:
-        id: what stands for it in a submission.
+        id: what stands for it in a submission; -1 while it is not declared.
         request: what was declared.
         nbytes: of all tensors.
         inline: what the transport needs to send the data along with the request; None if it does not.
+        name: its process set and its name; None if it has no name.
         in_flight: submissions that are not done.
         uses: all submissions.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "inline", "nbytes", "pin", "request", "uses")
+    __slots__ = ("id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
 
-    def __init__(self, id_: int, request: Request, inline: Inline | None, pin: object) -> None:
-        self.id = id_
+    def __init__(self, request: Request, pin: object) -> None:
+        self.id = -1
         self.request = request
+        self.name = (request.process_set, request.name) if request.name else None
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
-        self.inline = inline
+        self.inline: Inline | None = None
         self.in_flight = 0
         self.uses = 0
         self.pin = pin
@@ -68,6 +70,7 @@ class Handle(Work, kw_only=True, eq=False):
         signature: what was submitted.
         record: when what happened to it.
         passage: for tensors of a device, else None.
+        accepted: whether the engine has taken it over from the thread that submitted it.
         done: whether it ended, well or not.
         error: why it failed, or None.
         result: the answer of an operation that answers with a number.
@@ -79,6 +82,7 @@ class Handle(Work, kw_only=True, eq=False):
     signature: Signature
     record: Record
     passage: Passage | None = None
+    accepted: bool = False
     done: bool = False
     error: BaseException | None = None
     result: int = 0
@@ -97,6 +101,8 @@ class Handle(Work, kw_only=True, eq=False):
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the handle as ended and wake who sleeps on it."""
+        if self.done:
+            return
         self.error = error
         if error is not None:
             self.record[ENDED], self.record[ERROR] = now(), str(error)

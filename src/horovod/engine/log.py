@@ -1,19 +1,25 @@
-"""Run the log: match each entry with what this rank submitted, execute it, and hand out the result."""
+"""Run the log: match each entry with what this rank submitted, execute it, and hand out the result.
+
+Threads that submit only ever append to the inbox; all else belongs to the engine's own thread, which no signal
+interrupts. So wherever a caller is interrupted, a submission has been handed over, or it has not.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 
 from horovod import errors
 from horovod.core.coordinator import Run
 from horovod.core.departures import waited_in_vain
 from horovod.core.process_sets import ProcessSetTable
-from horovod.core.requests import Kind, Request, Response
+from horovod.core.requests import NO_NOTE, Kind, Response
 from horovod.engine import labels
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
+from horovod.engine.signatures import SignatureTable
 from horovod.transports.base import Entry, Transport
 
 __all__ = ["LogRunner"]
@@ -27,29 +33,37 @@ class LogRunner:
         channel: where the log comes from.
         transport: moves the bytes.
         sets: the process sets.
+        signatures: numbers of the requests.
         owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
 
     Attributes:
-        count: returns how often an operation of this name was submitted, and how many were in all.
+        inbox: what was handed in, and not taken over yet.
         culprit: the rank that the log last named as lost, or -1.
         fused: how many operations were executed together with others.
         fusions: how many executions these took.
     """
 
     def __init__(
-        self, rank: int, channel: Channel, transport: Transport, sets: ProcessSetTable, owns_sets: bool
+        self,
+        rank: int,
+        channel: Channel,
+        transport: Transport,
+        sets: ProcessSetTable,
+        signatures: SignatureTable,
+        owns_sets: bool,
     ) -> None:
         self._rank = rank
         self._channel = channel
         self._transport = transport
         self._sets = sets
+        self._signatures = signatures
         self._owns_sets = owns_sets
         self._entries: dict[int, Entry] = {}
         self._named: dict[tuple[int, str], Handle] = {}
         self._unnamed: dict[int, collections.deque[Handle]] = {}
         self._sequence = 0
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
-        self.count: Callable[[Request], tuple[int, int]] = lambda _: (1, 1)
+        self.inbox: collections.deque[Handle] = collections.deque()
         self.culprit = -1
         self.fused = self.fusions = 0
 
@@ -58,62 +72,95 @@ class LogRunner:
         """How many entries this rank has executed or skipped, the present one included."""
         return self._sequence
 
-    def register(self, handle: Handle) -> None:
-        """Take note of a submission.
+    def submit(self, handle: Handle) -> None:
+        """Hand a submission over to the engine; called by any thread, which may be interrupted anywhere in it.
 
         Raises:
             DuplicateNameError: a tensor of this name is in flight.
         """
-        request = handle.signature.request
-        name, process_set = request.name, request.process_set
-        if name:
-            key = (process_set, name)
-            if key in self._named:
-                site = self._named[key].signature.request.site
+        name = handle.signature.name
+        try:
+            if name is not None and (other := self._named.setdefault(name, handle)) is not handle:
                 raise errors.DuplicateNameError(
-                    f"a tensor named {name.partition('.')[2]!r} is still in flight, submitted at {site}; "
-                    "synchronize() it first, or give this one another name"
+                    f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
+                    f"{other.signature.request.site}; synchronize() it first, or give this one another name"
                 )
-            self._named[key] = handle
-        else:
-            queue = self._unnamed.get(process_set)
-            if queue is None:
-                queue = self._unnamed[process_set] = collections.deque()
-            queue.append(handle)
+            # This one step decides. What is in the inbox is the engine's, and nothing but the engine changes the rest.
+            self.inbox.append(handle)
+        except BaseException:
+            self._withdraw(handle)
+            raise
 
-    def withdraw(self, handle: Handle) -> None:
-        """Forget what was registered last; it was not submitted."""
-        request = handle.signature.request
-        # Unless it has been failed together with everything else meanwhile.
-        if request.name:
-            self._named.pop((request.process_set, request.name), None)
-        elif queue := self._unnamed.get(request.process_set):
-            queue.pop()
-        self._transport.skip(handle)
+    def _withdraw(self, handle: Handle) -> None:
+        """Undo ``submit``, as far as it has come, unless the engine has taken the submission over already."""
+        with contextlib.suppress(ValueError):
+            self.inbox.remove(handle)
+            handle.accepted = False
+        name = handle.signature.name
+        if not handle.accepted and name is not None and self._named.get(name) is handle:
+            del self._named[name]
+
+    def accept(self, patient: bool) -> None:
+        """Take over what was handed in, in this order, and tell the coordinator.
+
+        Args:
+            patient: whether somebody waits for a result, so that others need not be woken at once.
+        """
+        inbox = self.inbox
+        while inbox:
+            try:
+                handle = inbox[0]
+                handle.accepted = True
+                inbox.remove(handle)
+            except (IndexError, ValueError):  # it was withdrawn at this moment
+                continue
+            if handle.done:
+                continue
+            signature = self._signatures.use(handle)
+            inline = signature.inline
+            try:
+                note = self._transport.offer(handle, inline) if inline is not None else NO_NOTE
+            except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
+                if signature.name is not None:
+                    del self._named[signature.name]
+                self._transport.skip(handle)
+                handle.finish(error)
+                continue
+            if signature.name is None:
+                process_set = signature.request.process_set
+                queue = self._unnamed.get(process_set)
+                if queue is None:
+                    queue = self._unnamed[process_set] = collections.deque()
+                queue.append(handle)
+            self._channel.submit(signature.id, note, patient)
 
     def in_flight(self) -> list[Handle]:
-        """Return every submission that is not done."""
-        return [
-            *(handle for _, _, handles in self._unsettled for handle in handles),
-            *self._named.values(),
-            *(handle for queue in self._unnamed.values() for handle in queue),
-        ]
+        """Return every submission that is not done; for any thread, at any moment."""
+        found = [handle for _, _, handles in list(self._unsettled) for handle in handles]
+        found += list(self._named.values())
+        for queue in list(self._unnamed.values()):
+            found += list(queue)
+        return found + [handle for handle in list(self.inbox) if handle.signature.name is None]
 
     def describe(self, handle: Handle) -> str:
         """Return a submission in words."""
         request = handle.signature.request
-        return labels.describe(request, self.count(request)[0])
+        return labels.describe(request, self._signatures.count(request)[0])
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not self._named and not self._unsettled and not any(self._unnamed.values())
+        return not self.inbox and not self._named and not self._unsettled and not any(self._unnamed.values())
 
     def has_news(self) -> bool:
-        """Whether ``step`` has something to do."""
-        if self._channel.has_news():
+        """Whether ``accept`` or ``step`` has something to do."""
+        if self.inbox or self._channel.has_news():
             return True
         unsettled = self._unsettled
         return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
+
+    def has_submissions(self) -> bool:
+        """Whether ``accept`` has something to do."""
+        return bool(self.inbox)
 
     def goal(self) -> int:
         """Return the flag that the oldest operation whose end is not known waits for, or 0."""
@@ -133,6 +180,10 @@ class LogRunner:
         self._unsettled.clear()
         self._named.clear()
         self._unnamed.clear()
+        # One by one: what another thread submits at this moment must not get lost.
+        with contextlib.suppress(IndexError):
+            while True:
+                handles.append(self.inbox.popleft())
         for handle in handles:
             self._transport.skip(handle)
             handle.finish(make_error())

@@ -80,7 +80,7 @@ class Channel(Protocol):
 
 
 class Doorbell(Protocol):
-    """Sleep until something happened, and wake others. One thread at a time holds the engine's lock."""
+    """Sleep until something happened, and wake others; only the engine's thread sleeps here."""
 
     @property
     def share(self) -> int:
@@ -90,19 +90,21 @@ class Doorbell(Protocol):
         """Return how often this rank was rung for."""
 
     def ring(self) -> None:
-        """Wake this rank's own sleepers."""
+        """Wake this rank's own engine."""
 
     def insist(self) -> None:
         """Wake those whom ``Channel.submit`` only nudged; before this rank sleeps or does other things."""
 
     def awake(self) -> None:
-        """Say that a thread of this rank looks by itself: nobody need wake it."""
+        """Say that this rank's engine looks by itself: nobody need wake it."""
 
     def park(self) -> None:
-        """Say that only the background thread sleeps here; what was stored before is visible to others."""
+        """Say that the engine is going to sleep while its rank does something else; what it sleeps for must be looked
+        at once more.
+        """
 
     def announce(self, goal: int) -> None:
-        """Say that the lock's holder is going to sleep; what it waits for must be looked at once more.
+        """Say that the engine is going to sleep while its rank waits; what it waits for must be looked at once more.
 
         Args:
             goal: what all members must be ``settled`` at for it to go on; 0 if it waits for nothing of the kind.
@@ -114,7 +116,7 @@ class Doorbell(Protocol):
         Args:
             heard: see there.
             timeout_s: seconds, at most.
-            parked: whether this is the background thread, which nobody waits for.
+            parked: whether the rank does something else meanwhile.
         """
 
     def looks(self) -> Iterable[None]:
@@ -257,7 +259,7 @@ class Link:
         channel: its path to the coordinator.
         transport: moves the bytes.
         coordinator: at home, else None.
-        doorbell: None for a rank alone, which makes progress when somebody looks.
+        doorbell: lets its engine sleep.
         peers: None for a rank alone.
         board: None for a rank alone.
     """
@@ -266,8 +268,8 @@ class Link:
     generation: Generation
     channel: Channel
     transport: Transport
+    doorbell: Doorbell
     coordinator: Coordinator | None = None
-    doorbell: Doorbell | None = None
     peers: Peers | None = None
     board: Board | None = None
 

@@ -1,21 +1,26 @@
-"""Who makes progress, and when it sleeps.
+"""The engine's thread: when it works, when it looks, when it sleeps.
 
-One lock: its holder runs the log. A thread that waits for a result takes the lock and does the work itself
-(handing a small operation to another thread and back costs more than the operation). A background thread does
-it while the caller is away, so that communication overlaps with computing; it sleeps in the kernel unless
-somebody rings, and never spins. On the caller's only core it does not interrupt a caller who submits one operation
-after the other (to take turns made fifty allreduces of 1 MiB a fifth slower). A second waiting thread sleeps until
-its handle is done or the lock is free.
+It does all the work of its rank. Threads that submit hand it something and go on; threads that wait sleep on a lock,
+without the GIL, so that it can run. Signals interrupt only Python's main thread, never this one: whatever they do to a
+caller, the engine goes on.
+
+While a thread waits, this one looks for a while before it sleeps; else it sleeps in the kernel until somebody rings,
+so that communication overlaps with computing, and nothing polls. On the caller's only core it does not interrupt a
+caller who submits one operation after the other (to take turns made fifty allreduces of 1 MiB a fifth slower).
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import math
 import threading
 import time
+from _thread import allocate_lock
+from typing import Any
 
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Channel, Doorbell
+from horovod.engine.records import ENDED, SUBMITTED, WAITED, Record, now
 from horovod.engine.stepper import Stepper
 
 __all__ = ["Progress"]
@@ -26,6 +31,8 @@ _BEHIND_SLICE_S = 0.001
 _IDLE_SLICE_S = 30.0
 #: A caller that has submitted nothing for so long does something else now; and how often to wait for that.
 _QUIET_S, _PAUSES = 0.0005, 40
+#: As long as the engine looks before it sleeps.
+_LINGER_S = 0.0005
 
 
 class Progress:
@@ -33,210 +40,190 @@ class Progress:
 
     Args:
         stepper: what to do.
-        channel: tells whether there is something to do.
-        doorbell: None for one rank alone, which needs no background thread.
+        channel: tells whether it is to sleep only briefly.
+        doorbell: lets it sleep.
+
+    Attributes:
+        is_over: whether the thread has ended, or will without another look at what was submitted.
     """
 
-    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell | None) -> None:
+    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell) -> None:
         self._stepper = stepper
         self._channel = channel
         self._doorbell = doorbell
-        self._lock = threading.Lock()
-        self._waiters: collections.deque[threading.Lock] = collections.deque()
-        self._stopping = False
-        #: Whether the background thread may be about to sleep for long: who submits something must wake it.
-        self.dozes = False
-        self._thread: threading.Thread | None = None
-        if doorbell is not None:
-            self._thread = threading.Thread(target=self._background, name="horovod-engine", daemon=True)
+        # Not the handle, which would keep tensors alive that nobody needs any more.
+        self._awaited: Record | None = None
+        self._submitted_ns = 0
+        self._is_asleep = False
+        self._reason: str | None = None
+        self.is_over = False
+        self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
 
-    def start(self) -> int:
-        """Start the background thread and return its identifier; 0 if there is none."""
-        if self._thread is None:
-            return 0
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
-        return self._thread.ident or 0
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the background thread; False if it did not end in time, because it waits for a peer."""
-        self._stopping = True
-        if self._thread is None or self._doorbell is None or self._thread.ident is None:
+    # -- what other threads call; they may be interrupted anywhere -----------------------------------------------
+
+    def kick(self, handle: Handle, patient: bool) -> None:
+        """See to it that what was submitted is worked on.
+
+        Args:
+            handle: the submission.
+            patient: whether the caller is about to wait for it.
+        """
+        if patient:
+            self._awaited = handle.record
+        else:
+            self._submitted_ns = handle.record[SUBMITTED]
+        if self._is_asleep:
+            self._wake()
+        if self.is_over:
+            self._stepper.sweep()
+
+    def wait(self, handle: Handle) -> None:
+        """Block until ``handle`` is done."""
+        signal = self._signal_of(handle)
+        self._awaited = handle.record
+        if self._is_asleep:
+            self._wake()
+        while not handle.done:
+            if signal.acquire(True, _SLICE_S):
+                # Others may wait for the same.
+                signal.release()
+                continue
+            # Another thread may have waited for something else meanwhile, and got it.
+            self._awaited = handle.record
+            if self.is_over:
+                self._stepper.sweep()
+
+    def linger(self, handle: Handle) -> None:
+        """Wait as ``wait`` does, but for a moment only."""
+        self._signal_of(handle).acquire(True, _LINGER_S)
+        self._awaited = None
+
+    def look(self) -> None:
+        """Let the engine look now whether something is done that nobody waits for."""
+        if self._is_asleep:
+            self._wake()
+        # It needs the interpreter, which a caller that polls in a loop would keep for itself.
+        time.sleep(0)
+
+    def stop(self, reason: str, timeout_s: float) -> bool:
+        """Leave the job; False if the thread did not end in time, because it waits for a peer.
+
+        Args:
+            reason: what those are told who wait for this rank.
+            timeout_s: seconds, at most.
+        """
+        if self._reason is None:
+            self._reason = reason
+        if self._thread.ident is None:
+            self._end()
             return True
-        self._doorbell.ring()
+        self._wake()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def kick(self) -> None:
-        """See to it that what was submitted is worked on though nobody waits for it.
+    @staticmethod
+    def _signal_of(handle: Handle) -> Any:
+        signal = handle.waiter
+        if signal is None:
+            signal = allocate_lock()
+            signal.acquire()
+            handle.waiter = signal
+        return signal
 
-        One rank alone has nobody to do it meanwhile: it is done when somebody looks.
-        """
-        if self._doorbell is not None:
+    def _wake(self) -> None:
+        # What it rings through is gone when the engine has ended.
+        with contextlib.suppress(ValueError):
             self._doorbell.ring()
 
-    def look(self) -> None:
-        """Make the progress that nobody else may be making: of one rank alone, or after others did their part."""
-        if (self._doorbell is None or self._stepper.has_news()) and self._lock.acquire(False):
-            try:
-                self._stepper.step()
-            finally:
-                self.release()
+    # -- the thread ----------------------------------------------------------------------------------------------
 
-    def exclusively(self, timeout_s: float) -> bool:
-        """Take the lock; False if it is not to be had in time. ``release`` gives it back."""
-        return self._lock.acquire(timeout=timeout_s)
-
-    def release(self) -> None:
-        """Give up the lock and wake a waiting thread, if there is one."""
-        self._lock.release()
-        if self._waiters:
-            for signal in list(self._waiters):
-                if signal.locked():
-                    signal.release()
-                    return
-
-    # -- threads that wait ---------------------------------------------------------------------------------------
-
-    def wait(self, handle: Handle) -> None:
-        """Block until ``handle`` is done; make progress meanwhile."""
-        if self._lock.acquire(False):
-            self._pump_and_release(handle)
-        else:
-            self._wait_behind(handle)
-
-    def linger(self, handle: Handle) -> None:
-        """Make progress as ``wait`` does, but only until it would sleep; the background thread does the rest."""
-        if self._doorbell is None or self._lock.acquire(False):
-            self._pump_and_release(handle, sleeps=False)
-        else:
-            self._doorbell.insist()
-            self.kick()
-
-    def _wait_behind(self, handle: Handle) -> None:
-        if self._doorbell is not None:
-            self._doorbell.insist()
-        signal = threading.Lock()
-        signal.acquire()
-        handle.waiter = signal
-        self._waiters.append(signal)
-        try:
-            while not handle.done:
-                if self._lock.acquire(False):
-                    self._pump_and_release(handle)
-                    return
-                signal.acquire(timeout=_SLICE_S)
-        finally:
-            self._waiters.remove(signal)
-
-    def _pump_and_release(self, handle: Handle, sleeps: bool = True) -> None:
-        doorbell = self._doorbell
-        if doorbell is None:
-            try:
-                self._stepper.step()
-            finally:
-                self.release()
-            return
-        channel = self._channel
-        heard = -1
-        try:
-            doorbell.awake()
-            channel.patient = True
-            heard = self._pump(handle, doorbell, sleeps)
-        except BaseException as error:
-            self._stepper.abandon(error)
-            raise
-        finally:
-            channel.patient = False
-            doorbell.park()
-            doorbell.insist()
-            self.release()
-            if doorbell.heard() != heard and self._stepper.has_news():
-                # Who rang in between found this rank awake; the parked thread has to be told.
-                doorbell.ring()
-
-    def _pump(self, handle: Handle, doorbell: Doorbell, sleeps: bool) -> int:
-        """Make progress until ``handle`` is done, or there is none to be made and the caller does not want to sleep.
-
-        Returns:
-            What the doorbell had heard before the last look.
-        """
-        stepper, channel = self._stepper, self._channel
-        step, has_news = stepper.step, stepper.has_news
-        started = last_look = 0.0
-        while True:
+    def _run(self) -> None:
+        doorbell, stepper = self._doorbell, self._stepper
+        last_look = time.monotonic()
+        while self._reason is None:
             heard = doorbell.heard()
-            step()
-            if handle.done:
-                return heard
-            for _ in doorbell.looks():
-                if has_news():
-                    doorbell.succeeded()
-                    break
-            else:
-                if not sleeps:
-                    return heard
-                doorbell.insist()
-                seen = doorbell.heard()
-                doorbell.announce(stepper.goal())
-                if not has_news():
-                    doorbell.sleep(seen, _BEHIND_SLICE_S if channel.is_behind() else _SLICE_S, parked=False)
-                doorbell.awake()
-                now = time.monotonic()
-                started = started or now
-                if now - last_look >= _SLICE_S:
-                    last_look = now
-                    stepper.tick(now - started)
+            slice_s = _SLICE_S
+            try:
+                is_awaited = self._is_awaited()
+                if not is_awaited and doorbell.share == 1:
+                    self._let_the_caller_submit()
+                stepper.step(is_awaited)
+                if self._is_awaited() and self._look():
+                    continue
+                clock = time.monotonic()
+                has_looked = clock - last_look >= _SLICE_S
+                if has_looked:
+                    last_look = clock
+                    stepper.tick(self._waited_s())
+                if self._channel.is_behind():
+                    slice_s = _BEHIND_SLICE_S
+                elif has_looked and stepper.is_idle():
+                    # Only who has just looked may sleep for long: it may have been rung for what that shows.
+                    slice_s = _IDLE_SLICE_S
+                self._sleep(heard, slice_s)
+                if not stepper.has_news():
+                    # It was rung for something else.
+                    stepper.attend()
+            except BaseException as error:
+                stepper.abandon(error)
+        self._end()
 
-    # -- the background thread -----------------------------------------------------------------------------------
+    def _look(self) -> bool:
+        """Look for what a caller waits for, for a while; True if it has come."""
+        has_news, doorbell = self._stepper.has_news, self._doorbell
+        for _ in doorbell.looks():
+            if has_news():
+                doorbell.succeeded()
+                return True
+        return False
 
-    def _let_the_caller_submit(self, doorbell: Doorbell) -> None:
+    def _sleep(self, heard: int, timeout_s: float) -> None:
+        """Sleep until somebody rings; not at all if something has happened since ``heard``."""
+        doorbell = self._doorbell
+        doorbell.insist()
+        is_awaited = self._is_awaited()
+        if is_awaited:
+            doorbell.announce(self._stepper.goal())
+        else:
+            doorbell.park()
+        self._is_asleep = True
+        # Who has come since the last step saw this thread awake, and so did not ring.
+        if not self._stepper.has_news() and self._reason is None and (is_awaited or not self._is_awaited()):
+            doorbell.sleep(heard, timeout_s, parked=not is_awaited)
+        self._is_asleep = False
+        doorbell.awake()
+
+    def _is_awaited(self) -> bool:
+        awaited = self._awaited
+        return awaited is not None and not awaited[ENDED]
+
+    def _waited_s(self) -> float:
+        awaited = self._awaited
+        return (now() - awaited[WAITED]) / 1e9 if awaited is not None and awaited[WAITED] else _SLICE_S
+
+    def _let_the_caller_submit(self) -> None:
         """Pause while the caller, who has no other core, submits one operation after the other."""
         for _ in range(_PAUSES):
-            left = _QUIET_S - self._stepper.quiet_s()
-            if left <= 0 or self._stopping:
+            left = _QUIET_S - self._quiet_s()
+            if left <= 0 or self._is_awaited() or self._reason is not None:
                 return
-            if self._lock.acquire(False):
-                # This thread looks again by itself; nobody need wake it.
-                doorbell.awake()
-                self.release()
             time.sleep(left)
 
-    def _background(self) -> None:
-        doorbell = self._doorbell
-        assert doorbell is not None
-        stepper, channel = self._stepper, self._channel
-        last_look = time.monotonic()
-        while not self._stopping:
-            if doorbell.share == 1:
-                self._let_the_caller_submit(doorbell)
-            seen = doorbell.heard()
-            slice_s = _SLICE_S
-            if self._lock.acquire(False):
-                try:
-                    doorbell.awake()
-                    if not self._waiters:
-                        stepper.step()
-                    now = time.monotonic()
-                    has_looked = now - last_look >= _SLICE_S
-                    if has_looked:
-                        last_look = now
-                        stepper.tick(_SLICE_S)
-                    doorbell.park()
-                    seen = doorbell.heard()
-                    if stepper.has_news() and not self._waiters:
-                        continue
-                    if channel.is_behind():
-                        slice_s = _BEHIND_SLICE_S
-                    elif has_looked:
-                        # Only who has just looked may sleep for long: it may have been rung for what that shows.
-                        self.dozes = True
-                        if stepper.is_idle():
-                            slice_s = _IDLE_SLICE_S
-                except BaseException as error:
-                    stepper.abandon(error)
-                finally:
-                    doorbell.park()
-                    self.release()
-            stepper.attend()
-            doorbell.sleep(seen, slice_s, parked=True)
-            self.dozes = False
+    def _quiet_s(self) -> float:
+        """Return how long ago the caller has submitted what it does not wait for."""
+        submitted = self._submitted_ns
+        return (now() - submitted) / 1e9 if submitted else math.inf
+
+    def _end(self) -> None:
+        stepper = self._stepper
+        try:
+            stepper.leave(self._reason or "")
+        except BaseException as error:
+            stepper.abandon(error)
+        self.is_over = True
+        stepper.sweep()
+        stepper.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+from operator import is_
 from types import FrameType
 from typing import Any
 
@@ -10,13 +12,13 @@ import msgspec
 
 from horovod.core import rules
 from horovod.core.process_sets import ProcessSetTable
-from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
+from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.engine import callsite
-from horovod.engine.handles import Allocator, Signature
+from horovod.engine.calls import Call
+from horovod.engine.handles import Allocator, Handle, Signature
 from horovod.engine.ports import Channel
 from horovod.engine.stats import Usage
 from horovod.errors import RequestError
-from horovod.phrases import printable
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
 
@@ -25,6 +27,8 @@ __all__ = ["SignatureTable"]
 
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE = Kind.ALLREDUCE
+#: How many that are in flight are looked at for one that can be forgotten.
+_TRIES = 4
 
 
 def dtype_name(buffer: Any) -> str:
@@ -33,7 +37,10 @@ def dtype_name(buffer: Any) -> str:
 
 
 class SignatureTable:
-    """Declares a request the first time it is seen and hands out its number from then on.
+    """Describes a request the first time it is seen; declares it and gives it a number when it is submitted.
+
+    ``get`` is called by every thread that submits; it adds to the table in one step, so it may be interrupted anywhere.
+    All else is the engine's.
 
     Args:
         channel: where requests are declared.
@@ -50,68 +57,85 @@ class SignatureTable:
         self._transport = transport
         self._capacity = capacity
         self._known: dict[Any, Signature] = {}
+        self._free: collections.deque[int] = collections.deque()
         self._next = 0
         self._forgotten: dict[Kind, Usage] = {}
 
     def get(
         self,
+        call: Call,
         allocator: Allocator,
-        frame: FrameType,
-        kind: Kind,
-        name: str | None,
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer] | None,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        root: int,
-        splits: tuple[int, ...],
-        process_set: int,
-        ranks: tuple[int, ...],
-        device: str,
+        frame: FrameType,
     ) -> Signature:
-        """Return the signature of a request; see ``Engine.submit`` for the arguments.
+        """Return the signature of a request.
+
+        Args:
+            call: what is asked for.
+            allocator: the framework's adapter.
+            inputs: the buffers to read.
+            outputs: those to write, or None.
+            frame: the user's.
 
         Raises:
             RequestError: the request is wrong by itself.
         """
         code = frame.f_code
-        in_place = kind is _ALLREDUCE and outputs is not None
-        how = (op, prescale, postscale, root, splits, process_set, self._sets.version, ranks, device)
         placement: tuple[int, ...] = ()
         if len(inputs) == 1:
             tensor = inputs[0]
-            if in_place and outputs is not None and outputs[0] is tensor:
+            if call.kind is _ALLREDUCE and outputs is not None and outputs[0] is tensor:
                 placement = self._transport.place((allocator.address(tensor),))
-            key: Any = (kind, name, tensor.dtype, tensor.shape, placement, how, id(code), frame.f_lasti)
+            key: Any = (call, tensor.dtype, tensor.shape, placement, self._sets.version, id(code), frame.f_lasti)
         else:
-            if in_place and outputs is not None and all(a is b for a, b in zip(inputs, outputs, strict=True)):
+            if call.kind is _ALLREDUCE and outputs is not None and all(map(is_, inputs, outputs)):
                 placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
-            tensors = tuple((t.dtype, t.shape) for t in inputs)
-            key = (kind, name, tensors, placement, how, id(code), frame.f_lasti)
+            tensors = tuple([(t.dtype, t.shape) for t in inputs])
+            key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
         signature = self._known.get(key)
         if signature is not None:
             return signature
+        return self._known.setdefault(key, self._describe(call, inputs, placement, frame))
+
+    def _describe(
+        self, call: Call, inputs: Sequence[Buffer], placement: tuple[int, ...], frame: FrameType
+    ) -> Signature:
         specs = tuple(TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in inputs)
         request = Request(
-            printable(name or ""), kind, process_set, specs, op, float(prescale), float(postscale), root, splits,
-            device, ranks, placement=placement, site=callsite.describe(frame),
+            call.name, call.kind, call.process_set, specs, call.op, float(call.prescale), float(call.postscale),
+            call.root, call.splits, call.device, call.ranks, placement=placement, site=callsite.describe(frame),
         )  # fmt: skip
-        members = self._sets.members(process_set) if process_set in self._sets else None
-        error = rules.check(request, members, self._rank)
+        error = rules.check(request, self._members(request), self._rank)
         if error:
             raise RequestError(f"{error} (at {request.site})")
         request = msgspec.structs.replace(request, fuse_class=self._transport.fuse_class(request))
-        inline = self._transport.inline(allocator.kernels, request, len(members or ()))
-        signature = self._known[key] = Signature(self._new_id(), request, inline, code)
-        self._channel.declare(signature.id, request)
+        return Signature(request, frame.f_code)
+
+    def use(self, handle: Handle) -> Signature:
+        """Count a submission, and declare its request if that is not known; return its signature."""
+        signature = handle.signature
+        if signature.id < 0:
+            request = signature.request
+            signature.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
+            self._forget_surplus()
+            signature.id = self._free.popleft() if self._free else self._new_id()
+            self._channel.declare(signature.id, request)
+        signature.in_flight += 1
+        signature.uses += 1
         return signature
 
-    def usage(self) -> dict[Kind, Usage]:
-        """Return how much was submitted, by kind."""
+    def usage(self, others: Sequence[Handle]) -> dict[Kind, Usage]:
+        """Return how much was submitted, by kind.
+
+        Args:
+            others: submissions that are still to be used.
+        """
         found = dict(self._forgotten)
+        for handle in others:
+            _count(found, handle.signature, 1)
         for signature in list(self._known.values()):
-            _count(found, signature)
+            _count(found, signature, signature.uses)
         return found
 
     def count(self, request: Request) -> tuple[int, int]:
@@ -122,20 +146,36 @@ class SignatureTable:
         known = list(self._known.values())
         key = (request.process_set, request.name)
         times = sum(s.uses for s in known if (s.request.process_set, s.request.name) == key)
-        return times, sum(usage.operations for usage in self._forgotten.values()) + sum(s.uses for s in known)
+        forgotten = list(self._forgotten.values())
+        return times, sum(usage.operations for usage in forgotten) + sum(s.uses for s in known)
+
+    def _members(self, request: Request) -> Sequence[int] | None:
+        return self._sets.find_members(request.process_set)
 
     def _new_id(self) -> int:
-        if len(self._known) >= self._capacity:
-            for key, signature in self._known.items():
-                if signature.in_flight == 0:
-                    del self._known[key]
-                    _count(self._forgotten, signature)
-                    return signature.id
         self._next += 1
         return self._next - 1
 
+    def _forget_surplus(self) -> None:
+        known = self._known
+        for _ in range(_TRIES):
+            if len(known) <= self._capacity:
+                return
+            try:
+                key = next(iter(known))
+            except RuntimeError:  # another thread adds one at this moment
+                return
+            signature = known.pop(key)
+            if signature.in_flight or signature.id < 0:
+                # Not one of many handles is looked at twice before all others were.
+                known.setdefault(key, signature)
+                continue
+            _count(self._forgotten, signature, signature.uses)
+            self._free.append(signature.id)
+            signature.id, signature.uses = -1, 0
 
-def _count(into: dict[Kind, Usage], signature: Signature) -> None:
+
+def _count(into: dict[Kind, Usage], signature: Signature, uses: int) -> None:
     kind = signature.request.kind
     before = into.get(kind, Usage())
-    into[kind] = Usage(before.operations + signature.uses, before.bytes + signature.uses * signature.nbytes)
+    into[kind] = Usage(before.operations + uses, before.bytes + uses * signature.nbytes)

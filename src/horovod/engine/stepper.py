@@ -1,17 +1,14 @@
-"""What making progress consists of: run the log, look after the other ranks, and fail in good order.
+"""What making progress consists of: run the log, look after the other ranks, fail and leave in good order.
 
-``Progress`` decides which thread does it and when; all of it but ``attend`` is called with its lock held.
+``Progress`` decides when; all of it runs on the engine's thread.
 """
 
 from __future__ import annotations
-
-import math
 
 from horovod import errors
 from horovod.engine.liveness import Liveness, encode_reason
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Link, Observer
-from horovod.engine.records import SUBMITTED, WAITED, Ring, now
 
 __all__ = ["Stepper"]
 
@@ -22,21 +19,19 @@ class Stepper:
     Args:
         link: this rank's connections.
         log: what it has in flight.
-        ring: the records of its operations.
         observer: is told when it fails.
 
     Attributes:
         failure: why this rank takes part no more, or None.
         has_news: whether ``step`` has something to do; spun on, so without a detour.
         goal: what all must have settled before ``step`` has something to do again, or 0.
-        attend: answers other ranks' questions; called without the lock.
+        attend: answers other ranks' questions.
     """
 
-    def __init__(self, link: Link, log: LogRunner, ring: Ring, observer: Observer) -> None:
+    def __init__(self, link: Link, log: LogRunner, observer: Observer) -> None:
         self.failure: errors.HorovodInternalError | None = None
         self._link = link
         self._log = log
-        self._ring = ring
         self._observer = observer
         self._liveness: Liveness | None = None
         if link.peers is not None and link.board is not None:
@@ -52,12 +47,20 @@ class Stepper:
             return self.failure.rank
         return self._log.culprit
 
-    def step(self) -> None:
-        """Execute what the log holds; after a failure, fail what is in flight."""
-        if self.failure is None:
-            self._log.step()
-        else:
+    def step(self, awaited: bool) -> None:
+        """Take over what was submitted and execute what the log holds; after a failure, fail what is in flight.
+
+        Args:
+            awaited: whether a thread of this rank waits for a result.
+        """
+        if self.failure is not None:
             self._log.fail_all(self.error)
+            return
+        link = self._link
+        link.channel.patient = link.transport.is_awaited = awaited
+        if self._log.inbox:
+            self._log.accept(awaited)
+        self._log.step()
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting.
@@ -75,17 +78,12 @@ class Stepper:
         coordinator = self._link.coordinator
         return coordinator is None or not coordinator.is_waiting
 
-    def quiet_s(self) -> float:
-        """Return how long ago the caller has submitted what it does not wait for."""
-        last = self._ring[-1] if self._ring else None
-        return math.inf if last is None or last[WAITED] else (now() - last[SUBMITTED]) / 1e9
-
     def abandon(self, error: BaseException) -> None:
         """Fail for good: this rank cannot keep in step with the log any more."""
         if self.failure is not None:
             return
         if not isinstance(error, errors.HorovodInternalError):
-            error = errors.HorovodInternalError(f"this rank's engine was interrupted: {error!r}")
+            error = errors.HorovodInternalError(f"this rank's engine failed: {error!r}")
         self.failure = error
         link = self._link
         if link.board is not None:
@@ -93,21 +91,46 @@ class Stepper:
         self._observer.failed(error)
         if link.peers is not None:
             link.peers.fail(self.culprit)
+        # What the log still says concerns this rank no more.
+        self.has_news = self._log.has_submissions
         self._log.fail_all(self.error)
 
     def leave(self, reason: str) -> None:
-        """Tell the others why this rank takes part no more."""
+        """Take part no more, and tell the others why; what is in flight here fails."""
+        link = self._link
+        if self.failure is None:
+            if link.coordinator is None:
+                link.channel.leave(reason)
+            else:
+                # Who waits for this rank gets the reason through the log, before the coordinator is gone.
+                self.step(awaited=False)
+                link.channel.leave(reason)
+                self._log.step()
+            self.announce(reason)
+            self.failure = errors.NotInitializedError("hvd.shutdown() was called")
+        self._log.fail_all(self.error)
+
+    def sweep(self) -> None:
+        """Fail what was submitted too late; on any thread, once the engine's has ended."""
+        self._log.fail_all(self.error)
+
+    def announce(self, reason: str) -> None:
+        """Tell the others beside the log that this rank takes part no more."""
         link = self._link
         if link.board is not None:
             link.board.give_reason(encode_reason(None, reason))
         if link.peers is not None:
             link.peers.leave(self.culprit)
 
-    def end(self) -> None:
-        """Fail what is still in flight: this rank has left."""
-        if self.failure is None:
-            self.failure = errors.NotInitializedError("hvd.shutdown() was called")
-        self._log.fail_all(self.error)
+    def close(self) -> None:
+        """Release what this rank has shared with the others."""
+        link = self._link
+        self._observer.close()
+        if link.board is not None:
+            link.board.close()
+        link.transport.close()
+        if link.peers is not None:
+            link.peers.close()
 
     def error(self) -> errors.HorovodInternalError:
         """Return the failure, as an exception of its own."""

@@ -20,6 +20,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.sites import Site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, ReduceOp
+from horovod.engine import calls as engine_calls
 from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
@@ -113,13 +114,11 @@ def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
     arrays, parameters = split_watched(call, arrays)
     _compare(call, name or "", parameters)
     if call.kind is Kind.ALLREDUCE:
-        results = comm._run(Kind.ALLREDUCE, name, arrays, None, members, **_factors(call))
+        results = comm._run(_described(call, name), arrays)
         if call.only_root not in (-1, context.world().rank):
             results = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in results]
-    elif call.kind is Kind.REDUCESCATTER:
-        results = comm._run(Kind.REDUCESCATTER, name, arrays, None, members, **_factors(call))
-    elif call.kind is Kind.ALLGATHER:
-        results = comm._run(Kind.ALLGATHER, name, arrays, None, members)
+    elif call.kind is Kind.REDUCESCATTER or call.kind is Kind.ALLGATHER:
+        results = comm._run(_described(call, name), arrays)
     elif call.kind is Kind.BROADCAST:
         pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
         handles = [comm.broadcast_async(array, call.root, key, members) for array, key in pairs]
@@ -153,8 +152,10 @@ def place(result: Any, like: Any) -> Any:
     return jax.device_put(result, like.sharding if result.shape == like.shape else next(iter(like.devices())))
 
 
-def _factors(call: Call) -> dict[str, Any]:
-    return {"op": call.op, "prescale": call.prescale, "postscale": call.postscale}
+def _described(call: Call, name: str | None) -> engine_calls.Call:
+    return engine_calls.call(
+        call.kind, name, id_of(call.process_set), call.op, call.prescale, call.postscale, call.root, call.splits
+    )
 
 
 def numbered(name: str | None, count: int) -> list[str | None]:
@@ -212,14 +213,14 @@ def run_in_program(
         _reduce(call, name, inputs, outputs)
     elif call.kind is Kind.BROADCAST:
         _wait_for([
-            _submit(call, key, [source], [target], root=call.root)
+            _submit(call, key, [source], [target])
             for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True)
         ])  # fmt: skip
     elif call.kind is Kind.ALLTOALL:
         for key, source, target in zip(numbered(name, len(inputs)), inputs, outputs, strict=True):
-            _move(call, key, [source], [target], splits=call.splits)
+            _move(call, key, [source], [target])
     elif call.kind is Kind.REDUCESCATTER:
-        _move(call, name, inputs, outputs, **_factors(call))
+        _move(call, name, inputs, outputs)
     elif call.rows is None:
         _gather_evenly(call, name, inputs, outputs)
     else:
@@ -239,17 +240,14 @@ def _gather_evenly(call: Call, name: str, inputs: Sequence[Array], outputs: Sequ
 
 
 def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    _wait_for([_submit(call, name, inputs, outputs, **_factors(call))])
+    _wait_for([_submit(call, name, inputs, outputs)])
     if call.only_root not in (-1, context.world().rank):
         for output in outputs:
             output.fill(0)
 
 
-def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array], **how: Any) -> Any:
-    return context.engine().submit(
-        _adapter, call.kind, f"{call.verb}.{name}", inputs, outputs, process_set=id_of(call.process_set), kick=False,
-        **how,
-    )  # fmt: skip
+def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> Any:
+    return context.engine().submit(_described(call, name), _adapter, inputs, outputs, patient=True)
 
 
 def _wait_for(handles: Sequence[Any]) -> None:
@@ -258,12 +256,10 @@ def _wait_for(handles: Sequence[Any]) -> None:
         engine.wait(handle)
 
 
-def _move(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array], **how: Any) -> None:
+def _move(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run what makes results of shapes that ranks which joined may change."""
     engine = context.engine()
-    handle = engine.submit(
-        _Into(outputs), call.kind, f"{call.verb}.{name}", inputs, process_set=id_of(call.process_set), kick=False, **how
-    )
+    handle = engine.submit(_described(call, name), _Into(outputs), inputs, patient=True)
     for result, output in zip(engine.wait(handle), outputs, strict=True):
         if result.shape != output.shape:
             raise HorovodInternalError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
-from collections.abc import Callable
+from _thread import allocate_lock
+from collections.abc import Callable, Iterable
 
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
@@ -13,7 +15,7 @@ from horovod.core.requests import NO_NOTE, Request
 from horovod.engine.ports import Link, LogEntry
 from horovod.transports.local import LocalTransport
 
-__all__ = ["LocalChannel", "assemble"]
+__all__ = ["LocalChannel", "LocalDoorbell", "assemble"]
 
 
 class LocalChannel:
@@ -81,8 +83,50 @@ class LocalChannel:
         self._log.extend(self._coordinator.take())
 
 
+class LocalDoorbell:
+    """Lets the engine of a rank alone sleep; see ``Doorbell``."""
+
+    share = 1 << 30
+
+    def __init__(self) -> None:
+        self._bell = allocate_lock()
+        self._bell.acquire()
+
+    def heard(self) -> int:
+        """Return 0: a ring is remembered until somebody sleeps."""
+        return 0
+
+    def ring(self) -> None:
+        """Wake this rank's own engine."""
+        with contextlib.suppress(RuntimeError):  # it was rung already
+            self._bell.release()
+
+    def insist(self) -> None:
+        """Nobody was nudged."""
+
+    def awake(self) -> None:
+        """Nobody needs to know."""
+
+    def park(self) -> None:
+        """Nobody needs to know."""
+
+    def announce(self, goal: int) -> None:
+        """Nobody needs to know."""
+
+    def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
+        """Sleep until somebody rings."""
+        self._bell.acquire(True, timeout_s)
+
+    def looks(self) -> Iterable[None]:
+        """Return nothing: what a rank alone waits for is done at once."""
+        return ()
+
+    def succeeded(self) -> None:
+        """Never called."""
+
+
 def assemble(settings: Config) -> Link:
     """Return the link of a world of one."""
     generation = Generation([Member(os.getpid(), os.uname().nodename)])
     coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
-    return Link(0, generation, LocalChannel(coordinator, 0), LocalTransport(), coordinator)
+    return Link(0, generation, LocalChannel(coordinator, 0), LocalTransport(), LocalDoorbell(), coordinator)

@@ -54,6 +54,6 @@ class Ending:
             self.note(current, current.__traceback__)
         if self._exception:
             return f"{who} {self._exception}"
-        place = callsite.here(1) if is_call else ""
+        place = callsite.here() if is_call else ""
         last = f"; its last operation was {describe_waiting(ring[-1][REQUEST])}" if ring else ""
         return f"{who} {LEFT}{' ' * bool(place)}{place}{last}"

@@ -21,6 +21,7 @@ import numpy as np
 
 from horovod import context
 from horovod.core.requests import Kind
+from horovod.engine.calls import Call, call
 from horovod.engine.handles import Handle
 from horovod.tensorflow import failures
 from horovod.tensorflow.adapter import DTYPES
@@ -215,16 +216,21 @@ class _Run:
             self._take_input(index, in_place)
         if kind is Kind.ALLTOALL and not request.even:
             splits = self._splits(self._view(1))
-        name = f"{kind.name.lower()}.{request.name}" if request.name else None
+        what = call(
+            kind,
+            request.name,
+            request.process_set,
+            request.op,
+            request.prescale,
+            request.postscale,
+            request.root,
+            splits,
+        )
         if kind is Kind.JOIN:
-            name = "join"
+            what = Call(kind, "join")
         outputs = self._outputs if in_place else None if count else ()
         lingers = self._kernel.lingers()
-        submit = functools.partial(
-            engine.submit, self, kind, name, self._inputs, outputs, op=request.op, prescale=request.prescale,
-            postscale=request.postscale, root=request.root, splits=splits, process_set=request.process_set, depth=0,
-            kick=not lingers,
-        )  # fmt: skip
+        submit = functools.partial(engine.submit, what, self, self._inputs, outputs, None, lingers)
         handle: Handle = self._kernel.as_user(submit)
         self._handle = handle
         if engine.size == 1:

@@ -37,7 +37,7 @@ def user_site() -> Site:
         for frame in reversed(list(tf_stack.extract_stack())):
             if not any(part in frame.filename for part in _PLUMBING):
                 return Site(frame.filename, frame.lineno, frame.name)
-    code = callsite.user_frame(0)
+    code = callsite.user_frame()
     return Site(code.f_code.co_filename, code.f_lineno, code.f_code.co_name)
 
 

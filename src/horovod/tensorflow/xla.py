@@ -21,6 +21,7 @@ from tensorflow.python.ops import control_flow_util
 
 from horovod import context
 from horovod.core.requests import Kind
+from horovod.engine import calls
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.kernels import answer
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
@@ -176,12 +177,10 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
         places = ctypes.cast(out, ctypes.POINTER(_P)) if many else [out]
         targets = [_array(places[i], shape, call.dtypes[i]) for i, shape in enumerate(call.outputs)]
         kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
-        submit = functools.partial(
-            engine.submit, _Outputs(targets), kind, f"{kind.name.lower()}.{request.name}", sources, None,
-            op=request.op, prescale=request.prescale, postscale=request.postscale, root=request.root,
-            process_set=request.process_set, depth=0, kick=False,
-        )  # fmt: skip
-        as_user(lambda: engine.wait(submit()))
+        what = calls.call(
+            kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root
+        )
+        as_user(lambda: engine.wait(engine.submit(what, _Outputs(targets), sources, patient=True)))
     except BaseException as error:
         _fail(status, f"{type(error).__name__}: {error}".encode())
 

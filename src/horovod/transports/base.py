@@ -67,11 +67,11 @@ class Transport(Protocol):
 
     Attributes:
         name: of the transport.
-        background: identifier of the thread that works while the caller computes; 0 if there is none.
+        is_awaited: whether a thread of this rank waits for a result, so that its cores are free for computing it.
     """
 
     name: str
-    background: int
+    is_awaited: bool
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory that this transport moves with the fewest copies, zeroed; it is freed with its last user.

@@ -35,7 +35,7 @@ class LocalTransport:
     """See ``Transport``; the reference."""
 
     name = "local"
-    background = 0
+    is_awaited = False
 
     def allocate(self, nbytes: int) -> bytearray:
         """Return ordinary memory."""

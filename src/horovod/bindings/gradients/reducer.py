@@ -173,7 +173,7 @@ class Reducer:
     def _lose(self, parameter: Any) -> None:
         """Another reducer has taken ``parameter`` over."""
         self._lost = (
-            f"{self.slots[id(parameter)].name} was taken over by another DistributedOptimizer {callsite.here(1)}"
+            f"{self.slots[id(parameter)].name} was taken over by another DistributedOptimizer {callsite.here()}"
         )
         self._hooks.pop(id(parameter)).remove()
 

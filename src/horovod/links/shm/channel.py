@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -43,20 +42,16 @@ class WorkerChannel:
         self._writer = RecordWriter(
             control.request_rings[rank], words64, control.request_head[rank], [control.request_tail[rank]]
         )
-        # Who makes progress flushes what another thread submits.
-        self._lock = threading.Lock()
         self._reader = RecordReader(control.log_ring, words64, control.log_head, control.log_tail[rank])
         self.has_news = self._reader.has_more
 
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
-        with self._lock:
-            self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
+        self._writer.put_bytes(_DECLARE, (signature,), _encode(request))
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
         """Submit a declared request."""
-        with self._lock:
-            self._writer.put(_SUBMIT, (signature, note))
+        self._writer.put(_SUBMIT, (signature, note))
         if patient:
             self._control.nudge(self._homes)
         else:
@@ -64,9 +59,8 @@ class WorkerChannel:
 
     def leave(self, reason: str) -> None:
         """Take part no more."""
-        with self._lock:
-            self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
-            self._writer.flush()
+        self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
+        self._writer.flush()
         self._control.ring(self._home)
 
     def is_behind(self) -> bool:
@@ -89,8 +83,7 @@ class WorkerChannel:
         """Nothing to do here."""
 
     def _flush(self) -> bool:
-        with self._lock:
-            done = self._writer.flush()
+        done = self._writer.flush()
         self._control.ring(self._home)
         return done
 

@@ -102,4 +102,4 @@ def connect(
     else:
         channel = WorkerChannel(control, generation)
     transport = ShmTransport(control, arenas, Liveness(rank, generation, peers, board, observer))
-    return Link(rank, generation, channel, transport, coordinator, ShmDoorbell(control), peers, board)
+    return Link(rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board)

@@ -95,8 +95,11 @@ def _fence_by_lock() -> Callable[[], None]:
     acquire, release = lock.acquire, lock.release
 
     def fence() -> None:
-        acquire()
-        release()
+        if acquire(False):
+            release()
+        else:
+            # Another thread fences, or a signal handler has interrupted this one, which then must not wait for itself.
+            threading.Lock().acquire(False)
 
     return fence
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
@@ -67,7 +66,7 @@ class ShmTransport:
     """
 
     name = "shm"
-    background = 0
+    is_awaited = False
 
     def __init__(self, control: Control, arenas: Sequence[Arena], watch: Watch) -> None:
         self.control = control
@@ -178,7 +177,7 @@ class ShmTransport:
         threads = kernels_named(work.kernels).threads()
         if threads == 1:
             return False
-        if get_ident() == self.background:
+        if not self.is_awaited:
             # While the caller computes, one core is what it can spare at most.
             return True
         control = self.control

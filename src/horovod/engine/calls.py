@@ -1,0 +1,61 @@
+"""A call of a collective, besides its tensors: one description that travels from the binding to the transport."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from horovod.core.requests import Kind, ReduceOp
+from horovod.phrases import printable
+
+__all__ = ["Call", "call"]
+
+
+class Call(msgspec.Struct, frozen=True, cache_hash=True):
+    """What is asked for.
+
+    Attributes:
+        kind: which collective.
+        name: the key of the match, which begins with the kind; empty for the order of submission.
+        op: for reductions.
+        prescale: factor applied before a reduction.
+        postscale: factor applied after it.
+        root: global rank of a broadcast's root.
+        splits: rows for each member of an alltoall.
+        process_set: id of the process set.
+        ranks: members of a process set to add.
+        device: where the caller's tensors live.
+    """
+
+    kind: Kind
+    name: str = ""
+    op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: tuple[int, ...] = ()
+    process_set: int = 0
+    ranks: tuple[int, ...] = ()
+    device: str = "cpu"
+
+    def on(self, device: str) -> Call:
+        """Return the same call for tensors of another device."""
+        return msgspec.structs.replace(self, device=device)
+
+
+@functools.lru_cache(maxsize=8192)
+def call(
+    kind: Kind,
+    name: str | None = None,
+    process_set: int = 0,
+    op: ReduceOp = ReduceOp.SUM,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = 0,
+    splits: tuple[int, ...] = (),
+    ranks: tuple[int, ...] = (),
+) -> Call:
+    """Return the one ``Call`` with these values; ``name`` as the user gave it, without the kind."""
+    wire_name = printable(f"{kind.name.lower()}.{name}") if name else ""
+    return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks)
