@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from horovod.core.requests import Request
+from horovod.core.requests import ITEMSIZE, Request
 from horovod.engine.records import ENDED, ERROR, Record, now
 from horovod.transports.base import Inline, Work
 from horovod.transports.kernels import Buffer
@@ -95,7 +96,15 @@ class Handle(Work, kw_only=True, eq=False):
         outputs = self.outputs
         if index < len(outputs):
             return outputs[index]
-        tensor = self.allocator.empty(shape, self.signature.request.tensors[index].dtype, self.inputs[index])
+        dtype = self.signature.request.tensors[index].dtype
+        # Who makes its results somewhere else, such as a graph, has no ``over``.
+        over, memory = getattr(self.allocator, "over", None), None
+        if self.lend is not None and over is not None and self.passage is None:
+            memory = self.lend(math.prod(shape) * ITEMSIZE[dtype])
+        if memory is None or over is None:
+            tensor = self.allocator.empty(shape, dtype, self.inputs[index])
+        else:
+            tensor = over(memory, shape, dtype)
         self.outputs = [*outputs, tensor]
         return tensor
 

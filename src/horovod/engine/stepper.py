@@ -70,6 +70,7 @@ class Stepper:
         """
         if self._liveness is not None and self.failure is None:
             self._liveness.tick(self._log, self._link.channel, waited_s)
+        self._link.transport.rest()
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight, here or, at home, anywhere; and nobody is asked about a stall."""

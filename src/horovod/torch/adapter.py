@@ -91,7 +91,8 @@ class TorchAdapter:
         for dim in shape:
             count *= dim
         with torch.inference_mode(False):
-            return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).view(shape)
+            # Not a view of what has another shape: autograd forbids to change such a result in place.
+            return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).resize_(shape)
 
     def dtype_name(self, dtype: Any) -> str:
         """Return the canonical name of a dtype; torch's default one for None."""

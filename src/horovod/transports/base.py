@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -44,12 +44,14 @@ class Work(msgspec.Struct, eq=False):
         outputs: one per tensor, written; the input itself for an operation in place; empty until the
             transport knows the shape and calls ``allocate``.
         slot: the transport's own, for data that was sent along with the request.
+        lend: the transport's own; returns memory for a result of so many bytes, or None.
     """
 
     kernels: str
     inputs: Sequence[Buffer]
     outputs: Sequence[Buffer]
     slot: Any = None
+    lend: Callable[[int], Any] | None = None
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""
@@ -129,6 +131,9 @@ class Transport(Protocol):
 
     def skip(self, work: Work) -> None:
         """Forget a work that ended without being executed."""
+
+    def rest(self) -> None:
+        """Give back memory that was not needed lately; called now and then by who runs the log."""
 
     def close(self) -> None:
         """Release what this process holds."""

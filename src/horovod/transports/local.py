@@ -69,5 +69,8 @@ class LocalTransport:
     def skip(self, work: Work) -> None:
         """Nothing to forget."""
 
+    def rest(self) -> None:
+        """Nothing to give back."""
+
     def close(self) -> None:
         """Nothing to release."""

@@ -20,6 +20,7 @@ from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
+from horovod.transports.results import ResultPool
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
@@ -77,6 +78,7 @@ class ShmTransport:
         self.staging = Staging(self.flags, arenas)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
+        self.results = ResultPool()
         self.runners: dict[Kind, Runner] = {
             Kind.ALLREDUCE: _allreduce,
             Kind.ALLGATHER: moves.allgather,
@@ -138,6 +140,8 @@ class ShmTransport:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
+        for _, one in batch:
+            one.lend = self.results.take
         if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
                 unsettled = self._execute(sequence, batch, notes)
@@ -201,6 +205,10 @@ class ShmTransport:
         """Free the slot of an inline message that nobody will read."""
         if work.slot is not None:
             work.slot.readers, work.slot.fence = (), 1
+
+    def rest(self) -> None:
+        """Give back memory of results that are gone."""
+        self.results.rest()
 
     def close(self) -> None:
         """Unmap the control page and the arenas."""

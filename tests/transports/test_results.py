@@ -1,0 +1,116 @@
+"""Memory of results: used again once its tensor is gone, never before, and given back when nobody needs it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+from horovod.transports.results import LEAST_BYTES, ResultPool
+
+MIB = 1 << 20
+
+
+def _array(pool: ResultPool, nbytes: int = MIB) -> np.ndarray[Any, Any]:
+    memory = pool.take(nbytes)
+    assert memory is not None
+    return np.ndarray(nbytes, np.uint8, memory)
+
+
+def test_memory_comes_back_with_the_last_view_of_it() -> None:
+    pool = ResultPool()
+    first = _array(pool)
+    address, part = first.ctypes.data, first.reshape(2, -1)[1:]
+    del first
+    assert _array(pool).ctypes.data != address
+    assert pool.free_bytes == MIB, "the one that was looked at"
+    del part
+    assert {_array(pool).ctypes.data for _ in range(4)} >= {address}
+
+
+def test_little_is_left_to_the_c_library() -> None:
+    assert ResultPool().take(LEAST_BYTES - 1) is None
+
+
+@pytest.mark.parametrize("nbytes", [2 * LEAST_BYTES, MIB + 1, 5 * MIB - 3, 9 * MIB])
+def test_a_block_serves_similar_lengths_and_wastes_little(nbytes: int) -> None:
+    pool = ResultPool()
+    memory = pool.take(nbytes)
+    assert memory is not None
+    assert nbytes <= len(memory) <= nbytes * 9 / 8 + 4096
+    size = len(memory)
+    del memory
+    assert len(pool.take(int(nbytes * 0.7)) or b"") == size
+    assert len(pool.take(nbytes // 2 + 4096) or b"") < size
+
+
+def test_no_more_waits_than_allowed() -> None:
+    pool = ResultPool(most_free_bytes=3 * MIB)
+    held = [_array(pool) for _ in range(10)]
+    held.clear()
+    assert pool.free_bytes <= 3 * MIB
+
+
+def test_what_is_not_needed_goes_back_to_the_system() -> None:
+    now = [100.0]
+    pool = ResultPool(clock=lambda: now[0])
+    kept = _array(pool)
+    _array(pool, 2 * MIB)
+    pool.rest()
+    assert pool.free_bytes == 2 * MIB
+    now[0] += 60
+    pool.rest()
+    assert pool.free_bytes == 0
+    kept[:] = 1
+
+
+def _results() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    size, rank, count = hvd.size(), hvd.rank(), 600_000
+    ours = torch.full((count,), rank + 1.0)
+    kept = []
+    for turn in range(6):
+        given = ours + turn
+        total = size * (size + 1) / 2 + turn * size
+        found = [hvd.allreduce(given, op=hvd.Sum), hvd.allgather(given), hvd.reducescatter(given, op=hvd.Sum)]
+        found += [hvd.broadcast(given, 1), hvd.alltoall(given), *hvd.grouped_allreduce([given, given], op=hvd.Sum)]
+        sums = [total * count, total * count, None, (2 + turn) * count, None, total * count, total * count]
+        kept.append((found, [float(f.double().sum()) if s is None else s for f, s in zip(found, sums, strict=True)]))
+        for tensors, expected in kept[-2:]:
+            assert [float(tensor.double().sum()) for tensor in tensors] == expected
+        places = [tensor.data_ptr() for tensors, _ in kept[-2:] for tensor in tensors]
+        assert len(set(places)) == len(places), "two results in one place"
+        if turn % 2:
+            kept.pop(0)
+    result = hvd.allreduce(ours.requires_grad_(), op=hvd.Sum)
+    result += 1
+    result.sum().backward()
+    last = hvd.allgather(ours.detach().view(2, -1))
+    assert last.shape == (2 * size, count // 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        last.numpy()[:] = 0  # not by torch, whose threads are not in the child
+        kept.clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    hvd.shutdown()
+    assert float(last.sum()) == count * size * (size + 1) / 2
+    fresh = torch.zeros(2 * size * count)
+    assert not fresh.any()
+    assert float(last.sum()) == count * size * (size + 1) / 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_results_never_share_memory_and_outlive_the_job(size: int) -> None:
+    run_ranks(size, _results)
