@@ -232,7 +232,10 @@ def _sets() -> list[float]:
             hvd.broadcast(x, mine.ranks[-1], process_set=mine),
         ]
 
-    return [float(number) for number in reduce(tf.constant(1.0 + hvd.rank()))]
+    found = [float(number) for number in reduce(tf.constant(1.0 + hvd.rank()))]
+    # Rank 0 coordinates the others' sets, too: it must not end before they are through.
+    hvd.barrier()
+    return found
 
 
 def test_graphs_of_process_sets_run_side_by_side() -> None:
