@@ -6,9 +6,10 @@ There are three ways to do it, the best first:
     buffers     jax.experimental.buffer_callback, where the parts of jaxlib that ``direct`` needs have moved
     arrays      jax.pure_callback, on devices other than the CPU: their memory is copied
 
-All calls in one block of a program are chained: each takes a token that the one before has made. So XLA, which is
-free to move what does not depend on each other, keeps them in the order in which they were traced, which is the same
-on all ranks even where their programs differ in a constant.
+All calls in one block of a program are chained: each takes a token that the one before has made, and the results of
+loops, branches and functions between the two that have collectives in them. So XLA, which is free to move what does not
+depend on each other, keeps them in the order in which they were traced, which is the same on all ranks even where their
+programs differ in a constant.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.jax.calls import Call, run_in_program, split_watched
 from horovod.jax.failures import remember
+from horovod.jax.ordering import results_before
 from horovod.jax.primitives import collective_p
 
 __all__ = ["InProgram", "register"]
@@ -102,13 +104,18 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     block = ir.InsertionPoint.current.block
     earlier = [kept for kept in module.keepalives if isinstance(kept, InProgram)]
     base = _key(call, module)
-    number = 1 + sum(other.base == base for other in earlier)
+    number = 1 + sum((other.base, other.call.kind) == (base, call.kind) for other in earlier)
     here = InProgram(call, base, number, len(operands), block)
-    tokens = [other.token for other in earlier if other.block is not None and other.block == block]
-    ctx = ctx.replace(avals_out=[*ctx.avals_out, _TOKEN])
-    if tokens:
-        operands, ctx = (*operands, tokens[-1]), ctx.replace(avals_in=[*ctx.avals_in, _TOKEN])
-    *results, here.token = way(ctx, here, operands)
+    before = [other.token for other in earlier if other.block == block][-1:]
+    avals = [_TOKEN] * len(before)
+    if way is _directly and any(other.block != block for other in earlier):
+        since = before[0].owner.operation if before else None
+        nested = results_before(block, since, module.module, _TARGET)
+        before += nested
+        # Of these, only the shapes matter.
+        avals += [ShapedArray(tuple(value.type.shape), np.dtype(np.int8)) for value in nested]
+    ctx = ctx.replace(avals_in=[*ctx.avals_in, *avals], avals_out=[*ctx.avals_out, _TOKEN])
+    *results, here.token = way(ctx, here, (*operands, *before))
     module.add_keepalive(here)
     return results
 
