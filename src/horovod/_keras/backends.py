@@ -72,6 +72,12 @@ class Backend(Protocol):
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` if a condition holds, else ``otherwise()``; the condition may be known only at run time."""
 
+    def refuses_xla(self) -> bool:
+        """Return whether a step that XLA compiles cannot hold a collective."""
+
+    def reraise(self, error: BaseException) -> None:
+        """Raise what a collective raised, where ``error`` is what the framework made of it; else return."""
+
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
         """Do before the first gradients are combined what needs the variables' values.
 

@@ -37,7 +37,7 @@ class Kit:
     reduction_of: Callable[[Any], Any]
     innermost: Callable[[Any], Any]
     build: Callable[[Any, list[Any]], None]
-    refuses_xla: bool
+    refuses_xla: Callable[[], bool]
 
 
 class Broadcast:
@@ -87,10 +87,11 @@ class Broadcast:
             model: that is trained.
         """
         super().set_model(model)  # type: ignore[misc]
-        if self._kit.refuses_xla and model.jit_compile and self._kit.reduction_of(model.optimizer) is not None:
+        if model.jit_compile and self._kit.reduction_of(model.optimizer) is not None and self._kit.refuses_xla():
             model.jit_compile = False
             logger.warning(
-                "%s is trained without XLA (jit_compile=False): XLA cannot compile a step that talks to other ranks",
+                "%s is trained without XLA (jit_compile=False): XLA cannot compile a step that talks to other ranks "
+                "for this device",
                 model.name,
             )
 

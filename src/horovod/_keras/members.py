@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from horovod._keras.reduction import Reduction
@@ -44,6 +45,25 @@ class Distributed:
             var: a variable of the model.
         """
         self._reduction.register_local(var)
+
+    def _end(self) -> None:
+        """At the end of ``fit()``, which some backends come to after a failure, too, when the others do not."""
+        failure = _passing_through_keras()
+        if failure is None:
+            self._reduction.agree_on_end("fit()")
+        else:
+            self._reduction.backend.reraise(failure)
+
+
+def _passing_through_keras() -> BaseException | None:
+    """Return the exception for which Keras, which called, is cleaning up; not one that the user is handling."""
+    error = sys.exc_info()[1]
+    frame: FrameType | None = sys._getframe(3)
+    while error is not None and frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
+        if error.__traceback__ is not None and error.__traceback__.tb_frame is frame:
+            return error
+        frame = frame.f_back
+    return None
 
 
 def make_distributed(optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], Reduction]) -> None:
@@ -151,7 +171,5 @@ class DistributedMembers(Distributed):
 
     def finalize_variable_values(self, var_list: Any) -> Any:
         """Called by Keras at the end of ``fit()``, where all ranks must have taken the same number of steps."""
-        # Some backends call it after a failure, too, when the others will not come.
-        if sys.exc_info()[0] is None:
-            self._reduction.agree_on_end("fit()")
+        self._end()
         return super().finalize_variable_values(var_list)  # type: ignore[misc]

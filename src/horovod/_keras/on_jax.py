@@ -11,8 +11,10 @@ import jax
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind, ReduceOp
+from horovod.errors import HorovodInternalError
 from horovod.jax import ops as hvd
 from horovod.jax.compression import Compression
+from horovod.jax.failures import typed_errors
 from horovod.jax.ops import compress, decompress
 from horovod.jax.placing import carry_out, make_call
 from horovod.jax.runtime import comm
@@ -51,6 +53,18 @@ class _Jax:
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return jax.lax.cond(condition, then, otherwise)
+
+    def refuses_xla(self) -> bool:
+        return False
+
+    def reraise(self, error: BaseException) -> None:
+        try:
+            with typed_errors():
+                raise error
+        except HorovodInternalError:
+            raise
+        except BaseException:
+            return
 
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
         # Keras builds models before callbacks begin; ``reduce`` compares the values.

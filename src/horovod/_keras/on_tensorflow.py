@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from horovod._keras.backends import Backend, Compare, Order
-from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops as hvd
@@ -29,7 +27,6 @@ class _TensorFlow:
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         del variables
-        _refuse_xla()
         found = list(gradients)
         there = [index for index, gradient in enumerate(found) if gradient is not None]
         if order.sparse_as_dense:
@@ -71,6 +68,13 @@ class _TensorFlow:
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return tf.cond(condition, then, otherwise)
 
+    def refuses_xla(self) -> bool:
+        # Only programs for the CPU can call back; for others Keras chooses XLA by itself.
+        return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
+
+    def reraise(self, error: BaseException) -> None:
+        del error
+
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
         # While the step is traced, all variables exist, with the values that they have before it.
         with tf.init_scope():
@@ -98,21 +102,6 @@ class _TensorFlow:
 
     def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
         return hvd.reducescatter(tensor, op=op, name=name, process_set=process_set)
-
-
-def _refuse_xla() -> None:
-    """Say at once what XLA would only say of an operation that it does not know.
-
-    Raises:
-        RequestError: the step is to be compiled by XLA.
-    """
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph):
-        raise wrong_argument(
-            "this step is to be compiled by XLA, which cannot hold what talks to other ranks. Leave jit_compile=True "
-            "out of compile(), pass jit_compile=False, or add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the "
-            "callbacks of fit(), which switches XLA off"
-        )
 
 
 backend: Backend = _TensorFlow()

@@ -64,6 +64,12 @@ class _Torch:
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return then() if condition else otherwise()
 
+    def refuses_xla(self) -> bool:
+        return False
+
+    def reraise(self, error: BaseException) -> None:
+        del error
+
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
         act()
         compare(lambda: [_array(variable.value) for variable in variables])

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from horovod._keras import choice
 from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
 from horovod._keras.members import DistributedMembers
 from horovod.bindings.later import explain
@@ -38,7 +39,7 @@ KIT = Kit(
     reduction_of=_reduction_of,
     innermost=innermost,
     build=_build,
-    refuses_xla=keras.backend.backend() == "tensorflow",
+    refuses_xla=choice.of_name(keras.backend.backend()).refuses_xla,
 )
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
 from horovod._keras.members import Distributed
+from horovod._keras.on_tensorflow import backend
 from horovod.bindings.later import explain
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras.kind import LEGACY
@@ -38,7 +39,7 @@ if LEGACY:
         reduction_of=_reduction_of,
         innermost=legacy.innermost,
         build=legacy.build,
-        refuses_xla=True,
+        refuses_xla=backend.refuses_xla,
     )
 else:
     _KIT = modern.KIT

@@ -6,7 +6,6 @@ the latter. Gradients are combined in the first of these calls, and before loss 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -137,8 +136,7 @@ class LegacyMembers(Distributed):
 
     def finalize_variable_values(self, var_list: Any) -> Any:
         """Called at the end of ``fit()``, where all ranks must have taken the same number of steps."""
-        if sys.exc_info()[0] is None:
-            self._reduction.agree_on_end("fit()")
+        self._reduction.agree_on_end("fit()")
         return super().finalize_variable_values(var_list)  # type: ignore[misc]
 
 
