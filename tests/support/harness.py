@@ -66,6 +66,16 @@ _servers = {
     "torch": _Server(["torch", "horovod.torch.adapter"]),
     "tensorflow": _Server(["tensorflow", "horovod.tensorflow"], _TENSORFLOW),
     "jax": _Server(["jax", "optax", "horovod.jax"], {"NPROC": "1"}),  # XLA's threads
+    # Keras loads TensorFlow where it is installed, as soon as it meets data, whatever its backend.
+    **{
+        f"keras-{backend}": _Server(["tensorflow", "keras", "horovod.keras"], {**_TENSORFLOW, **env})
+        for backend, env in {
+            "tensorflow": {"KERAS_BACKEND": "tensorflow"},
+            "torch": {"KERAS_BACKEND": "torch"},
+            "jax": {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", "NPROC": "1"},
+        }.items()
+    },
+    "tf_keras": _Server(["tensorflow", "horovod.tensorflow.keras"], {**_TENSORFLOW, "TF_USE_LEGACY_KERAS": "1"}),
 }
 
 

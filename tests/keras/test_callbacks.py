@@ -1,0 +1,196 @@
+"""The callbacks: the same start, the same metrics, learning rates, and what is said when ranks drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _start() -> list[bool]:
+    import keras
+    from keras_models import data, fit, is_same_everywhere, shard, small
+
+    import horovod.keras as hvd
+
+    class Unbuilt(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = keras.layers.Dense(4), keras.layers.BatchNormalization()
+            self.last = keras.layers.Dense(3)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.last(self.norm(self.first(x), training=training))
+
+    keras.utils.set_random_seed(hvd.rank())
+    unbuilt = Unbuilt()
+    unbuilt.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    fit(unbuilt)
+    partial = small(seed=hvd.rank())
+    own = partial.layers[0]
+    partial.compile(hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own), "mse")
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=own.weights)
+    partial.fit(*map(shard, data()), batch_size=8, verbose=0, callbacks=[callback])
+    return [
+        is_same_everywhere([*unbuilt.trainable_weights, *unbuilt.optimizer.variables]),
+        is_same_everywhere(own.weights),
+        is_same_everywhere(partial.layers[1].weights),
+    ]
+
+
+@pytest.mark.slow
+def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(_start) == [[True, False, True]] * 2
+
+
+def _missing() -> list[str]:
+    import logging
+
+    from keras_models import data, shard, small
+
+    import horovod.keras as hvd
+
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("horovod")
+    logger.addHandler(handler)
+    try:
+        model = small(seed=hvd.rank())
+        model.compile(hvd.DistributedOptimizer("sgd"), "mse")
+        model.fit(*map(shard, data()), batch_size=8, verbose=0)
+    finally:
+        logger.removeHandler(handler)
+    return told
+
+
+@pytest.mark.slow
+def test_a_missing_broadcast_is_told_in_the_first_step(ranks: Callable[..., list[Any]]) -> None:
+    (text,), nothing = ranks(_missing)
+    assert "the ranks train different models" in text
+    assert "kernel" in text
+    assert "BroadcastGlobalVariablesCallback(0)" in text
+    assert nothing == []
+
+
+def _uneven(kind: str) -> str:
+    import warnings
+    from collections.abc import Iterator
+
+    from keras_models import data, small
+
+    import horovod.keras as hvd
+
+    x, y = data()
+    steps = 3 + hvd.rank()
+
+    def batches() -> Iterator[Any]:
+        for _ in range(steps):
+            yield x[:8], y[:8]
+
+    model = small(seed=0)
+    model.compile(hvd.DistributedOptimizer("sgd"), "mse")
+    callbacks: list[Any] = {
+        "known": [hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+        "generator": [],
+        "metrics": [hvd.callbacks.MetricAverageCallback()],
+    }[kind]
+    inputs = (x[: 8 * steps], y[: 8 * steps]) if kind == "known" else (batches(),)
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(Exception) as caught,
+    ):
+        warnings.simplefilter("ignore")
+        model.fit(*inputs, **({"batch_size": 8} if kind == "known" else {}), verbose=0, callbacks=callbacks)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["known", "generator", "metrics"])
+def test_different_numbers_of_steps_are_an_error_that_says_what_to_do(
+    ranks: Callable[..., list[Any]], kind: str
+) -> None:
+    ended, training = ranks(_uneven, kind)
+    assert "steps_per_epoch=" in ended
+    if kind == "known":
+        assert "rank 0: 3; rank 1: 4" in training
+    else:
+        assert "Mismatched number of tensors" in training
+
+
+def _rates() -> tuple[list[float], list[float], dict[str, float]]:
+    import keras
+    import numpy as np
+    from keras_models import data, fit, small
+
+    import horovod.keras as hvd
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(round(float(np.asarray(self.model.optimizer.learning_rate)), 4))
+
+    seen: list[float] = []
+    model = small(seed=0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9)), "mse")
+    later = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.1**epoch, start_epoch=2)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
+    average = hvd.callbacks.MetricAverageCallback()
+    history = fit(model, [warmup, later, average, See()], epochs=3).history
+    own = model.evaluate(*data(), verbose=0)
+    return seen, [round(rate, 4) for rate in history["lr"]], {"loss": history["loss"][-1], "own": float(own)}
+
+
+@pytest.mark.slow
+def test_learning_rates_warm_up_and_follow_their_schedule(ranks: Callable[..., list[Any]]) -> None:
+    first, second = ranks(_rates)
+    assert first[:2] == second[:2]
+    assert first[0] == [0.225, 0.25, 0.275, 0.3, 0.325, 0.35, 0.375, 0.4, *[0.004] * 4]
+    assert first[1] == [0.3, 0.4, 0.004]
+    # Each rank has its own data, and yet the same figures.
+    assert first[2] == second[2]
+
+
+def _momentum() -> list[float]:
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.momentums[0].assign([[8.0]])
+    callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.25)
+    callback.set_model(model)
+    callback.on_epoch_begin(1)
+    callback.on_train_batch_begin(0)
+    return [float(np.asarray(model.optimizer.learning_rate)), float(np.asarray(model.optimizer.momentums[0]).item())]
+
+
+def test_velocities_are_scaled_with_the_learning_rate(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(_momentum) == [[0.25, 2.0]] * 2
+
+
+def _best(folder: Path) -> list[str]:
+    import keras
+    from keras_models import fit, small
+
+    import horovod.keras as hvd
+
+    model = small(seed=0)
+    model.compile(hvd.DistributedOptimizer("sgd"), "mse")
+    callback = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    with pytest.raises(ValueError, match="set its attribute filepath"):
+        fit(model, [callback])
+    callback.filepath = str(folder / "best.keras")
+    fit(model, [hvd.callbacks.MetricAverageCallback(), callback])
+    hvd.barrier()
+    loaded = keras.saving.load_model(callback.filepath)
+    return [path.name for path in folder.iterdir() if loaded.count_params() == model.count_params()]
+
+
+@pytest.mark.slow
+def test_the_best_model_is_kept_by_rank_0(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    assert ranks(_best, tmp_path) == [["best.keras"]] * 2

@@ -1,0 +1,143 @@
+"""N ranks train as one process does on all their data, on every backend, and have the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+KINDS = {
+    "sgd": ("SGD", {"learning_rate": 0.1}),
+    "momentum": ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {"learning_rate": 0.01}),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    # Clips the gradients of all ranks, not those of each.
+    {"clipnorm": 0.05, "use_ema": True, "ema_momentum": 0.5},
+    {"gradient_accumulation_steps": 2, "global_clipnorm": 0.05},
+]
+
+
+def _train(eagerly: bool, kind: str, options: list[dict[str, Any]]) -> list[float]:
+    import keras
+    import numpy as np
+    from keras_models import data, distance, exact, fit, is_same_everywhere
+
+    import horovod.keras as hvd
+
+    name, arguments = KINDS[kind]
+    found = []
+    for more in options:
+        make = getattr(keras.optimizers, name)
+        model, alone = exact(seed=1 + hvd.rank()), exact(seed=1)
+        optimizer = hvd.DistributedOptimizer(make(**arguments, **more))
+        model.compile(optimizer, run_eagerly=eagerly)
+        fit(model, dtype="float64")
+        # What is accumulated between two updates is each rank's own.
+        shared = [np.asarray(v) for v in optimizer.variables if "accumulator" not in v.path]
+        assert is_same_everywhere([*model.get_weights(), *shared])
+        if hvd.rank() == 0:
+            alone.compile(make(**arguments, **more), run_eagerly=eagerly)
+            alone.fit(*data("float64"), batch_size=16, epochs=1, shuffle=False, verbose=0)
+            found.append(distance(model.get_weights(), alone.get_weights()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_train_as_one_process(ranks: Callable[..., list[Any]], kind: str, eagerly: bool) -> None:
+    # What happens around the reduction is the same for all optimizers, so one of them shows it.
+    found, _ = ranks(_train, eagerly, kind, OPTIONS if kind == "momentum" and not eagerly else OPTIONS[:1])
+    assert max(found) < 1e-12, found
+
+
+def _in_steps() -> list[int]:
+    import keras
+    from keras_models import exact, fit
+
+    import horovod.keras as hvd
+
+    counts = []
+    steps = 1 if keras.backend.backend() == "torch" else 3
+    for optimizer in (keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)):
+        model = exact(seed=1)
+        model.compile(hvd.DistributedOptimizer(optimizer), steps_per_execution=steps)
+        fit(model, dtype="float64")
+        counts.append(hvd.stats().kinds["allreduce"].operations)
+    return [counts[0], counts[1] - counts[0]]
+
+
+@pytest.mark.slow
+def test_each_update_is_reduced_once(ranks: Callable[..., list[Any]]) -> None:
+    # Four passes make four updates, or two; and once each fit() ends on all ranks.
+    assert ranks(_in_steps) == [[5, 3]] * 2
+
+
+def _in_passes(options: dict[str, Any]) -> tuple[float, int]:
+    import keras
+    import numpy as np
+    from keras_models import data, distance, exact, fit
+
+    import horovod.keras as hvd
+
+    model, alone = exact(seed=1), exact(seed=1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2, **options)
+    model.compile(optimizer)
+    fit(model, dtype="float64")
+    rate = 0.1 if options else 0.2
+    alone.compile(keras.optimizers.SGD(rate))
+    alone.fit(*data("float64"), batch_size=32, epochs=1, shuffle=False, verbose=0)
+    return distance(model.get_weights(), alone.get_weights()), int(np.asarray(optimizer.iterations))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"average_aggregated_gradients": True}], ids=["sum", "average"])
+def test_gradients_of_several_passes_make_one_update(ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
+    for difference, updates in ranks(_in_passes, options):
+        assert updates == 2  # of four passes
+        assert difference < 1e-8  # the learning rate is a float32, and its double is not
+
+
+def _arguments() -> list[tuple[str, bool, float]]:
+    import keras
+    import numpy as np
+    from keras_models import is_same_everywhere, shard
+
+    import horovod.keras as hvd
+
+    random = np.random.default_rng(0)
+    words, targets = random.integers(0, 20, size=(64, 4)), random.normal(size=(64, 3)).astype("float32")
+
+    def model() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        return keras.Sequential([keras.layers.Input((4,), dtype="int32"), *layers])
+
+    found = []
+    one = model()
+    one.compile(keras.optimizers.SGD(0.1), "mse")
+    one.fit(words, targets, batch_size=16, shuffle=False, verbose=0)
+    for options in (
+        {"gradient_predivide_factor": 2.0},
+        {"sparse_as_dense": True, "groups": 2},
+        {"op": hvd.Sum, "compression": hvd.Compression.fp16},
+    ):
+        both = model()
+        rate = 0.05 if "op" in options else 0.1
+        both.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate), **options), "mse")
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        both.fit(shard(words), shard(targets), batch_size=8, shuffle=False, verbose=0, callbacks=[broadcast])
+        distance = max(float(np.abs(a - b).max()) for a, b in zip(one.get_weights(), both.get_weights(), strict=True))
+        found.append((str(options), is_same_everywhere(both.get_weights()), distance))
+    return found
+
+
+@pytest.mark.slow
+def test_arguments_of_the_optimizer_do_what_they_say(ranks: Callable[..., list[Any]]) -> None:
+    for found in ranks(_arguments):
+        for options, same, distance in found:
+            assert same, options
+            assert distance < (1e-3 if "compression" in options else 1e-6), options

@@ -1,0 +1,226 @@
+"""Distributed optimizers in use: loss scaling, files, loops of one's own, wrong arguments, and ranks that die."""
+
+from __future__ import annotations
+
+import signal
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Ranks
+
+
+def _mixed() -> list[Any]:
+    import keras
+    import numpy as np
+    from keras_models import data, is_same_everywhere, shard, small
+
+    import horovod.keras as hvd
+
+    x, y = map(shard, data())
+    if hvd.rank() == 1:
+        x[8:16] *= 1e30  # overflows on one rank, in the second step
+    found = []
+    make = keras.optimizers.SGD
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        # compile() puts loss scaling around the first one, the second one has it inside.
+        for optimizer in (make(0.1), keras.optimizers.LossScaleOptimizer(make(0.1, gradient_accumulation_steps=2))):
+            model = small(seed=0)
+            model.compile(hvd.DistributedOptimizer(optimizer), "mse")
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+            found += [is_same_everywhere(model.get_weights()), float(np.asarray(model.optimizer.dynamic_scale))]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return found
+
+
+@pytest.mark.slow
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(_mixed) == [[True, 2.0**14] * 2] * 2
+
+
+def _files(folder: Path) -> list[bool]:
+    import keras
+    import numpy as np
+    from keras_models import fit, is_same_everywhere, small
+
+    import horovod.keras as hvd
+    from horovod._keras.members import DistributedMembers
+
+    path = folder / f"{hvd.rank()}.keras"
+    model, plain = small(seed=0), keras.optimizers.Adam(0.01)
+    written = keras.saving.serialize_keras_object(plain)
+    model.compile(hvd.DistributedOptimizer(plain), "mse")
+    fit(model)
+    model.save(path)
+    alone, loaded = keras.saving.load_model(path), hvd.load_model(path)
+    fit(loaded)
+    with zipfile.ZipFile(path) as file:
+        text = file.read("config.json").decode()
+    return [
+        "horovod" not in text,
+        {**keras.saving.serialize_keras_object(plain), "build_config": 0} == {**written, "build_config": 0},
+        not isinstance(alone.optimizer, DistributedMembers),
+        int(np.asarray(alone.optimizer.iterations)) == 4,
+        isinstance(loaded.optimizer, DistributedMembers | keras.optimizers.Adam),
+        int(np.asarray(loaded.optimizer.iterations)) == 8,
+        is_same_everywhere(loaded.get_weights()),
+    ]
+
+
+@pytest.mark.slow
+def test_files_name_the_plain_optimizer_and_go_on_as_a_distributed_one(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    assert ranks(_files, tmp_path) == [[True] * 7] * 2
+
+
+def _own_loop() -> float:
+    import keras
+    from keras_models import BATCH, data, distance, exact, shard
+
+    import horovod.keras as hvd
+
+    x, y = data("float64")
+    model, alone = exact(seed=1 + hvd.rank()), exact(seed=1)
+    hvd.broadcast_variables(model.weights, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    plain = keras.optimizers.Adam(0.01)
+    for some, net, inputs, targets in (
+        (optimizer, model, shard(x)[: BATCH // hvd.size()], shard(y)[: BATCH // hvd.size()]),
+        (plain, alone, x[:BATCH], y[:BATCH]),
+    ):
+        some.build(net.trainable_variables)
+        for _ in range(2):
+            _step(net, some, inputs, targets)
+    return distance(model.get_weights(), alone.get_weights())
+
+
+def _step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    """As in Keras' guides for custom training."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        import torch
+
+        model.zero_grad()
+        model.compute_loss(y=torch.tensor(y), y_pred=model(x)).backward()
+        with torch.no_grad():
+            optimizer.apply([v.value.grad for v in model.trainable_weights], model.trainable_weights)
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(y=y, y_pred=model(x))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True)
+        )
+    else:
+        import jax
+
+        def compute(trainable: Any, rest: Any) -> Any:
+            return model.compute_loss(y=y, y_pred=model.stateless_call(trainable, rest, x)[0])
+
+        trainable = [v.value for v in model.trainable_variables]
+        grads = jax.grad(compute)(trainable, [v.value for v in model.non_trainable_variables])
+        state = [v.value for v in optimizer.variables]
+        new, state = jax.jit(optimizer.stateless_apply)(state, grads, trainable)
+        for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*new, *state], strict=True):
+            variable.assign(value)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_trains_as_one_process(ranks: Callable[..., list[Any]]) -> None:
+    assert max(ranks(_own_loop)) < 1e-12
+
+
+def _values() -> list[Any]:
+    import numpy as np
+
+    import horovod.keras as hvd
+
+    rank = hvd.rank()
+    found = [
+        hvd.allreduce(1.0 * rank),
+        hvd.allreduce(np.float32(rank), average=False),
+        hvd.allreduce([1.0, rank], op=hvd.Max),
+        hvd.allgather([rank]),
+        hvd.broadcast(rank, 1),
+        hvd.reducescatter([1.0, 2.0, 3.0, 4.0], op=hvd.Sum),
+    ]
+    return [np.asarray(value).tolist() for value in found]
+
+
+def test_values_of_all_ranks_are_combined(ranks: Callable[..., list[Any]]) -> None:
+    first, second = ranks(_values)
+    assert first == [0.5, 1.0, [1.0, 1.0], [0, 1], 1, [2.0, 4.0]]
+    assert second == [*first[:-1], [6.0, 8.0]]
+
+
+def _misuse() -> list[str]:
+    import keras
+
+    import horovod.keras as hvd
+
+    sgd = keras.optimizers.SGD
+    told = []
+    for wrong in (
+        lambda: hvd.DistributedOptimizer(3),
+        lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Adasum),
+        lambda: hvd.DistributedOptimizer(sgd(0.1), op=hvd.Sum, gradient_predivide_factor=2.0),
+        lambda: hvd.DistributedOptimizer(sgd(0.1), backward_passes_per_step=0),
+        lambda: hvd.DistributedOptimizer(sgd(0.1, gradient_accumulation_steps=3), backward_passes_per_step=2),
+        lambda: hvd.DistributedOptimizer(sgd(0.1), groups="all"),
+        lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=[3]),
+        lambda: hvd.PartialDistributedOptimizer(sgd(0.1), local_layers=keras.layers.Dense(3)),
+        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
+        lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]),
+        lambda: hvd.broadcast_global_variables(0),
+    ):
+        with pytest.raises(ValueError) as caught:
+            wrong()
+        told.append(str(caught.value))
+    with pytest.raises(AttributeError, match="elastic"):
+        _ = hvd.elastic
+    return told
+
+
+def test_wrong_arguments_are_told_with_their_line(ranks: Callable[..., list[Any]]) -> None:
+    told, _ = ranks(_misuse)
+    words = ("one of Keras", "Average or Sum", "needs op=Average", "1 or more", "leave out backward_passes", "groups",
+             "local_layers", "no variables yet", "initial_lr", "local variable", "broadcast_variables(")  # fmt: skip
+    for text, word in zip(told, words, strict=True):
+        assert word in text
+        assert "test_optimizer_use.py:" in text
+
+
+def _die() -> str:
+    import os
+
+    import keras
+    from keras_models import fit, small
+
+    import horovod.keras as hvd
+
+    class Die(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 2 and hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model = small(seed=0)
+    model.compile(hvd.DistributedOptimizer("sgd"), "mse")
+    with pytest.raises(Exception) as caught:
+        fit(model, [Die()])
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_inside_fit_ends_the_others(backend: str) -> None:
+    first, second = Ranks(2, _die, framework=f"keras-{backend}").outcomes()
+    assert second.exitcode == -signal.SIGKILL
+    assert "rank 1" in first.value, first.text
+    assert "was killed by SIGKILL" in first.value
+    assert ("PeerLostError" in first.value) or backend == "tensorflow"

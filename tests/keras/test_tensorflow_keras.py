@@ -1,0 +1,138 @@
+"""horovod.tensorflow.keras: tf_keras with both of its kinds of optimizers, and Keras 3 by Horovod's order of arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import run_ranks
+
+
+def _data() -> tuple[Any, Any]:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return random.normal(size=(64, 8)), random.normal(size=(64, 3))
+
+
+def _own(values: Any) -> Any:
+    import horovod.tensorflow.keras as hvd
+
+    return values.reshape(4, 2, 8, -1)[:, hvd.rank()].reshape(32, -1)
+
+
+def _model(seed: int) -> Any:
+    import tensorflow as tf
+
+    keras = tf.keras
+    keras.utils.set_random_seed(seed)
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.layers.Input((8,)), dense(16, activation="tanh"), dense(3)])
+
+
+def _equality() -> list[tuple[str, bool, float]]:
+    import sys
+
+    import numpy as np
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    assert "keras" not in sys.modules, "Keras 3 is not loaded beside tf_keras"
+    keras = tf.keras
+    keras.backend.set_floatx("float64")
+    x, y = _data()
+    new, old = keras.optimizers, keras.optimizers.legacy
+    found = []
+    for make, eagerly, passes in (
+        (lambda: new.SGD(0.1, momentum=0.9, clipnorm=0.05), False, 1),
+        (lambda: new.Adam(0.01), False, 1),
+        (lambda: new.Adam(0.01), True, 1),
+        (lambda: old.SGD(0.1, momentum=0.9), False, 1),
+        (lambda: new.SGD(0.1), False, 2),
+    ):
+        model, alone = _model(1 + hvd.rank()), _model(1)
+        optimizer = hvd.DistributedOptimizer(
+            make(), backward_passes_per_step=passes, average_aggregated_gradients=passes > 1
+        )
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+        model.fit(_own(x), _own(y), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+        alone.compile(make(), "mse", run_eagerly=eagerly)
+        alone.fit(x, y, batch_size=16 * passes, shuffle=False, verbose=0)
+        weights = model.get_weights()
+        same = all(
+            other == [w.tobytes() for w in weights] for other in hvd.allgather_object([w.tobytes() for w in weights])
+        )
+        distance = max(float(np.abs(a - b).max()) for a, b in zip(weights, alone.get_weights(), strict=True))
+        found.append((f"{type(optimizer).__name__} {eagerly} {passes}", same, distance))
+    keras.backend.set_floatx("float32")
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_of_tf_keras_train_as_one_process() -> None:
+    for found in run_ranks(2, _equality, framework="tf_keras"):
+        for label, same, distance in found:
+            assert same, label
+            assert distance < 1e-12, label
+
+
+def _use(folder: Path) -> list[Any]:
+    import numpy as np
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    keras = tf.keras
+    x, y = (_own(values).astype("float32") for values in _data())
+    path = str(folder / f"{hvd.rank()}.keras")
+    model = _model(0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9)), "mse")
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=1)
+    history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[warmup]).history
+    model.save(path)
+    plain, loaded = keras.models.load_model(path), hvd.load_model(path)
+    loaded.fit(x, y, batch_size=8, verbose=0)
+    # A loop of one's own asks for no gradients, and still applies those of all ranks.
+    variable = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply_gradients([(tf.constant([float(hvd.rank())]), variable)])
+    return [
+        round(history["lr"][0], 4),
+        hasattr(plain.optimizer, "register_local_var"),
+        hasattr(loaded.optimizer, "register_local_var"),
+        int(loaded.optimizer.iterations.numpy()),
+        variable.numpy().tolist(),
+        np.asarray(hvd.allreduce(1.0 * hvd.rank(), op=hvd.Sum)).tolist(),
+    ]
+
+
+@pytest.mark.slow
+def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> None:
+    assert run_ranks(2, _use, tmp_path, framework="tf_keras") == [[0.4, False, True, 8, [-0.5], 1.0]] * 2
+
+
+def _keras_3() -> list[Any]:
+    import keras
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd_tf
+    import horovod.tensorflow.keras as hvd
+
+    x, y = (_own(values).astype("float32") for values in _data())
+    found = []
+    for distribute in (hvd.DistributedOptimizer, hvd_tf.DistributedOptimizer):
+        model = _model(hvd.rank())
+        model.compile(distribute(tf.keras.optimizers.SGD(0.1)), "mse")
+        model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        own = [w.tobytes() for w in model.get_weights()]
+        found.append(all(other == own for other in hvd.allgather_object(own)))
+    assert issubclass(hvd.callbacks.MetricAverageCallback, keras.callbacks.Callback)
+    return found
+
+
+@pytest.mark.slow
+def test_keras_3_is_tf_keras_by_default() -> None:
+    assert run_ranks(2, _keras_3, framework="keras-tensorflow") == [[True, True]] * 2
