@@ -1,4 +1,4 @@
-"""horovod.tensorflow.keras: tf_keras with both of its kinds of optimizers, and Keras 3 by Horovod's order of arguments."""
+"""horovod.tensorflow.keras: tf_keras with both of its kinds of optimizers, and Keras 3."""
 
 from __future__ import annotations
 
