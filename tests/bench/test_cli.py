@@ -53,6 +53,23 @@ def test_collectives_of_half_precision_inside_a_launched_job(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_allreduce_of_tensorflow_beside_its_own_ring(tmp_path: Path) -> None:
+    found = bench(tmp_path, "allreduce", "--framework", "tensorflow", *SMALL)
+    assert found["framework"] == "tensorflow"
+    for row in found["rows"]:
+        ours = {"horovod numpy", "horovod eager", "horovod function"}
+        assert set(row["results"]) == ours | {"empty callback", "mwms ring"}
+        assert set(row["ratios"]) == ours
+
+
+@pytest.mark.slow
+def test_training_of_tensorflow_agrees_with_its_own_strategy(tmp_path: Path) -> None:
+    found = bench(tmp_path, "train", "--framework", "tensorflow", "--tiny", "--rounds", "1", "--steps", "1")
+    assert [row["model"] for row in found["rows"]] == ["mlp", "resnet", "gpt"]
+    assert all(set(row["results"]) == {"no communication", "horovod", "mwms"} for row in found["rows"])
+
+
+@pytest.mark.slow
 def test_training_agrees_with_ddp(tmp_path: Path) -> None:
     found = bench(tmp_path, "train", "--tiny", "--rounds", "1", "--steps", "1")
     assert [row["model"] for row in found["rows"]] == ["mlp", "resnet", "gpt"]

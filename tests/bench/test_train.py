@@ -9,7 +9,8 @@ from bench_doubles import LocalControl
 from horovod.bench.cases import MODELS
 from horovod.bench.control import WrongResultError
 from horovod.bench.models import Task, make_task
-from horovod.bench.train import Arm, local_arm, run_train
+from horovod.bench.stepping import Arm, run_train
+from horovod.bench.train import local_arm, torch_arm
 
 
 def nothing(done: int, total: int, text: str) -> None:
@@ -40,19 +41,19 @@ def test_an_unknown_model_is_refused() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_arms_are_measured_and_compared(name: str) -> None:
     def twin_arm(task: Task) -> Arm:
-        return Arm("twin", task.model, local_arm(task).step)
+        return torch_arm("twin", task.model, local_arm(task).step)
 
-    [row] = run_train([name], [local_arm, twin_arm], LocalControl(), nothing, rounds=2, steps=2, tiny=True)
+    [row] = run_train([name], make_task, [local_arm, twin_arm], LocalControl(), nothing, rounds=2, steps=2, tiny=True)
     assert row["results"]["twin"]["calls"] == 4
     assert row["results"]["no communication"]["exposed_s"] == 0.0
 
 
 def test_an_arm_that_trains_something_else_is_found_out() -> None:
     def idle_arm(task: Task) -> Arm:
-        return Arm("idle", task.model, lambda: None)
+        return torch_arm("idle", task.model, lambda: None)
 
     def other_arm(task: Task) -> Arm:
-        return Arm("other", task.model, local_arm(task).step)
+        return torch_arm("other", task.model, local_arm(task).step)
 
     with pytest.raises(WrongResultError, match="idle and other differ"):
-        run_train(["mlp"], [local_arm, idle_arm, other_arm], LocalControl(), nothing, rounds=1, tiny=True)
+        run_train(["mlp"], make_task, [local_arm, idle_arm, other_arm], LocalControl(), nothing, rounds=1, tiny=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "DEFAULT_SIZES",
     "DTYPES",
+    "FRAMEWORKS",
     "LIMIT",
     "MODELS",
     "OPS",
@@ -24,6 +25,7 @@ __all__ = [
     "parse_sizes",
 ]
 
+FRAMEWORKS = ("torch", "tensorflow")
 PEERS = ("gloo", "mpich", "openmpi")
 LIMIT = "memory sweep"
 """Name of the contender that only reads and writes memory: the yardstick."""

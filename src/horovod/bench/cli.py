@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.bench.cases import DEFAULT_SIZES, DTYPES, MODELS, OPS, PEERS, parse_sizes
+from horovod.bench.cases import DEFAULT_SIZES, DTYPES, FRAMEWORKS, MODELS, OPS, PEERS, parse_sizes
 from horovod.bench.events import LineReporter, Reporter, progress, result
 from horovod.bench.host import host_facts
 from horovod.bench.show import show, show_files
@@ -17,6 +18,7 @@ from horovod.world import detect
 
 __all__ = ["main", "parse"]
 
+_RANKS = {"torch": "horovod.bench.rank"}
 _DEFAULT = ("allreduce", "--arena", "--against", ",".join(PEERS))
 
 
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     for op in OPS:
         _add_collective(commands, op, common)
     train = commands.add_parser("train", parents=[common], help="a training step, against DDP and no communication")
+    _add_framework(train)
     train.add_argument("--steps", type=_read(_positive), default=3, help="timed steps of one turn (default 3)")
     observed = commands.add_parser("timeline", parents=[common], help="what a timeline adds to a training step")
     observed.add_argument("--steps", type=_read(_positive), default=5, help="timed steps of one turn (default 5)")
@@ -91,6 +94,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_framework(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--framework",
+        choices=FRAMEWORKS,
+        default="torch",
+        help="whose tensors to measure, beside what that framework offers itself (default torch)",
+    )
+
+
 def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> None:
     text = "many allreduces at once, then synchronize" if op == "async" else f"{op} by size"
     command = commands.add_parser(op, parents=[common], help=text)
@@ -100,6 +112,8 @@ def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> 
         default="1M" if op == "async" else DEFAULT_SIZES,
         help="bytes of one rank's input, such as 64,64K,4M or 64:256M",
     )
+    if op == "allreduce":
+        _add_framework(command)
     command.add_argument(
         "--dtype", type=_list_of(tuple(DTYPES)), default=("float32",), help=f"of {','.join(DTYPES)} (default float32)"
     )
@@ -137,8 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(typed)
     if args.command == "show":
         return show_files(args.files, as_markdown=args.markdown)
-    if importlib.util.find_spec("torch") is None:
-        print("horovod.bench needs torch: pip install torch", file=sys.stderr)
+    framework = getattr(args, "framework", "torch")
+    if importlib.util.find_spec(framework) is None:
+        print(f"horovod.bench needs {framework}: pip install {framework}", file=sys.stderr)
         return 2
     world = detect()
     launched = args.events or world.launcher != "none"
@@ -151,12 +166,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         command = horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"])
         return show(args, lambda report: run_job(command, report))
-    from horovod.bench.rank import run_rank
-
+    run_rank = importlib.import_module(_RANKS.get(framework, "horovod.bench.framework_rank")).run_rank
     if world.rank != 0:
-        return run_rank(args, typed, lambda event: None)
+        return int(run_rank(args, typed, lambda event: None))
     if args.events:
-        return run_rank(args, typed, LineReporter())
+        return int(run_rank(args, typed, LineReporter()))
     return show(args, lambda report: run_rank(args, typed, report))
 
 

@@ -14,7 +14,8 @@ from horovod.bench.control import Control
 from horovod.bench.events import Tell
 from horovod.bench.models import make_task
 from horovod.bench.stats import slowest, summarize
-from horovod.bench.train import Arm, horovod_arm, time_steps
+from horovod.bench.stepping import Arm, time_steps
+from horovod.bench.train import horovod_arm
 from horovod.core.requests import Kind, Request
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, WAITED, Ring, new_ring, now
 

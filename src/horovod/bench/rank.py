@@ -16,11 +16,13 @@ from horovod.bench.events import Reporter, progress, result
 from horovod.bench.gloo import Gloo, start_gloo, stop_gloo
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.idle import run_idle
+from horovod.bench.models import make_task
 from horovod.bench.mpi import Mpi
 from horovod.bench.observed import run_observed
 from horovod.bench.ours import Ours
 from horovod.bench.profile import run_profile
-from horovod.bench.train import ddp_arm, horovod_arm, local_arm, run_train
+from horovod.bench.stepping import run_train
+from horovod.bench.train import ddp_arm, horovod_arm, local_arm
 
 __all__ = ["run_rank"]
 
@@ -47,7 +49,9 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     elif args.command == "train":
         start_gloo(control)
         arms = (local_arm, horovod_arm, ddp_arm)
-        rows = run_train(args.models, arms, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
+        rows = run_train(
+            args.models, make_task, arms, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny
+        )
         stop_gloo(control)
     elif args.command == "timeline":
         rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)

@@ -1,0 +1,69 @@
+"""Contenders that are one function of one array: an allreduce out of place, in whatever framework."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes  # noqa: F401  numpy then knows bfloat16 by name
+import numpy as np
+
+from horovod.bench.cases import Case, output_blocks
+from horovod.bench.control import Control, WrongResultError
+from horovod.bench.stats import mean_of_ranks
+
+__all__ = ["Caller"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Caller:
+    """A contender.
+
+    Args:
+        name: its column.
+        control: how the ranks agree.
+        bind: makes of an array the call to time, whose result numpy understands.
+        is_sum: whether the result is the sum over the ranks; else it is the array itself.
+    """
+
+    def __init__(
+        self, name: str, control: Control, bind: Callable[[Array], Callable[[], Any]], is_sum: bool = True
+    ) -> None:
+        self.name = name
+        self._control = control
+        self._bind = bind
+        self._is_sum = is_sum
+        self._call: Callable[[], Any] | None = None
+
+    def why_not(self, case: Case) -> str:
+        """Only allreduce is compared between frameworks."""
+        return "" if case.op == "allreduce" else "only allreduce is compared between frameworks"
+
+    def prepare(self, case: Case) -> None:
+        """Allocate, run once, and check the result."""
+        rank, size = self._control.rank, self._control.size
+        self._call = self._bind(np.full(case.count(size), rank + 1, case.dtype))
+        expected = output_blocks(case.op, rank, size)[0] if self._is_sum else rank + 1
+        result = np.asarray(self._call())
+        if not bool((result == expected).all()):
+            raise WrongResultError(f"{self.name}: {case} should be {expected} everywhere, got {result[:4].tolist()}…")
+
+    def measure(self, calls: int) -> list[float]:
+        """Time some calls, each as the mean over the ranks."""
+        call, clock, times = self._call, time.perf_counter, []
+        assert call is not None, "prepare() was not called"
+        self._control.barrier()
+        for _ in range(calls):
+            start = clock()
+            call()
+            times.append(clock() - start)
+        return mean_of_ranks(self._control.gather(times))
+
+    def release(self) -> None:
+        """Drop the arrays of the case."""
+        self._call = None
+
+    def close(self) -> None:
+        """Nothing to end."""

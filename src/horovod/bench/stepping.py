@@ -1,0 +1,137 @@
+"""A training step in several ways, in alternating rounds, and the check that all of them train the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from horovod.bench.control import Control, WrongResultError
+from horovod.bench.events import Tell
+from horovod.bench.stats import slowest, summarize
+
+__all__ = ["Arm", "run_train", "time_steps"]
+
+_CHECK_STEPS = 2
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: its row.
+        step: one optimizer step.
+        weights: returns all parameters as one array.
+        close: ends what the arm has started.
+    """
+
+    name: str
+    step: Callable[[], None]
+    weights: Callable[[], Array]
+    close: Callable[[], None] = lambda: None
+
+
+def run_train(
+    models: Sequence[str],
+    make_task: Callable[..., Any],
+    arms: Sequence[Callable[[Any], Arm]],
+    control: Control,
+    tell: Tell,
+    *,
+    rounds: int = 7,
+    steps: int = 3,
+    tiny: bool = False,
+) -> list[dict[str, Any]]:
+    """Measure every model with every arm; called on all ranks, in step.
+
+    Args:
+        models: names for ``make_task``.
+        make_task: ``fn(name, rank, tiny=...)``, what an arm is made of.
+        arms: the first is the one without communication.
+        control: how the ranks agree.
+        tell: progress.
+        rounds: how often the arms take turns.
+        steps: timed steps of one turn; one untimed step goes before them.
+        tiny: smoke-size models.
+
+    Returns:
+        One row per model; rank 0's is the result.
+    """
+    rows = []
+    for number, name in enumerate(models):
+        tell(number * (rounds + 1), len(models) * (rounds + 1), f"{name}: check")
+        built = [make(make_task(name, control.rank, tiny=tiny)) for make in arms]
+        _check(built, control, name)
+        times: dict[str, list[list[float]]] = {arm.name: [] for arm in built}
+        for turn in range(rounds):
+            tell(number * (rounds + 1) + turn + 1, len(models) * (rounds + 1), name)
+            for arm in built:
+                times[arm.name].append(_measure(arm, control, steps))
+        rows.append(_row(name, built, times))
+        for arm in built:
+            arm.close()
+    tell(1, 1, "done")
+    return rows
+
+
+def time_steps(arm: Arm, steps: int) -> list[float]:
+    """Return how many seconds each of some steps took."""
+    clock = time.perf_counter
+    spent = []
+    for _ in range(steps):
+        start = clock()
+        arm.step()
+        spent.append(clock() - start)
+    return spent
+
+
+def _measure(arm: Arm, control: Control, steps: int) -> list[float]:
+    control.barrier()
+    arm.step()
+    return slowest(control.gather(time_steps(arm, steps)))
+
+
+def _check(arms: Sequence[Arm], control: Control, name: str) -> None:
+    """After a few steps all ranks hold the same parameters, and all arms that communicate agree."""
+    for arm in arms:
+        for _ in range(_CHECK_STEPS):
+            arm.step()
+    reference: Array | None = None
+    for arm in arms[1:]:
+        flat = arm.weights().astype(np.float64)
+        sums = control.gather((float(flat.sum()), float(np.square(flat).sum())))
+        if len(set(sums)) != 1:
+            raise WrongResultError(f"{name}: after {_CHECK_STEPS} steps of {arm.name} the ranks differ: {sums}")
+        if reference is None:
+            reference = flat
+        elif not np.allclose(flat, reference, rtol=1e-3, atol=1e-5):
+            worst = float(np.abs(flat - reference).max())
+            raise WrongResultError(f"{name}: {arms[1].name} and {arm.name} differ by {worst:g} on rank {control.rank}")
+
+
+def _row(name: str, arms: Sequence[Arm], times: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Step times, and for each arm what it takes beyond no communication (median over paired rounds)."""
+    base = arms[0].name
+    results: dict[str, dict[str, float]] = {}
+    for arm in arms:
+        sample = summarize(one for turn in times[arm.name] for one in turn)
+        extra = [median(turn) - median(alone) for turn, alone in zip(times[arm.name], times[base], strict=True)]
+        exposed = median(extra)
+        alone_s = median(one for turn in times[base] for one in turn)
+        results[arm.name] = {
+            **sample.to_json(),
+            "exposed_s": exposed,
+            "efficiency": min(1.0, alone_s / (alone_s + exposed)) if exposed > 0 else 1.0,
+        }
+    return {
+        "model": name,
+        "parameters": arms[0].weights().size,
+        "results": results,
+    }
