@@ -19,6 +19,7 @@ GROUND = (
     "horovod.config_page",
     "horovod.world",
     "horovod.logs",
+    "horovod.tracebacks",
 )
 SHARED_WORDS = "horovod.core.requests"
 

@@ -5,31 +5,25 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import logging
+import functools
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from horovod import config as configuration
-from horovod import logs
+from horovod import logs, tracebacks
 from horovod import world as worlds
 from horovod.config import Config
 from horovod.engine.engine import Engine
 from horovod.engine.ports import Link
-from horovod.errors import (
-    DuplicateNameError,
-    HorovodInternalError,
-    InitError,
-    NotInitializedError,
-    OptimizerUseError,
-)
+from horovod.errors import InitError, NotInitializedError
 from horovod.links import local
 from horovod.links.shm import link as shm
-from horovod.observe import stacks
 from horovod.observe.ending import Ending
 from horovod.observe.observer import Observer
 from horovod.rendezvous import kinship
@@ -39,8 +33,6 @@ __all__ = ["config", "engine", "generation", "init", "is_initialized", "observer
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
-#: They say by themselves what is wrong; thirty lines of this package's inside would hide it.
-_SPEAK_FOR_THEMSELVES = (HorovodInternalError, DuplicateNameError, OptimizerUseError)
 
 
 class _Context:
@@ -53,9 +45,10 @@ class _Context:
         self.meetings: collections.Counter[str] = collections.Counter()
         self.generation = 0
         self.is_child = False
-        self.hooked = False
+        self.registered = False
         self.ending = Ending()
-        self.next_hook = sys.excepthook
+        self.hook: Callable[..., None] | None = None
+        self.reported: BaseException | None = None
 
 
 _context = _Context()
@@ -79,12 +72,10 @@ def init(world: World | None = None) -> None:
                 assert _context.world is not None
                 raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(_context.world)}")
             return
-        if not _context.hooked:
-            # First of all, so that the errors of init() itself are short, too.
-            _context.hooked = True
+        _hook_errors()
+        if not _context.registered:
+            _context.registered = True
             atexit.register(_at_exit)
-            _context.next_hook = sys.excepthook
-            sys.excepthook = _note_exception
         try:
             settings = configuration.load()
         except ValueError as error:
@@ -218,16 +209,31 @@ def _at_exit() -> None:
     _leave(is_call=False)
 
 
-def _note_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Remember what ends this script, so that the other ranks can be told."""
-    _context.ending.note(error, trace)
-    if isinstance(error, _SPEAK_FOR_THEMSELVES) and not logs.logger.isEnabledFor(logging.DEBUG):
-        trace = stacks.without_plumbing(trace)
-        error = error.with_traceback(trace)
-    is_running = _context.engine is not None and not _context.is_child
-    if _context.observer is not None and is_running and issubclass(kind, Exception):
-        _context.observer.script_failed("".join(traceback.format_exception(kind, error, trace)))
-    _context.next_hook(kind, error, trace)
+def _hook_errors() -> None:
+    """See what ends this script before it is printed; go before a hook that the script has set meanwhile."""
+    if sys.excepthook is not _context.hook:
+        _context.hook = sys.excepthook = functools.partial(_note_exception, sys.excepthook)
+
+
+def _note_exception(
+    next_hook: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Remember what ends this script, so that the other ranks can be told; show it without the inside of this package.
+
+    Args:
+        next_hook: what was there before.
+        kind: as for ``sys.excepthook``.
+        error: as for ``sys.excepthook``.
+        trace: as for ``sys.excepthook``.
+    """
+    if _context.reported is not error:  # a hook of the script may stand between two of ours
+        _context.reported = error
+        _context.ending.note(error, trace)
+        tracebacks.shorten(error.with_traceback(trace))
+        is_running = _context.engine is not None and not _context.is_child
+        if _context.observer is not None and is_running and issubclass(kind, Exception):
+            _context.observer.script_failed("".join(traceback.format_exception(error)))
+    next_hook(kind, error, error.__traceback__)
 
 
 def _after_fork(*_: Any) -> None:
@@ -239,3 +245,6 @@ def _after_fork(*_: Any) -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+# Also for what is wrong before init(), such as a call without it.
+_hook_errors()

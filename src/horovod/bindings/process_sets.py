@@ -161,7 +161,10 @@ def _place(comm: Any) -> World | None:
         return None if comm is None or context.is_initialized() else communicators.world_of(comm)
     if not isinstance(comm, Iterable):
         raise ValueError(f"init(comm=...) takes a list of ranks or a communicator of mpi4py; received {comm!r}")
-    ranks = [operator.index(rank) for rank in comm]
+    try:
+        ranks = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise ValueError(f"init(comm=...) takes a list of ranks, which are integers; received {comm!r}") from None
     world = worlds.part_of(worlds.detect(), ranks)
     if context.is_initialized() and (world.rank, world.job) != (context.world().rank, context.world().job):
         raise ValueError(f"init(comm={ranks}) in a job of other ranks: call shutdown() first")

@@ -6,13 +6,9 @@ import sys
 from types import CodeType, FrameType
 
 from horovod.phrases import printable
+from horovod.tracebacks import PLUMBING
 
 __all__ = ["describe", "here", "user_frame"]
-
-#: Packages whose frames are plumbing: the user's line is the first one outside them.
-_PLUMBING = frozenset({
-    "horovod", "torch", "numpy", "tensorflow", "keras", "jax", "optax", "flax", "equinox", "contextlib", "functools",
-})  # fmt: skip
 
 # Keeps each code object alive, so that its id stays its own.
 _known: dict[int, tuple[CodeType, bool]] = {}
@@ -27,7 +23,7 @@ def user_frame() -> FrameType:
         known = _known.get(id(code))
         if known is None:
             package = frame.f_globals.get("__name__", "").partition(".")[0]
-            inside = package in _PLUMBING and not frame.f_globals.get("__name__", "").startswith("horovod.bench")
+            inside = package in PLUMBING and not frame.f_globals.get("__name__", "").startswith("horovod.bench")
             if len(_known) > 65536:
                 _known.clear()
             known = _known[id(code)] = (code, inside)

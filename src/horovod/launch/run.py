@@ -120,10 +120,10 @@ def run(
     if use_gloo and use_mpi:
         raise ValueError("give use_gloo or use_mpi, not both")
     size = np if np is not None else 1 if num_proc is None else num_proc
-    check_hosts(hosts or "", hostfile or "", size)
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
-    plan = _plan(size, executable or sys.executable, settings, output_filename or "")
     try:
+        check_hosts(hosts or "", hostfile or "", size)
+        plan = _plan(size, executable or sys.executable, settings, output_filename or "")
         return _Call(plan, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
     except (LaunchError, ValueError) as error:
         # What is inside of here says nothing to the caller.

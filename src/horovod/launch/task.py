@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.tracebacks import shorten
+
 __all__ = ["FDS_VARIABLE", "Failure", "Result", "main", "pack_call", "read_all", "unpack_result"]
 
 FDS_VARIABLE = "_HOROVOD_TASK_FDS"
@@ -76,6 +78,7 @@ def read_all(fd: int) -> bytes:
 def _failure(error: BaseException) -> Failure:
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # without our own frame
+    shorten(error)
     text = "".join(traceback.format_exception(error))
     summary = traceback.format_exception_only(error)[-1].strip()
     try:

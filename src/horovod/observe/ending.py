@@ -10,8 +10,8 @@ from horovod.core.mismatch import describe_waiting
 from horovod.engine import callsite
 from horovod.engine.records import REQUEST, Ring
 from horovod.errors import PeerLostError
-from horovod.observe import stacks
 from horovod.phrases import printable
+from horovod.tracebacks import without_plumbing
 
 __all__ = ["Ending"]
 
@@ -26,7 +26,7 @@ class Ending:
         """Remember an exception that ends the script; not the end of another rank, which these know themselves."""
         if isinstance(error, PeerLostError):
             return
-        own = stacks.without_plumbing(trace)
+        own = without_plumbing(trace)
         while own is not None and own.tb_next is not None:
             own = own.tb_next
         place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""

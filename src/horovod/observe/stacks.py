@@ -5,12 +5,12 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 from horovod.engine.handles import Handle
 from horovod.phrases import printable
 
-__all__ = ["all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render", "without_plumbing"]
+__all__ = ["all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
 _WAITS = ("horovod.engine.engine", "wait")
@@ -128,23 +128,6 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
     if len(frames) > _MOST:
         lines.insert(0, f"... {len(frames) - _MOST} outer frames ...")
     return [printable(line) for line in lines]
-
-
-def without_plumbing(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback that ends with the user's line: what follows inside this package and torch is cut off."""
-    entries = []
-    entry = trace
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
-    while entries and _room(entries[-1].tb_frame) in _PLUMBING:
-        entries.pop()
-    if not entries:
-        return trace
-    short = None
-    for entry in reversed(entries):
-        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return short
 
 
 def _room_within(frame: FrameType | None) -> str:
