@@ -59,6 +59,19 @@ class Collectives(Reductions, Worldly):
         """
         return self._run(call(Kind.ALLGATHER, name, id_of(process_set)), (tensor,))[0]
 
+    def allgather_into_async(
+        self, output: Any, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Begin an allgather of parts of one shape into memory that is there; ``synchronize`` returns it.
+
+        Args:
+            output: contiguous, on the host, as long as all parts together.
+            tensor: this rank's part, or this rank's part of ``output`` itself.
+            name: key of the match; ``None`` matches in the order of the calls.
+            process_set: ranks that take part; this rank must be one of them.
+        """
+        return self._start_into(call(Kind.ALLGATHER, name, id_of(process_set)), tensor, output)
+
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:

@@ -28,13 +28,9 @@ def out_of_turn(what: str, instead: str) -> OptimizerUseError:
     return OptimizerUseError(f"{what} ({where}). {instead}")
 
 
-def changed_gradient(name: str) -> OptimizerUseError:
+def changed_gradient(name: str, instead: str) -> OptimizerUseError:
     """Return the error for a gradient that was changed while it was not the caller's."""
-    return out_of_turn(
-        f"the gradient of {name} was changed after backward() had handed it to the other ranks",
-        "To clip or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
-        "`with optimizer.skip_synchronize():`.",
-    )
+    return out_of_turn(f"the gradient of {name} was changed after backward() had handed it to the other ranks", instead)
 
 
 def warn_deprecated(text: str) -> None:

@@ -138,6 +138,14 @@ class Submission:
         self._tickets[number] = ticket
         return number
 
+    def _start_into(self, call: Call, tensor: Any, output: Any) -> int:
+        """Begin an operation whose result goes where the caller says: contiguous memory of the host; see ``_start``."""
+        adapter = self.adapter
+        handle = _engine().submit(call, adapter, [adapter.buffer(tensor)], [adapter.target(output)], None, False)
+        number = next(self._numbers)
+        self._tickets[number] = _Ticket(handle, False)
+        return number
+
     def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
         """Carry out an operation and return its results."""
         ticket = self._submit(call, tensors, in_place, patient=True)

@@ -11,6 +11,7 @@ from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.torch.host_optimizer import HostMembers
 from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
 from horovod.torch.runtime import comm
 
@@ -113,7 +114,8 @@ def broadcast_optimizer_state(
 
     Blocks until everything is here.
     """
-    if not optimizer.state:
+    in_shards = isinstance(optimizer, HostMembers) and optimizer._share_before_broadcast(root_rank, process_set)
+    if not optimizer.state and not in_shards:
         _fill_gradients(optimizer, model)
     is_sender = comm.rank() == root_rank and not isinstance(optimizer, torch.optim.LBFGS)
     description = describe_state(optimizer) if is_sender else None

@@ -52,6 +52,7 @@ class Bucket:
         collective: how it travels.
 
     Attributes:
+        layout: where the slots' gradients lie.
         in_flight: whether a reduction was started and not waited for.
     """
 
@@ -64,7 +65,7 @@ class Bucket:
         self.incomplete = len(self.slots)
         self.in_flight = False
         self.pending: Any = None
-        self._layout = layout
+        self.layout = layout
         self._adapter = adapter
         self._collective = collective
         self._absent, self._present = _FLAGS.get(settings.op, (0.0, 1.0))
@@ -105,7 +106,7 @@ class Bucket:
         self._version = self._adapter.version(self._buffer)
         self._reduced = None
         # What the engine writes is no change by the user.
-        self.pending = self._collective.begin(self._adapter.unwatched(self._wire), self._layout, self.name)
+        self.pending = self._collective.begin(self._adapter.unwatched(self._wire), self.layout, self.name)
         self.in_flight = True
 
     def finish(self) -> None:
@@ -115,13 +116,13 @@ class Bucket:
             OptimizerUseError: a gradient was changed or replaced while it was being reduced.
         """
         pending, self.pending, in_flight, self.in_flight = self.pending, None, self.in_flight, False
-        changed = self._changed_in_flight()
+        changed = self.changed()
         missing, self._missing = self._missing, []
         if not in_flight:
             return
         self._reduced = reduced = self._collective.wait(pending)
         if changed:
-            raise changed_gradient(changed)
+            raise changed_gradient(changed, self._collective.instead)
         if not reduced.in_place:
             return
         if self._wire is not self._buffer:
@@ -144,13 +145,13 @@ class Bucket:
         assert reduced is not None and not reduced.in_place
         flags = self._adapter.read(reduced.flags)
         stop = reduced.start + len(reduced.values)
-        for slot, offset, flag in zip(self.slots, self._layout.offsets, flags, strict=True):
+        for slot, offset, flag in zip(self.slots, self.layout.offsets, flags, strict=True):
             first = max(offset, reduced.start)
             last = min(offset + self._adapter.count(slot.parameter), stop)
             if first < last and flag != self._absent:
                 yield ShardPart(slot, first - offset, reduced.values[first - reduced.start : last - reduced.start])
 
-    def _changed_in_flight(self) -> str:
+    def changed(self) -> str:
         """Name the parameters whose gradient somebody touched since ``submit``."""
         if self._adapter.version(self._buffer) != self._version:
             return f"one of {few([slot.name for slot in self.slots])}"

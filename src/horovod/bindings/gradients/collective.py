@@ -36,7 +36,10 @@ class BucketCollective(Protocol):
 
     Attributes:
         shards: into how many equal parts the data of a bucket must divide.
+        instead: what to do who changed a gradient that was on its way.
     """
+
+    instead: str
 
     @property
     def shards(self) -> int:
@@ -76,6 +79,10 @@ class Allreduce:
     """
 
     shards = 1
+    instead = (
+        "To clip or unscale gradients, call optimizer.synchronize() first, and then optimizer.step() inside "
+        "`with optimizer.skip_synchronize():`."
+    )
 
     def __init__(self, comm: Collectives, settings: Settings) -> None:
         self._comm = comm
@@ -99,6 +106,8 @@ class ReduceScatter:
         comm: the framework's collectives.
         settings: how to reduce.
     """
+
+    instead = "No rank has all of it: to clip, call optimizer.clip_grad_norm_(max_norm) before optimizer.step()."
 
     def __init__(self, comm: Collectives, settings: Settings) -> None:
         self._comm = comm

@@ -114,6 +114,11 @@ class Reducer:
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
     @property
+    def has_unbucketed(self) -> bool:
+        """Whether there are gradients that travel in no bucket: sparse ones, and those that a compressor packs."""
+        return bool(self._unbucketed)
+
+    @property
     def in_flight(self) -> bool:
         """Whether a reduction was started and not waited for."""
         return any(bucket.in_flight for bucket in self.buckets) or any(slot.pending for slot in self._unbucketed)
@@ -270,7 +275,7 @@ class Reducer:
             pending()
         if changed:
             # Only now: the other ranks counted on this one.
-            raise changed_gradient(changed)
+            raise changed_gradient(changed, self._collective.instead)
 
     def rearm(self) -> None:
         """Expect the next step's gradients."""

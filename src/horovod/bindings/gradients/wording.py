@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from horovod.engine import labels
 
-__all__ = ["FLAGS", "PREFIX", "in_words"]
+__all__ = ["FLAGS", "PREFIX", "WEIGHTS", "in_words"]
 
 PREFIX = "DistributedOptimizer.gradients"
 """Names of the operations of an optimizer begin with it; those of a second one with a number after it."""
 
 FLAGS = ".flags"
 """Names of what tells which gradients of a bucket are there end with it, where that travels apart."""
+
+WEIGHTS = ".weights"
+"""Names of what gives every rank the weights of a bucket, each from the rank that has stepped them, end with it."""
 
 
 def in_words(name: str, times: int) -> str:
@@ -24,6 +27,8 @@ def in_words(name: str, times: int) -> str:
     who = f"DistributedOptimizer{number}"
     if what == "survey":
         return f"{who} before its first step"
+    if what.endswith(WEIGHTS):
+        return f"{in_words(name.removesuffix(WEIGHTS), times)}: new weights"
     what = what.removesuffix(FLAGS)
     if what.startswith("bucket") and what.endswith("]"):
         first, _, last = what.partition("[")[2][:-1].partition("..")

@@ -1,0 +1,252 @@
+"""What a distributed optimizer has besides its own class; see ``DistributedOptimizer``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod import context
+from horovod.bindings.gradients.collective import BucketCollective
+from horovod.bindings.gradients.parameters import check_passes, find_duplicates
+from horovod.bindings.gradients.reducer import Reducer
+from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.misuse import out_of_turn
+from horovod.bindings.process_sets import ProcessSet
+from horovod.core.requests import ReduceOp
+from horovod.torch.gradient_adapter import TorchGradients
+from horovod.torch.parameters import Named, trained
+from horovod.torch.runtime import comm
+
+__all__ = ["Members", "gradients"]
+
+gradients = TorchGradients()
+
+
+class Members:
+    """See the module."""
+
+    # A copy of an optimizer (copy.deepcopy, pickle) has only these, and is a plain optimizer again.
+    _reducer: Reducer | None = None
+    _synchronized = False
+    _should_synchronize = True
+
+    param_groups: list[dict[str, Any]]
+    backward_passes_per_step: int
+    op: ReduceOp
+    process_set: ProcessSet
+    _groups: list[list[torch.Tensor]] | None
+    _parameter_names: dict[torch.Tensor, str]
+
+    def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
+        self.op, self.process_set = settings.op, settings.process_set
+        self.backward_passes_per_step = passes
+        self._groups = groups
+        self._parameter_names = {parameter: name for name, parameter in named}
+        self._synchronized, self._should_synchronize = False, True
+        bucket_bytes = context.config().bucket_bytes
+        self._reducer = Reducer(
+            self._trained(), settings, passes, groups or (), bucket_bytes, gradients, self._collective(settings)
+        )
+
+    def _collective(self, settings: Settings) -> BucketCollective | None:
+        """Return how buckets travel; None for the usual way."""
+        return None
+
+    def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return trained(self.param_groups, self._parameter_names)
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is that of all ranks.
+
+        Called by ``step()``. Call it yourself to look at or change gradients (clipping, GradScaler's
+        ``unscale_``) before the step, and then step inside ``with optimizer.skip_synchronize():``.
+
+        Raises:
+            OptimizerUseError: a gradient was changed before it was reduced.
+            MismatchError: parameters differ between ranks.
+            PeerLostError: a rank died.
+
+        Blocks until all ranks called it.
+        """
+        if self._reducer is not None:
+            # Parameters may have been added, or have begun to require a gradient, since the last step.
+            known = self._reducer.slots
+            if any(p.requires_grad and id(p) not in known for group in self.param_groups for p in group["params"]):
+                self._reducer.enroll(self._trained())
+            self._reducer.synchronize()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Make ``step()`` inside the context use the gradients as they are, after ``synchronize()``.
+
+        Without ``synchronize()`` since the last backward pass ``step()`` raises OptimizerUseError.
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Step with the gradients of all ranks.
+
+        Args:
+            closure: computes the gradients anew, perhaps several times; each time they are synchronized.
+            args: for the optimizer's own class.
+            kwargs: for the optimizer's own class.
+
+        Returns:
+            What the optimizer's own class returns.
+
+        Raises:
+            OptimizerUseError: a gradient was changed before it was reduced.
+            MismatchError: parameters differ between ranks.
+            PeerLostError: a rank died.
+
+        Blocks until all ranks called it.
+        """
+        if closure is not None:
+            return self._own_step(self._synchronizing(closure), *args, **kwargs)
+        if self._should_synchronize:
+            # Gradients of a later backward pass have nothing to do with what was synchronized.
+            if not (self._synchronized and self._is_fresh()):
+                self.synchronize()
+            elif not self._means_synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): it takes the gradients as they are now, which `with "
+                    "optimizer.skip_synchronize(): optimizer.step()` would say",
+                    stacklevel=2,
+                )
+        elif self._others_count_on_gradients():
+            raise out_of_turn(
+                "optimizer.step() was called inside optimizer.skip_synchronize() with gradients of this rank alone, "
+                "which would make the ranks' models differ",
+                "Call optimizer.synchronize() after loss.backward() and before `with optimizer.skip_synchronize():`.",
+            )
+        self._synchronized = self._means_synchronized = False
+        return self._own_step(*args, **kwargs)
+
+    # Tells torch not to wrap this one with step hooks: the optimizer's own step has them, and must run them once.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _own_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().step(*args, **kwargs)  # type: ignore[misc]
+
+    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        if not self._should_synchronize:
+            return closure
+
+        def synchronized() -> Any:
+            loss = closure()
+            self.synchronize()
+            self._synchronized = False
+            if isinstance(self, torch.optim.LBFGS) and not self._works_alone():
+                # It decides by the loss how often to come back: ranks must decide the same.
+                with torch.no_grad():
+                    loss = comm.allreduce(
+                        torch.as_tensor(loss), name="DistributedOptimizer.loss", process_set=self.process_set
+                    )
+            return loss
+
+        return synchronized
+
+    def _works_alone(self) -> bool:
+        return self._reducer is None or not self._reducer.active
+
+    def _is_fresh(self) -> bool:
+        return self._reducer is None or self._reducer.fresh
+
+    def _others_count_on_gradients(self) -> bool:
+        reducer = self._reducer
+        if reducer is None or reducer.fresh or not context.is_initialized():
+            return False
+        # Before the ranks have agreed on buckets nothing is in flight, and yet this step's gradients would be lost.
+        return reducer.in_flight or any(slot.passes_left <= 0 for slot in reducer.slots.values())
+
+    # Whether what synchronized the gradients was not the user, who would have to say that the step is to use them.
+    _means_synchronized = False
+
+    def _before_scaled_step(self) -> None:
+        """Refuse, where gradients cannot be unscaled."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # GradScaler.step asks this before it looks at the gradients, and skips the step when they hold an
+        # infinity. All ranks must then look at the same gradients, or only some of them would skip.
+        self._before_scaled_step()
+        if self._should_synchronize and not self._is_fresh():
+            self.synchronize()
+            self._means_synchronized = True
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Reset the gradients; the same arguments as the optimizer's own class, such as ``set_to_none``.
+
+        Raises:
+            OptimizerUseError: gradients are being reduced; ``step()`` or ``synchronize()`` must come first.
+        """
+        if self._others_count_on_gradients():
+            raise out_of_turn(
+                "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), while other "
+                "ranks count on these gradients",
+                "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
+                "skipped, call optimizer.synchronize() first, on all ranks.",
+            )
+        # What was synchronized is gone.
+        self._synchronized = False
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; their gradients are synchronized from now on. The same on every rank."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self._reducer is not None:
+            self._reducer.enroll(self._trained())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's own state, and drop what was in flight."""
+        if self._reducer is not None:
+            self._reducer.drain()
+            self._reducer.rearm()
+        self._synchronized, self._should_synchronize = False, True
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are accumulated before gradients are reduced; between steps only."""
+        check_passes(passes)
+        self.backward_passes_per_step = passes
+        if self._reducer is not None:
+            self._reducer.passes = passes
+            self._reducer.rearm()
+
+    @staticmethod
+    def find_duplicates(names: Iterable[str]) -> set[str]:
+        """Return the names that occur more than once."""
+        return find_duplicates(names)
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, Any]:
+        slots = self._reducer.slots.values() if self._reducer is not None else ()
+        return {
+            slot.parameter: (slot.pending or (slot.bucket and slot.bucket.pending), None)
+            for slot in slots
+            if slot.pending is not None or (slot.bucket is not None and slot.bucket.in_flight)
+        }
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {slot.parameter for slot in self._reducer.slots.values()} if self._reducer is not None else set()
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        slots = self._reducer.slots.values() if self._reducer is not None else ()
+        return {slot.parameter: slot.passes_left for slot in slots}
