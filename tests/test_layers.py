@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
     "keras": ("bindings", "context", "engine", "_keras"),
-    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow"),
+    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow", "jax"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
@@ -61,7 +61,7 @@ FRAMEWORK_HOMES = {
     "horovod._keras.on_tensorflow": ("tensorflow",),
     "horovod._keras.on_torch": ("torch",),
     "horovod._keras.on_jax": ("jax",),
-    "horovod.bench": ("torch", "mpi4py", "tensorflow"),
+    "horovod.bench": ("torch", "mpi4py", "tensorflow", "jax", "optax"),
 }
 
 # core decides and does nothing else: no clock, no thread, no file, no socket, no chance.

