@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod.core import labels
 from horovod.core.deadlock import Stuck, advice, describe
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import deadlocked
@@ -111,3 +112,11 @@ def test_the_report_names_every_rank_its_line_and_its_count() -> None:
     assert lines[3] == (
         "The circle: rank 0 in allreduce 'x' (train.py:1) for rank 1; rank 1 in allreduce 'y' (train.py:2) for rank 0."
     )
+
+
+def test_the_report_speaks_of_the_steps_of_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "_labels", {"O.": lambda name, times: f"O{f' step {times}' * bool(times)}, {name[2:]}"})
+    lines = describe([_stuck(0, "O.w", 118), _stuck(1, "loss", 4)], [0, 1], 12.0)
+    assert lines[1].startswith("rank 0 (pid 0) waits in O step 118, w: allreduce 'O.w' (train.py:1), which")
+    assert "The circle: rank 0 in O step 118, w: allreduce 'O.w' (train.py:1) for rank 1" in lines[3]
+    assert "All ranks have done O, w: allreduce 'O.w' (train.py:1) 117 times" in lines[4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from horovod.core import labels
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, circle, names, who_waits_for_whom
 from horovod.phrases import list_ranks
@@ -55,3 +56,8 @@ def test_words() -> None:
     many = [request(f"allreduce.{letter}") for letter in "abcde"]
     assert names(many).endswith("and 2 more")
     assert names([request("allreduce.w", 4)]) == "allreduce 'w' (allreduce.w.py:1) of process set 4"
+
+
+def test_what_waits_is_told_in_the_words_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "_labels", {"O.": lambda name, times: f"O{f' step {times}' * bool(times)}, {name[2:]}"})
+    assert names([request("allreduce.O.w")]) == "O, w: allreduce 'O.w' (allreduce.O.w.py:1)"

@@ -151,8 +151,8 @@ def test_optimizers_that_step_in_two_orders() -> None:
     first, second = "DistributedOptimizer.gradients.survey", "DistributedOptimizer.gradients#2.survey"
     place = _place(_other_order_of_optimizers, "optimizers[0].step()")
     assert (
-        f"The circle: rank 0 in allgather '{first}' ({place}) for rank 1; rank 1 in allgather '{second}' ({place}) "
-        "for rank 0."
+        f"The circle: rank 0 in DistributedOptimizer before its first step: allgather '{first}' ({place}) for rank 1; "
+        f"rank 1 in DistributedOptimizer#2 before its first step: allgather '{second}' ({place}) for rank 0."
     ) in text
     assert "in one order on all ranks; the steps of several optimizers are such calls" in text
     assert "optimizers[0].step()" in text

@@ -10,10 +10,11 @@ import pytest
 from commands import run
 from harness import Ranks, run_ranks
 
-from horovod.bindings.gradients.wording import PREFIX, in_words
+from horovod.bindings.gradients.wording import ADASUM, PREFIX
+from horovod.core import labels
 from horovod.core.departures import LEFT, waited_in_vain
+from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
-from horovod.engine import labels
 from horovod.engine.records import new_ring
 from horovod.errors import PeerLostError
 from horovod.observe.ending import Ending
@@ -35,10 +36,10 @@ def test_a_binding_explains_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     labels.register("Optimizer.", lambda name, times: f"step {times}, {name.partition('.')[2]}")
     labels.register("Silent", lambda name, times: "")
     own = Request("allreduce.Optimizer.layer3", Kind.ALLREDUCE, site="train.py:7")
-    assert labels.describe(own, 118) == "step 118, layer3: allreduce 'Optimizer.layer3' (train.py:7)"
+    assert describe_waiting(own, 118) == "step 118, layer3: allreduce 'Optimizer.layer3' (train.py:7)"
     for name in ("allreduce.other", "allreduce.Silent", ""):
         other = Request(name, Kind.ALLREDUCE, site="train.py:7")
-        assert labels.describe(other, 2).startswith("allreduce ")
+        assert describe_waiting(other, 2).startswith("allreduce ")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,16 @@ def test_a_binding_explains_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_operations_of_an_optimizer_have_a_step_and_parameters(name: str, words: str) -> None:
-    assert in_words(PREFIX + name, 118) == words
+    assert labels.in_words(PREFIX + name, 118) == words
+
+
+def test_a_step_that_nobody_has_counted_is_not_told() -> None:
+    assert labels.in_words(f"{PREFIX}.layer3.weight", 0) == "DistributedOptimizer, layer3.weight"
+    assert labels.in_words(f"{ADASUM}.layer3.weight", 0) == "DistributedOptimizer (Adasum), layer3.weight"
+
+
+def test_an_optimizer_that_combines_steps_says_so() -> None:
+    assert labels.in_words(f"{ADASUM}.layer3.weight", 7) == "DistributedOptimizer (Adasum) step 7, layer3.weight"
 
 
 def _uneven_training() -> str:

@@ -49,11 +49,11 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
     for item in stuck:
         in_all = f"{item.operations} operation{'s' * (item.operations != 1)} in all"
         lines.append(
-            f"{item.who} waits in {_what(item.request)}, which {list_ranks(item.missing)} did not submit; it has "
-            f"submitted {_count(item)}, and {in_all}"
+            f"{item.who} waits in {_what(item.request, item.times)}, which {list_ranks(item.missing)} did not submit; "
+            f"it has submitted {_count(item)}, and {in_all}"
         )
     links = [
-        f"rank {rank} in {_what(by_rank[rank].request)} for rank {other}"
+        f"rank {rank} in {_what(by_rank[rank].request, by_rank[rank].times)} for rank {other}"
         for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
     ]
     return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle])]
@@ -93,9 +93,9 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     return [BREAK_CIRCLE, hint]
 
 
-def _what(request: Request) -> str:
+def _what(request: Request, times: int = 0) -> str:
     of_set = f" of process set {request.process_set}" if request.process_set else ""
-    return f"{describe_waiting(request)}{of_set}"
+    return f"{describe_waiting(request, times)}{of_set}"
 
 
 def _count(item: Stuck) -> str:

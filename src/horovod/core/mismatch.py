@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from horovod.core import labels
 from horovod.core.requests import Kind, Request
 
 __all__ = ["compare", "describe_waiting"]
@@ -73,9 +74,15 @@ def _semantics(first: Request, members: Sequence[int], requests: Sequence[Reques
     return ""
 
 
-def describe_waiting(request: Request) -> str:
-    """Return a short name for a request: its operation, its name, its place."""
-    return f"{request.kind.name.lower()} {_label(request)} ({request.site})"
+def describe_waiting(request: Request, times: int = 0) -> str:
+    """Return a short name for a request: its operation, its name, its place; before it, what the user calls it.
+
+    Args:
+        request: what was submitted.
+        times: how often the rank in question has submitted it; 0 if that is not known.
+    """
+    words = labels.in_words(request.name.partition(".")[2], times)
+    return f"{words}{': ' * bool(words)}{request.kind.name.lower()} {_label(request)} ({request.site})"
 
 
 def _label(request: Request) -> str:

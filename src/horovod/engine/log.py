@@ -13,9 +13,9 @@ from collections.abc import Callable
 from horovod import errors
 from horovod.core.coordinator import Run
 from horovod.core.departures import waited_in_vain
+from horovod.core.mismatch import describe_waiting
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_NOTE, Kind, Response
-from horovod.engine import labels
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
@@ -145,7 +145,7 @@ class LogRunner:
     def describe(self, handle: Handle) -> str:
         """Return a submission in words."""
         request = handle.signature.request
-        return labels.describe(request, self._signatures.count(request)[0])
+        return describe_waiting(request, self._signatures.count(request)[0])
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""

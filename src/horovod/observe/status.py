@@ -139,7 +139,7 @@ def _blocked(status: Status, waits: Waiting | None) -> str:
     blocked = status.blocked
     assert blocked is not None
     request, for_s = blocked.request, (now() - blocked.since_ns) / 1e9
-    what = describe_waiting(request)
+    what = describe_waiting(request, blocked.times)
     if request.process_set:
         what += f" of process set {request.process_set} (ranks {list(blocked.members)})"
     if blocked.executing:

@@ -10,6 +10,7 @@ import torch
 
 from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.wording import ADASUM
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
@@ -91,7 +92,7 @@ class AdasumMembers:
         pending = []
         for (name, parameter), start in zip(moved, starts, strict=True):
             wire, ctx = compression.compress(parameter.detach() - start)
-            name = f"DistributedOptimizer.adasum.{name}"
+            name = f"{ADASUM}.{name}"
             pending.append((begin_allreduce(comm, wire.contiguous(), self._settings, name), ctx))
         for (_, parameter), start, (handle, ctx) in zip(moved, starts, pending, strict=True):
             parameter.copy_(start + compression.decompress(comm.synchronize(handle), ctx))

@@ -1,13 +1,16 @@
-"""What the operations of a ``DistributedOptimizer`` mean to the user; see ``horovod.engine.labels``."""
+"""What the operations of a ``DistributedOptimizer`` mean to the user; see ``horovod.core.labels``."""
 
 from __future__ import annotations
 
-from horovod.engine import labels
+from horovod.core import labels
 
-__all__ = ["FLAGS", "PREFIX", "WEIGHTS", "in_words"]
+__all__ = ["ADASUM", "FLAGS", "PREFIX", "WEIGHTS", "in_words"]
 
 PREFIX = "DistributedOptimizer.gradients"
 """Names of the operations of an optimizer begin with it; those of a second one with a number after it."""
+
+ADASUM = "DistributedOptimizer.adasum"
+"""Names of the operations of an optimizer that combines the steps of the ranks begin with it."""
 
 FLAGS = ".flags"
 """Names of what tells which gradients of a bucket are there end with it, where that travels apart."""
@@ -21,7 +24,7 @@ def in_words(name: str, times: int) -> str:
 
     Args:
         name: ``PREFIX``, perhaps ``#2``, then ``.survey``, ``.bucket0[first..last]`` or the name of a parameter.
-        times: how often it was submitted, which is once a step.
+        times: how often it was submitted, which is once a step; 0 if that is not known.
     """
     number, _, what = name.removeprefix(PREFIX).partition(".")
     who = f"DistributedOptimizer{number}"
@@ -33,7 +36,16 @@ def in_words(name: str, times: int) -> str:
     if what.startswith("bucket") and what.endswith("]"):
         first, _, last = what.partition("[")[2][:-1].partition("..")
         what = first if first == last else f"{first} to {last}"
-    return f"{who} step {times}, {what}"
+    return f"{who}{_step(times)}, {what}"
+
+
+def _adasum_in_words(name: str, times: int) -> str:
+    return f"DistributedOptimizer (Adasum){_step(times)}, {name.removeprefix(ADASUM + '.')}"
+
+
+def _step(times: int) -> str:
+    return f" step {times}" if times else ""
 
 
 labels.register(PREFIX, in_words)
+labels.register(ADASUM, _adasum_in_words)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from horovod.core.mismatch import describe_waiting
-from horovod.core.requests import Request
-
-__all__ = ["Label", "describe", "register"]
+__all__ = ["Label", "in_words", "register"]
 
 Label = Callable[[str, int], str]
-"""Makes a user's words of the name of an operation, and of how often this rank has submitted it, this time included."""
+"""Makes a user's words of the name of an operation, and of how often a rank has submitted it, the last time included;
+0 if that is not known."""
 
 _labels: dict[str, Label] = {}
 
@@ -25,16 +23,14 @@ def register(prefix: str, label: Label) -> None:
     _labels[prefix] = label
 
 
-def describe(request: Request, times: int) -> str:
-    """Return a request in the user's words, if its name has any, and by kind, name and line.
+def in_words(name: str, times: int) -> str:
+    """Return what a user calls an operation, or an empty text.
 
     Args:
-        request: what was submitted.
-        times: how often this rank has done so.
+        name: as it was given to ``allreduce`` and the others.
+        times: how often the rank in question has submitted it; 0 if that is not known.
     """
-    name = request.name.partition(".")[2]
-    what = describe_waiting(request)
     for prefix, label in _labels.items():
         if name.startswith(prefix) and (words := label(name, times)):
-            return f"{words}: {what}"
-    return what
+            return words
+    return ""
