@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "observe": ("core", "engine", "timeline"),
     "links": ("core", "engine", "transports", "rendezvous"),
     "context": ("engine", "links", "observe", "rendezvous"),
-    "bindings": ("context", "engine", "transports.kernels", "transports.kernels_numpy"),
+    "bindings": ("context", "engine", "core.labels", "transports.kernels", "transports.kernels_numpy"),
     "launch": ("rendezvous", "timeline"),
     "numpy": ("bindings", "context", "engine"),
     "jax": ("bindings", "context", "engine"),
