@@ -1,6 +1,9 @@
 # Needs make and Python >= 3.10, nothing else: everything goes into .venv and .mpi of this folder.
 PYTHON ?= python3
 NP ?= 2
+FRAMEWORK ?= torch
+# Keras works on the backend that KERAS_BACKEND says; without it, on torch.
+DEMO = $(FRAMEWORK)$(if $(filter keras,$(FRAMEWORK)),-$(or $(KERAS_BACKEND),torch))
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -10,8 +13,8 @@ inputs := pyproject.toml constraints.txt scripts/install
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-demo: .venv/.demo-ready ## install, then train the digits example on NP=2 processes
-	scripts/demo $(NP) $(ARGS)
+demo: .venv/.demo-ready-$(DEMO) ## install, then train the digits example on NP=2 processes (FRAMEWORK=torch, tensorflow, keras or jax)
+	scripts/demo $(FRAMEWORK) $(NP) $(ARGS)
 
 test: .venv/.test-ready ## everything: formatting, linting, types, all tests (ARGS="-k name" goes to pytest)
 	scripts/check
@@ -32,11 +35,17 @@ bench: .venv/.test-ready ## measure the collectives on this machine
 clean: ## remove what make installed, and caches
 	rm -rf .venv .mpi .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
-.venv/.demo-ready: $(inputs)
-	PYTHON=$(PYTHON) scripts/install torch,examples
+demo-extras-torch := torch
+demo-extras-tensorflow := tensorflow-cpu
+demo-extras-keras-torch := keras,torch
+demo-extras-keras-tensorflow := keras,tensorflow-cpu
+demo-extras-keras-jax := keras,jax
+demo-extras-jax := jax
+.venv/.demo-ready-%: $(inputs)
+	PYTHON=$(PYTHON) scripts/install $(demo-extras-$*),examples
 	@touch $@
 
 .venv/.test-ready: $(inputs) scripts/install-mpi
 	PYTHON=$(PYTHON) scripts/install torch,examples,dev
 	scripts/install-mpi
-	@touch $@ .venv/.demo-ready
+	@touch $@ $(foreach demo,torch tensorflow jax keras-torch keras-tensorflow keras-jax,.venv/.demo-ready-$(demo))

@@ -43,6 +43,16 @@ def test_digits_with_jax_reach_97_percent(np: int) -> None:
     assert accuracy(output)[0] >= 97.0, output
 
 
+@pytest.mark.parametrize("np", [1, 2])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_digits_with_keras_reach_97_percent(np: int, backend: str) -> None:
+    command = f"horovodrun -np {np} python examples/keras_digits.py"
+    code, output = run(command, ROOT, **ONE_THREAD, KERAS_BACKEND=backend)
+    assert code == 0, output
+    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
+    assert accuracy(output)[0] >= 97.0, output
+
+
 def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     command = f"horovodrun -np 2 python examples/torch_digits.py --checkpoint {tmp_path / 'digits.pt'}"
     code, output = run(f"{command} --epochs 2", ROOT, **ONE_THREAD)

@@ -61,3 +61,17 @@ def test_the_tensorflow_binding_loads_tensorflow_and_nothing_that_tensorflow_doe
 
 def test_the_torch_binding_loads_torch_only() -> None:
     assert loaded_by("horovod.torch") & FRAMEWORKS == {"torch"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_the_keras_binding_loads_keras_and_what_its_backend_loads(backend: str) -> None:
+    found = []
+    for name in ("keras", "horovod.keras"):
+        code, output = run(
+            ["python", "-c", f"import sys, {name}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"],
+            cwd=Path("/"), TF_CPP_MIN_LOG_LEVEL="3", KERAS_BACKEND=backend,
+        )  # fmt: skip
+        assert code == 0, output
+        found.append(set(ast.literal_eval(output.splitlines()[-1])) & FRAMEWORKS)
+    assert found[0] == found[1]
