@@ -108,8 +108,13 @@ class Handle(Work, kw_only=True, eq=False):
         self.outputs = [*outputs, tensor]
         return tensor
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Mark the handle as ended and wake who sleeps on it."""
+    def finish(self, error: BaseException | None = None, wake: bool = True) -> None:
+        """Mark the handle as ended, and wake who sleeps on it.
+
+        Args:
+            error: why it failed, or None.
+            wake: False where ``wake`` is going to be called soon.
+        """
         if self.done:
             return
         self.error = error
@@ -118,6 +123,11 @@ class Handle(Work, kw_only=True, eq=False):
         self.signature.in_flight -= 1
         self.inputs = ()
         self.done = True
+        if wake:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake who sleeps on it."""
         waiter = self.waiter
         if waiter is not None and waiter.locked():
             waiter.release()

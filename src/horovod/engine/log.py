@@ -64,6 +64,7 @@ class LogRunner:
         self._sequence = 0
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
         self.inbox: collections.deque[Handle] = collections.deque()
+        self._to_wake: list[Handle] = []
         self.culprit = -1
         self.fused = self.fusions = 0
 
@@ -205,6 +206,8 @@ class LogRunner:
             else:
                 self._entries[entry.id] = Entry(entry.response, self._rank)
             entry = take()
+        if self._to_wake:
+            self.wake()
 
     def _settle(self) -> None:
         """Finish what this rank had done its part of, as soon as the others have done theirs."""
@@ -219,7 +222,15 @@ class LogRunner:
         ended = now()
         for handle in handles:
             handle.record[ENDED] = ended
-            handle.finish()
+            # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
+            handle.finish(wake=False)
+        self._to_wake += handles
+
+    def wake(self) -> None:
+        """Wake who waits for what is done."""
+        for handle in self._to_wake:
+            handle.wake()
+        self._to_wake.clear()
 
     def _execute(self, run: Run) -> None:
         # Fused entries have the same members, so this rank takes part in all or in none.
@@ -247,6 +258,8 @@ class LogRunner:
         if response.kind >= Kind.JOIN:
             self._answer(response, handle)
             return
+        if self._to_wake:
+            self.wake()
         try:
             if handle.passage is not None:
                 handle.passage.before()

@@ -31,6 +31,8 @@ _BEHIND_SLICE_S = 0.001
 _IDLE_SLICE_S = 30.0
 #: A caller that has submitted nothing for so long does something else now; and how often to wait for that.
 _QUIET_S, _PAUSES = 0.0005, 40
+#: Who calls one operation after the other comes back within that; to wake a thread that naps costs least.
+_NAP_S = 0.0002
 #: As long as the engine looks before it sleeps.
 _LINGER_S = 0.0005
 
@@ -54,7 +56,9 @@ class Progress:
         # Not the handle, which would keep tensors alive that nobody needs any more.
         self._awaited: Record | None = None
         self._submitted_ns = 0
-        self._is_asleep = False
+        self._is_asleep = self._is_napping = False
+        self._nap = allocate_lock()
+        self._nap.acquire()
         self._reason: str | None = None
         self.is_over = False
         self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
@@ -78,6 +82,8 @@ class Progress:
             self._submitted_ns = handle.record[SUBMITTED]
         if self._is_asleep:
             self._wake()
+        elif self._is_napping and not patient:
+            self._end_nap()
         if self.is_over:
             self._stepper.sweep()
 
@@ -87,6 +93,9 @@ class Progress:
         self._awaited = handle.record
         if self._is_asleep:
             self._wake()
+        elif self._is_napping:
+            # Last of all: it needs the interpreter, which this thread gives up in the next step.
+            self._end_nap()
         while not handle.done:
             if signal.acquire(True, _SLICE_S):
                 # Others may wait for the same.
@@ -134,6 +143,10 @@ class Progress:
             handle.waiter = signal
         return signal
 
+    def _end_nap(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._nap.release()
+
     def _wake(self) -> None:
         # What it rings through is gone when the engine has ended.
         with contextlib.suppress(ValueError):
@@ -159,6 +172,8 @@ class Progress:
                 if has_looked:
                     last_look = clock
                     stepper.tick(self._waited_s())
+                if is_awaited and not self._is_awaited() and self._take_nap():
+                    continue
                 if self._channel.is_behind():
                     slice_s = _BEHIND_SLICE_S
                 elif has_looked and stepper.is_idle():
@@ -180,6 +195,16 @@ class Progress:
                 doorbell.succeeded()
                 return True
         return False
+
+    def _take_nap(self) -> bool:
+        """Wait for a caller that is likely to come back at once; True if it has.
+
+        Other ranks see this one awake, and do not ring: they are heard at the end of the nap.
+        """
+        self._is_napping = True
+        came = self._stepper.has_news() or self._reason is not None or self._nap.acquire(True, _NAP_S)
+        self._is_napping = False
+        return came
 
     def _sleep(self, heard: int, timeout_s: float) -> None:
         """Sleep until somebody rings; not at all if something has happened since ``heard``."""

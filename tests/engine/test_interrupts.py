@@ -1,0 +1,198 @@
+"""An exception at any line of a call finds it in flight or withdrawn, and the job goes on."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+#: Which ranks are interrupted, of two.
+WHO = [(0,), (1,), (0, 1)]
+
+
+def _flag(value: bool) -> bool:
+    """Tell all ranks whether any of them goes on."""
+    import horovod.numpy as hvd
+
+    return bool(hvd.allreduce(np.array([value], "int64"), op=hvd.Max, name="another")[0])
+
+
+def _submits(who: tuple[int, ...], named: bool, by_instruction: bool) -> int:
+    from injection import Boom, at_line
+
+    import horovod.numpy as hvd
+
+    number, interrupted = 0, hvd.rank() in who
+    while True:
+        number += 1
+        tensor, handle = np.full(3, hvd.rank() + number, "float64"), None
+        name = f"x{number % 5}" if named else None
+        before = hvd.stats().operations
+        raised: list[str] = []
+        try:
+            if not interrupted:
+                handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+            else:
+                with at_line(number, by_instruction) as raised:
+                    handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        except Boom:
+            if hvd.stats().operations == before:
+                # It was withdrawn, so this is the first time.
+                handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        if not raised:
+            interrupted = False
+        if handle is not None:
+            hvd.synchronize(handle)
+        # If nobody has the handle, what is submitted next is done after it.
+        hvd.barrier()
+        while not (tensor == 1 + 2 * number).all():
+            assert hvd.stats().in_flight, (number, raised, tensor)
+        if not _flag(interrupted):
+            return number
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_submission_interrupted_at_any_line(who: tuple[int, ...], named: bool) -> None:
+    assert min(run_ranks(2, _submits, who, named, False)) > 20
+
+
+def test_a_submission_interrupted_at_any_instruction() -> None:
+    assert min(run_ranks(2, _submits, (1,), True, True)) > 100
+
+
+def _waits(who: tuple[int, ...], how: str) -> int:
+    from injection import Boom, at_line
+
+    import horovod.numpy as hvd
+
+    number, interrupted = 0, hvd.rank() in who
+    while True:
+        number += 1
+        tensor = np.full(3, hvd.rank() + number, "float64")
+        handle = hvd.allreduce_async_(tensor, name="x", op=hvd.Sum)
+        raised: list[str] = []
+        wait = hvd.poll if how == "poll" else hvd.synchronize
+        try:
+            if interrupted:
+                with at_line(number) as raised:
+                    wait(handle)
+        except Boom:
+            pass
+        if not raised:
+            interrupted = False
+        hvd.synchronize(handle)
+        np.testing.assert_array_equal(tensor, np.full(3, 1 + 2 * number), str(raised))
+        if not _flag(interrupted):
+            return number
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+@pytest.mark.parametrize("how", ["synchronize", "poll"])
+def test_a_wait_interrupted_at_any_line(who: tuple[int, ...], how: str) -> None:
+    assert min(run_ranks(2, _waits, who, how)) > 5
+
+
+def _at_once(who: tuple[int, ...]) -> int:
+    from injection import Boom, at_line
+
+    import horovod.numpy as hvd
+
+    number, interrupted = 0, hvd.rank() in who
+    while True:
+        number += 1
+        tensor = np.full(3, hvd.rank() + number, "float64")
+        before = hvd.stats().operations
+        raised: list[str] = []
+        try:
+            if interrupted:
+                with at_line(number) as raised:
+                    hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+        except Boom:
+            pass
+        if hvd.stats().operations == before:
+            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+        if not raised:
+            interrupted = False
+        hvd.barrier()
+        np.testing.assert_array_equal(tensor, np.full(3, 1 + 2 * number), str(raised))
+        if not _flag(interrupted):
+            return number
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+def test_a_synchronous_call_interrupted_at_any_line(who: tuple[int, ...]) -> None:
+    assert min(run_ranks(2, _at_once, who)) > 20
+
+
+def _leaves(who: tuple[int, ...]) -> int:
+    from injection import Boom, at_line
+
+    import horovod.numpy as hvd
+
+    number, interrupted = 0, True
+    while True:
+        number += 1
+        raised: list[str] = []
+        hvd.init()
+        assert hvd.allreduce(np.ones(2), op=hvd.Sum).tolist() == [2, 2]
+        interrupted = _flag(interrupted and hvd.rank() in who)
+        if not interrupted:
+            return number
+        try:
+            with at_line(number if hvd.rank() in who else 0) as raised:
+                hvd.shutdown()
+        except Boom:
+            hvd.shutdown()
+        interrupted = bool(raised)
+        assert not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
+    assert min(run_ranks(2, _leaves, who, init=False)) > 10
+
+
+def _alarmed(kind: type[BaseException]) -> int:
+    import random
+
+    import horovod.numpy as hvd
+
+    def handler(*_: Any) -> None:
+        raise kind
+
+    signal.signal(signal.SIGALRM, handler)
+    chance = random.Random(hvd.rank())
+    interrupted = 0
+    try:
+        for i in range(150):
+            tensor = np.full(70_000 if i % 3 else 3, float(hvd.rank()))
+            before = hvd.stats().operations
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except kind:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if hvd.stats().operations == before:
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+            hvd.barrier()
+            assert (tensor == 1).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return interrupted
+
+
+class Alarm(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Alarm])
+def test_signal_handlers_that_raise(kind: type[BaseException]) -> None:
+    assert sum(run_ranks(2, _alarmed, kind)) > 0
