@@ -22,7 +22,10 @@ from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
 from horovod.engine.signatures import SignatureTable
 from horovod.transports.base import Entry, Transport
 
-__all__ = ["LogRunner"]
+__all__ = ["LEFT", "LogRunner"]
+
+#: What those are told who still wait for something when their rank leaves.
+LEFT = "hvd.shutdown() was called"
 
 
 class LogRunner:
@@ -309,6 +312,8 @@ class LogRunner:
     def _error(self, response: Response, handle: Handle) -> Exception:
         if response.error_type == "ValueError":
             return ValueError(response.error)
+        if response.error_type == "PeerLostError" and response.result == self._rank:
+            return errors.NotInitializedError(LEFT)
         if response.error_type == "PeerLostError":
             self.culprit = response.result
             text = waited_in_vain(response.error, self._rank, self.describe(handle))

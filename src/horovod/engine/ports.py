@@ -340,7 +340,10 @@ class Observer(Protocol):
         """The rank takes part no more."""
 
     def stop(self) -> None:
-        """The rank is about to leave."""
+        """The rank is about to leave; called by the thread that wants it, which may be interrupted."""
+
+    def conclude(self) -> None:
+        """The rank leaves now; called by the engine's thread."""
 
     def close(self) -> None:
         """The link is about to be released."""
@@ -364,6 +367,8 @@ class _Silent:
     def failed(self, failure: HorovodInternalError) -> None: ...
 
     def stop(self) -> None: ...
+
+    def conclude(self) -> None: ...
 
     def close(self) -> None: ...
 

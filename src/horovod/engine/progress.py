@@ -56,7 +56,7 @@ class Progress:
         # Not the handle, which would keep tensors alive that nobody needs any more.
         self._awaited: Record | None = None
         self._submitted_ns = 0
-        self._is_asleep = self._is_napping = False
+        self._is_asleep = self._is_napping = self._is_concluding = False
         self._nap = allocate_lock()
         self._nap.acquire()
         self._reason: str | None = None
@@ -132,6 +132,9 @@ class Progress:
             return True
         self._wake()
         self._thread.join(timeout_s)
+        while self._is_concluding:
+            # What it has to tell takes as long as it takes, within limits of its own.
+            self._thread.join(_SLICE_S)
         return not self._thread.is_alive()
 
     @staticmethod
@@ -246,8 +249,12 @@ class Progress:
     def _end(self) -> None:
         stepper = self._stepper
         try:
+            self._is_concluding = True
+            stepper.conclude()
+            self._is_concluding = False
             stepper.leave(self._reason or "")
         except BaseException as error:
+            self._is_concluding = False
             stepper.abandon(error)
         self.is_over = True
         stepper.sweep()

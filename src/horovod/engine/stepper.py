@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from horovod import errors
 from horovod.engine.liveness import Liveness, encode_reason
-from horovod.engine.log import LogRunner
+from horovod.engine.log import LEFT, LogRunner
 from horovod.engine.ports import Link, Observer
 
 __all__ = ["Stepper"]
@@ -96,6 +96,10 @@ class Stepper:
         self.has_news = self._log.has_submissions
         self._log.fail_all(self.error)
 
+    def conclude(self) -> None:
+        """Tell what is left to tell, while the others are still there."""
+        self._observer.conclude()
+
     def leave(self, reason: str) -> None:
         """Take part no more, and tell the others why; what is in flight here fails."""
         link = self._link
@@ -108,7 +112,7 @@ class Stepper:
                 link.channel.leave(reason)
                 self._log.step()
             self.announce(reason)
-            self.failure = errors.NotInitializedError("hvd.shutdown() was called")
+            self.failure = errors.NotInitializedError(LEFT)
         self._log.fail_all(self.error)
 
     def sweep(self) -> None:

@@ -128,10 +128,13 @@ class Observer:
             self._recorder.after_failure(SCRIPT_ENDED, text.rstrip("\n"))
 
     def stop(self) -> None:
-        """Say what was done, listen no more, and complete the timeline."""
+        """Listen no more."""
+        self._trigger.unset()
+
+    def conclude(self) -> None:
+        """Say what was done, and complete the timeline."""
         if logger.isEnabledFor(logging.DEBUG):
             announce.ended(self._subject.stats())
-        self._trigger.unset()
         self.tracer.close()
 
     def close(self) -> None:
