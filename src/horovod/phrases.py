@@ -1,10 +1,12 @@
-"""Lists in words, as messages have them."""
+"""Lists in words, as messages have them, and text that any stream can show."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
-__all__ = ["few", "list_ranks", "printable"]
+__all__ = ["few", "list_ranks", "printable", "show_any_text"]
 
 _NAMED = 3
 
@@ -24,3 +26,9 @@ def list_ranks(ranks: Iterable[int]) -> str:
 def printable(text: str) -> str:
     """Return ``text`` as UTF-8 can hold it: lone surrogates, such as bytes of a path in Latin-1, as ``\\udce9``."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def show_any_text(stream: TextIO) -> None:
+    """Let a stream spell out what its encoding lacks, as that of LC_ALL=C does, where it would raise an error."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="backslashreplace")

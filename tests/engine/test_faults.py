@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from clocks import blame_only, let_time_run_out
 from harness import LIMIT_S, Outcome, Ranks
+from kernel import tells_how_processes_end
 
 from horovod.errors import HorovodInternalError, InitError, PeerLostError, StallError
 
@@ -46,15 +47,18 @@ def _disk_full() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "checkpoint.pt")
 
 
-#: The way to end, its exit code (negative: a signal), and what the others must be told about it.
+#: The way to end, its exit code (negative: a signal), and what the others must be told where the kernel tells them.
 WAYS: dict[str, tuple[Callable[[], None], int, str]] = {
-    "kill": (_kill, -signal.SIGKILL, "SIGKILL|died"),
-    "segfault": (_segfault, -signal.SIGSEGV, "SIGSEGV|died"),
-    "os_exit": (_os_exit, 3, "code 3|died"),
+    "kill": (_kill, -signal.SIGKILL, "was killed by SIGKILL"),
+    "segfault": (_segfault, -signal.SIGSEGV, "was killed by SIGSEGV"),
+    "os_exit": (_os_exit, 3, "exited with code 3"),
     "sys_exit": (_sys_exit, 1, "ended its script"),
     "exception": (_raise, 1, "ended its script"),
     "disk_full": (_disk_full, 1, "ended its script"),
 }
+
+
+SUDDEN = ("kill", "segfault", "os_exit")
 
 
 def _survivors(outcomes: list[Outcome], expected: type[HorovodInternalError]) -> list[Outcome]:
@@ -70,12 +74,20 @@ def _check(outcomes: list[Outcome], way: str, pid: int) -> None:
     for outcome in _survivors(outcomes, PeerLostError):
         text = str(outcome.error)
         assert f"rank {VICTIM} (pid {pid}" in text
-        assert any(word in text for word in words.split("|")), text
+        assert words in text or (way in SUDDEN and not tells_how_processes_end() and "died" in text), text
+
+
+def _leave_time_to_collect() -> None:
+    """The code is known when the parent of the ranks has run, which is when the machine lets it."""
+    from horovod.links.shm import peers
+
+    peers._COLLECT_TRIES = 4000
 
 
 def _between_collectives(way: str) -> None:
     import horovod.numpy as hvd
 
+    _leave_time_to_collect()
     for _ in range(3):
         hvd.allreduce(np.ones(10), name="before")
     if hvd.rank() == VICTIM:
@@ -95,6 +107,7 @@ def _mid_collective(way: str) -> None:
     import horovod.numpy as hvd
     from horovod.transports.shm.staging import Staging
 
+    _leave_time_to_collect()
     if hvd.rank() == VICTIM:
         original = Staging.rounds if hvd.size() == 2 else Staging.exchange
 
@@ -111,7 +124,7 @@ def _mid_collective(way: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("way", ["kill", "segfault", "os_exit"])
+@pytest.mark.parametrize("way", SUDDEN)
 def test_a_rank_dies_in_the_middle_of_a_collective(way: str, size: int) -> None:
     ranks = Ranks(size, _mid_collective, (way,))
     pid = ranks.pid(VICTIM)

@@ -15,6 +15,7 @@ import pytest
 from clocks import blame_only
 from commands import printed, run
 from harness import LIMIT_S, Ranks, run_ranks
+from kernel import tells_how_processes_end
 from launching import PATIENT
 
 from horovod.engine import records
@@ -76,7 +77,9 @@ def test_the_ring_forgets_the_oldest() -> None:
 
 def _one_leaves() -> None:
     import horovod.numpy as hvd
+    from horovod.links.shm import peers
 
+    peers._COLLECT_TRIES = 4000  # the parent collects when the machine lets it
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 1:
         os._exit(3)
@@ -96,7 +99,7 @@ def test_a_failure_is_written_down_if_a_folder_is_set(tmp_path: Path, is_set: bo
     assert found
     assert "There is no dump of rank 1" in text
     # How it ended is known where the kernel tells.
-    assert "exited with code 3 without hvd.shutdown()" in text or "died" in text
+    assert ("exited with code 3 without hvd.shutdown()" if tells_how_processes_end() else "died") in text
     assert "allreduce 'after'" in text
 
 

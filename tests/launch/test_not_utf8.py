@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 from launching import HOROVODRUN, TIMEOUT_S
 
 from horovod.phrases import printable
@@ -64,3 +65,45 @@ def test_a_folder_in_latin_1_and_names_that_no_file_could_have(tmp_path: Path) -
 )
 def test_what_utf_8_cannot_hold_is_spelt_out(text: str, written: str) -> None:
     assert printable(text) == written
+
+
+# What Python makes of LC_ALL=C when it is told to take it at its word, and of a terminal in Latin-1.
+ENCODINGS = {
+    "ascii": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "latin-1": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"},
+}
+RECORDED = r"""
+import numpy as np
+import horovod.numpy as hvd
+
+hvd.init()
+for _ in range(3):
+    hvd.allreduce(np.ones(3), name="gr\xf6\xdfe\u2192\u03a9")
+"""
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_tables_and_pictures_of_names_that_the_terminal_cannot_show(tmp_path: Path, encoding: str) -> None:
+    folder = tmp_path / "\u2192"
+    folder.mkdir()
+    (folder / "train.py").write_text(RECORDED)
+    names = {"HOROVOD_TIMELINE": "t\u03a9.json", "HOROVOD_FLIGHT_RECORDER_DIR": "d\u03a9"}
+    code, told = run(["python", "train.py"], folder, **names, **ENCODINGS[encoding])
+    assert code == 0, told
+    show = ["python", "-m", "horovod.timeline", "t\u03a9.json"]
+    code, told = run([*show, "--picture", "p\u03a9.svg"], folder, **ENCODINGS[encoding])
+    assert code == 0, told
+    assert r"\u2192\u03a9" in told
+    assert "\u2192\u03a9" in (folder / "p\u03a9.svg").read_text(encoding="utf-8")
+    code, told = run([*HOROVODRUN, "--doctor", "d\u03a9"], folder, **ENCODINGS[encoding])
+    assert code == 2
+    assert ": no dump of a flight recorder" in told, told
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_output_of_ranks_passes_as_it_comes(tmp_path: Path, encoding: str) -> None:
+    script = "import sys; sys.stdout.buffer.write('\\xf6\\u2192\\n'.encode())"
+    command = [*HOROVODRUN, "-np", "2", "python", "-c", script]
+    code, told = run(command, tmp_path, **ENCODINGS[encoding])
+    assert code == 0, told
+    assert sorted(line for line in told.splitlines() if "]<" in line) == [f"[{n}]<stdout>:\xf6\u2192" for n in (0, 1)]

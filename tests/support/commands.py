@@ -41,6 +41,7 @@ def run(command: str | list[str], cwd: Path, timeout_s: float = 300.0, **environ
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="backslashreplace",
         start_new_session=True,
     )
     try:

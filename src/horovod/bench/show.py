@@ -79,6 +79,6 @@ def _print(result: dict[str, Any]) -> None:
 def _deliver(args: argparse.Namespace, result: dict[str, Any]) -> None:
     _print(result)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        args.plot.write_text(picture(result))
+        args.plot.write_text(picture(result), encoding="utf-8")

@@ -21,6 +21,7 @@ from horovod.launch.output import FileScreen, Screen
 from horovod.launch.plan import LaunchPlan, Wish, make_plan
 from horovod.launch.report import exit_code, report
 from horovod.launch.supervise import supervise
+from horovod.phrases import show_any_text
 
 __all__ = ["check_hosts", "main"]
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (128 + n for signal n), or 128 + n when signal n ended the launcher.
     """
     _open_standard_files()
+    show_any_text(sys.stdout)
     try:
         options = parse_flags(sys.argv[1:] if argv is None else argv, f"khorovod {__version__} (Horovod API)")
         if options.check_build:

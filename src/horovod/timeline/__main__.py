@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from horovod.phrases import show_any_text
 from horovod.timeline.read import read
 from horovod.timeline.summary import Summary, summarise
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="show the N slowest steps (default 10)")
     parser.add_argument("--tensors", type=int, default=12, metavar="N", help="show N tensors (default 12)")
     options = parser.parse_args(argv)
+    show_any_text(sys.stdout)
     picture: Path | None = options.picture
     if picture is not None and picture.suffix.lower() != ".svg":
         return _fail(f"a picture is drawn as SVG, not as {picture.suffix or 'a file without a suffix'}: "
