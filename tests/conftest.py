@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from leaks import Belongings, leaked_since
+from namespaces import Cluster, why_not
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,6 +34,17 @@ def no_leaks() -> Iterator[None]:
     yield
     left = leaked_since(before)
     assert not left, "left behind by this test: " + "; ".join(left)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Hosts of our own, made once."""
+    if reason := why_not():
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

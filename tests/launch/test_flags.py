@@ -174,16 +174,20 @@ def test_what_other_launchers_need_to_be_told(typed: str, reason: str) -> None:
 
 
 def test_what_job_files_say_of_other_hosts_is_accepted_and_told() -> None:
-    assert parse("x").unused == ()
+    assert parse("x").far == ()
     options = parse(
         "-p", "22", "-i", "key", "--network-interface", "eth0", "--disable-cache", "--mpi-args", "--mca btl tcp",
         "--tcp", "--binding-args=-bind-to none", "--network-interfaces", "lo,eth1", "python", "--tcp",
     )  # fmt: skip
     assert options.command == ("python", "--tcp")
-    assert set(options.unused) == {
+    assert set(options.far) == {
         "--ssh-port", "--ssh-identity-file", "--network-interface", "--disable-cache", "--mpi-args", "--tcp",
         "--binding-args", "--network-interfaces",
     }  # fmt: skip
+    assert (options.ssh_port, options.ssh_identity_file, options.tcp) == (22, "key", True)
+    assert options.interfaces == ("lo", "eth1", "eth0")
+    assert options.mpi_args == ("--mca", "btl", "tcp")
+    assert options.binding_args == ("-bind-to", "none")
 
 
 @pytest.mark.parametrize("flag", [("--mpi-args", "--oversubscribe"), ("--output-filename", "-odd-")])

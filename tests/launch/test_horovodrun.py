@@ -183,7 +183,6 @@ def test_threads_are_shared_out_and_one_line_says_so() -> None:
         (("-np", "2", "--verbos", "true"), "unknown flag --verbos; did you mean --verbose?"),
         (("-np", "100000", "true"), "is more than 64 ranks for each of"),
         (("-np", "2", "-H", "localhost:1", "true"), "Requested more processes (2)"),
-        (("-np", "2", "-H", "192.0.2.1:2", "true"), "later feature"),
         (("-np", "2", "-hostfile", "/no/such", "true"), "-hostfile /no/such: No such file"),
         (("-np", "2", "no-such-command"), "'no-such-command' was not found"),
         (("-np", "2", "/etc/passwd"), "'/etc/passwd' is not executable"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.launch.hosts import Host, local_slots, parse_hostfile, parse_hosts
+from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", ":2", "a:-1"])
+@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", ":2", "a:-1", "-oProxyCommand=x:1"])
 def test_wrong_hosts_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match="-H"):
         parse_hosts(text)
@@ -63,19 +63,24 @@ def local(name: str) -> bool:
     return name in ("localhost", "127.0.0.1")
 
 
-def test_names_of_this_host_add_up() -> None:
-    assert local_slots([Host("localhost", 2), Host("127.0.0.1", 2)], 4, local) == 4
+def test_hosts_fill_up_in_order() -> None:
+    hosts = [Host("a", 2), Host("localhost", 2), Host("b", 2)]
+    assert place(hosts, 5, local) == [Place("a", 2, False), Place("localhost", 2, True), Place("b", 1, False)]
+
+
+def test_names_of_this_host_are_one_host() -> None:
+    hosts = [Host("localhost", 1), Host("a", 1), Host("127.0.0.1", 2)]
+    assert place(hosts, 4, local) == [Place("localhost", 3, True), Place("a", 1, False)]
+
+
+def test_a_name_given_twice_is_one_host() -> None:
+    assert place([Host("a", 1), Host("b", 1), Host("a", 1)], 3, local) == [Place("a", 2, False), Place("b", 1, False)]
 
 
 def test_too_few_slots() -> None:
     with pytest.raises(ValueError, match=r"Requested more processes \(3\) than there are available slots \(2\)"):
-        local_slots([Host("localhost", 2)], 3, local)
-
-
-def test_another_host_is_a_later_feature() -> None:
-    with pytest.raises(ValueError, match=r"not this machine: far.*ssh.*later feature"):
-        local_slots([Host("localhost", 2), Host("far", 2)], 3, local)
+        place([Host("localhost", 2)], 3, local)
 
 
 def test_another_host_that_gets_no_rank_does_not_matter() -> None:
-    assert local_slots([Host("localhost", 2), Host("far", 2)], 2, local) == 4
+    assert place([Host("localhost", 2), Host("far", 2)], 2, local) == [Place("localhost", 2, True)]

@@ -46,6 +46,7 @@ def horovodrun(
         input=stdin,
         capture_output=True,
         text=True,
+        errors="backslashreplace",
         timeout=TIMEOUT_S,
         env={"OMP_NUM_THREADS": "1", **os.environ, **environ},
     )

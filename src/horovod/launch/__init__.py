@@ -2,8 +2,11 @@
 
 cli, run                        the two ways in: horovodrun, and horovod.run(fn)
 flags, foreign, hosts, machine  what the user says, and what this machine is
+assemble, muster, ssh           other hosts, checked side by side before anything starts
 plan                            what will be started: pure
-supervise, local, output        starts it, passes its output on, ends it
+supervise, output               starts it, passes its output on, ends it
+job, local, remote              the ranks of one host: of this one, and of another, through ssh and its agent
+agent, frames                   what runs on another host, and how it is talked with
 keeper, task                    the programs that run below us: the ranks' parent, and a rank of horovod.run
 outcome, report, build_info     how it went, and what to tell the user
 """

@@ -14,16 +14,16 @@ from horovod import config
 from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
+from horovod.launch.assemble import Assembly, assemble, interface_settings, places
 from horovod.launch.flags import Options, UsageError, parse_flags
-from horovod.launch.hosts import Host, local_slots, parse_hostfile, parse_hosts
-from horovod.launch.machine import is_this_host
 from horovod.launch.output import FileScreen, Screen
-from horovod.launch.plan import LaunchPlan, Wish, make_plan
+from horovod.launch.plan import Wish
 from horovod.launch.report import exit_code, report
+from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from horovod.phrases import show_any_text
 
-__all__ = ["check_hosts", "main"]
+__all__ = ["main"]
 
 _MOST_PER_CORE = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
@@ -50,27 +50,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.doctor:
             return _doctor(Path(options.doctor))
-        plan = _plan(options)
+        assembly = _assemble(options)
     except SystemExit as done:  # --help, --version
         return int(done.code or 0)
     except ValueError as error:
         _say(f"error: {error}")
         return 2
-    if options.unused:
-        _say(f"on one host without effect: {', '.join(options.unused)}")
-    for note in plan.notes:
-        _say(note)
-    if options.verbose:
-        _say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {plan.hostname}: {' '.join(plan.command)}")
-    return _run(plan)
+    except LaunchError as error:
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("SIGINT received; no rank was started")
+        return 128 + signal.SIGINT
+    try:
+        return _run(options, assembly)
+    finally:
+        assembly.close()
 
 
-def _plan(options: Options) -> LaunchPlan:
+def _assemble(options: Options) -> Assembly:
     if options.num_proc is None:
         raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
     if not options.command:
         raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
-    check_hosts(options.hosts, options.hostfile, options.num_proc)
+    where = places(options.hosts, options.hostfile, options.num_proc)
     cores = usable_cores()
     if options.num_proc > _MOST_PER_CORE * cores and not (options.oversubscribe or options.hosts or options.hostfile):
         raise UsageError(
@@ -78,23 +81,24 @@ def _plan(options: Options) -> LaunchPlan:
             f"you want, add --oversubscribe"
         )
     environ = _with_own_python(os.environ)
-    plan = make_plan(
-        Wish(
-            command=_runnable(options.command, environ["PATH"]),
-            num_proc=options.num_proc,
-            environ=environ,
-            job=secrets.token_hex(16),
-            key=secrets.token_hex(32),
-            hostname=os.uname().nodename,
-            cores=cores,
-            flags=options.settings,
-            file=options.file_settings,
-            output_dir=options.output_dir,
-            timestamps=options.timestamps,
-        )
+    is_one_host = all(place.is_here for place in where)
+    wish = Wish(
+        command=_runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
+        num_proc=options.num_proc,
+        environ=environ,
+        job=secrets.token_hex(16),
+        key=secrets.token_hex(32),
+        hostname=os.uname().nodename,
+        cores=cores,
+        flags={**({} if is_one_host else interface_settings(options.interfaces, options.tcp)), **options.settings},
+        file=options.file_settings,
+        output_dir=options.output_dir,
+        timestamps=options.timestamps,
     )
-    config.load(plan.environ)  # a wrong value is one error here rather than one on every rank
-    return plan
+    access = Access(
+        options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
+    )
+    return assemble(wish, where, access)
 
 
 def _doctor(folder: Path) -> int:
@@ -111,31 +115,6 @@ def _has_dumps(folder: Path) -> bool:
     return any(folder.glob(PATTERN))
 
 
-def check_hosts(hosts: str, hostfile: str, num_proc: int) -> None:
-    """Check that the ranks fit on the hosts that the user named, if any.
-
-    Args:
-        hosts: value of ``-H``, or empty.
-        hostfile: path of a host file, or empty.
-        num_proc: number of ranks.
-
-    Raises:
-        ValueError: they do not fit, a host is not this machine, or the text is no list of hosts.
-    """
-    parsed: list[Host] = []
-    if hosts:
-        parsed = parse_hosts(hosts)
-    elif hostfile:
-        try:
-            parsed = parse_hostfile(Path(hostfile).read_text(encoding="utf-8"), hostfile)
-        except OSError as error:
-            raise UsageError(f"-hostfile {hostfile}: {error.strerror}") from error
-    if num_proc < 1:
-        raise UsageError(f"-np must be at least 1; received {num_proc}")
-    if parsed:
-        local_slots(parsed, num_proc, is_this_host)
-
-
 def _with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment as if the virtual environment that horovodrun is installed in were activated, unless one is."""
     path = environ.get("PATH", os.defpath)
@@ -145,28 +124,41 @@ def _with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PATH": path}
 
 
-def _runnable(command: tuple[str, ...], path: str) -> tuple[str, ...]:
+def _runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str, ...]:
     """The command, with Python in front of a script that cannot be run by itself."""
     name = command[0]
     if shutil.which(name, path=path):
         return command
     if name.endswith(".py") and Path(name).is_file():
         return (shutil.which("python", path=path) or sys.executable, *command)
+    if not is_needed:  # other hosts look for themselves
+        return command
     what = "is not executable" if Path(name).is_file() else "was not found"
     raise UsageError(f"the command {name!r} {what}")
 
 
-def _run(plan: LaunchPlan) -> int:
+def _run(options: Options, assembly: Assembly) -> int:
+    plan = assembly.plan
+    hosts = list(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
+    if options.far and not plan.counts:
+        _say(f"on one host without effect: {', '.join(options.far)}")
+    for note in plan.notes:
+        _say(note)
+    if options.verbose:
+        on = ", ".join(hosts)
+        _say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {on}: {' '.join(plan.command)}")
     screens = _screens()
     before = oom_kills()
     try:
-        outcome = supervise(plan, screens, signals=_wanted_signals())
+        outcome = supervise(plan, screens, signals=_wanted_signals(), jobs=assembly.jobs())
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    lines = report(plan, outcome, oom_kills() - before if before >= 0 else 0)
+    first = outcome.first_failure
+    is_here = first is not None and plan.host_of(first.rank) == os.uname().nodename
+    lines = report(plan, outcome, oom_kills() - before if before >= 0 and is_here else 0)
     folder = config.load(plan.environ).flight_recorder_dir
-    if folder and outcome.first_failure is not None and not outcome.interrupted and _has_dumps(Path(folder)):
+    if folder and first is not None and not outcome.interrupted and _has_dumps(Path(folder)):
         lines.append(f"what the ranks were doing: horovodrun --doctor {folder}")
     for line in lines:
         _say(line)

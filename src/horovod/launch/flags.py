@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,15 @@ class Options:
         settings: variables that flags set.
         file_settings: variables that the YAML file sets.
         oversubscribe: whether very many ranks for each core are meant.
-        unused: flags that say something about other hosts only.
+        far: flags that say something about other hosts only, as they were given.
+        ssh_port: value of ``-p``; 0 when not given.
+        ssh_identity_file: value of ``-i``, or empty.
+        interfaces: network interfaces, by name.
+        python: Python of other hosts, or empty.
+        controller: "gloo", "mpi", "jsrun", or empty.
+        mpi_args: more flags for mpirun.
+        binding_args: flags for mpirun that say where ranks run, instead of ours.
+        tcp: whether InfiniBand is not to be used.
     """
 
     num_proc: int | None = None
@@ -51,20 +60,30 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=dict)
     file_settings: Mapping[str, str] = field(default_factory=dict)
     oversubscribe: bool = False
-    unused: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    ssh_port: int = 0
+    ssh_identity_file: str = ""
+    interfaces: tuple[str, ...] = ()
+    python: str = ""
+    controller: str = ""
+    mpi_args: tuple[str, ...] = ()
+    binding_args: tuple[str, ...] = ()
+    tcp: bool = False
 
 
-_ONE_HOST = (
-    (("-p", "--ssh-port"), "PORT"),
-    (("-i", "--ssh-identity-file"), "FILE"),
-    (("--network-interface",), "NAME"),
-    (("--network-interfaces",), "NAMES"),
-    (("--disable-cache",), ""),
-    (("--mpi-args",), "ARGS"),
-    (("--binding-args",), "ARGS"),
-    (("--tcp",), ""),
+_CONTROLLER, _CONTROLLERS = "HOROVOD_CONTROLLER", ("gloo", "mpi", "jsrun")
+_FAR = (
+    (("-p", "--ssh-port"), "PORT", "port of sshd"),
+    (("-i", "--ssh-identity-file"), "FILE", "private key for ssh"),
+    (("--network-interface",), "NAME", "deprecated, as --network-interfaces"),
+    (("--network-interfaces",), "NAMES", "network interfaces that all hosts have and ranks talk over, as a list a,b"),
+    (("--python",), "PATH", "Python of the other hosts (default: the same path as here)"),
+    (("--disable-cache",), "", "accepted; hosts are always checked"),
+    (("--tcp",), "", "do not use InfiniBand"),
+    (("--mpi-args",), "ARGS", "more flags for mpirun, with --mpi"),
+    (("--binding-args",), "ARGS", "flags for mpirun that say where ranks run, with --mpi"),
 )
-"""Flags of Horovod about how other hosts are reached; job files of one host carry them, too."""
+"""Flags about how other hosts are reached; job files of one host carry them, too."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,7 +108,9 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
     parser, takes_value = _parser(version)
     flags, command = _split(argv, takes_value)
     found = vars(parser.parse_args(flags))
-    _whole(found["--ssh-port"], "--ssh-port")
+    port = _whole(found["--ssh-port"], "--ssh-port")
+    interfaces = [found["--network-interfaces"] or "", found["--network-interface"] or ""]
+    in_file = _read_yaml(found["config_file"]) if found["config_file"] else {}
     settings = {}
     for setting in SETTINGS:
         text = found.get(setting.env)
@@ -106,9 +127,17 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         check_build=found["check_build"],
         doctor=found["doctor"],
         settings=settings,
-        file_settings=_read_yaml(found["config_file"]) if found["config_file"] else {},
+        file_settings={name: text for name, text in in_file.items() if name != _CONTROLLER},
         oversubscribe=found["oversubscribe"],
-        unused=tuple(names[-1] for names, _ in _ONE_HOST if found[names[-1]]),
+        far=tuple(names[-1] for names, _, _ in _FAR if found[names[-1]]),
+        ssh_port=port or 0,
+        ssh_identity_file=found["--ssh-identity-file"] or "",
+        interfaces=tuple(name.strip() for name in ",".join(interfaces).split(",") if name.strip()),
+        python=found["--python"] or "",
+        controller=next((name for name in _CONTROLLERS if found[name]), in_file.get(_CONTROLLER, "")),
+        mpi_args=_words(found["--mpi-args"], "--mpi-args"),
+        binding_args=_words(found["--binding-args"], "--binding-args"),
+        tcp=bool(found["--tcp"]),
     )
 
 
@@ -150,12 +179,13 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
     add(where, "-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where to run (default localhost:N)")
     add(where, "-hostfile", "--hostfile", default="", metavar="FILE", help="the same, with lines `host slots=n`")
     how = parser.add_mutually_exclusive_group()
-    for name in ("--gloo", "--mpi"):
-        add(how, name, action="store_true", help="accepted; ranks of one host always use shared memory")
-    elsewhere = parser.add_argument_group("accepted, without effect on one host")
-    for names, value in _ONE_HOST:
+    add(how, "--gloo", action="store_true", help="start the ranks of other hosts over ssh; the default")
+    add(how, "--mpi", action="store_true", help="let mpirun start the ranks of other hosts")
+    add(how, "--jsrun", action="store_true", help="let LSF's jsrun start the ranks")
+    elsewhere = parser.add_argument_group("other hosts; without effect on one host")
+    for names, value, text in _FAR:
         taken: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
-        add(elsewhere, *names, dest=names[-1], help="for jobs of several hosts", **taken)
+        add(elsewhere, *names, dest=names[-1], help=text, **taken)
     active = parser.add_argument_group("settings, see docs/environment.md")
     idle = parser.add_argument_group("accepted, without effect in this version")
     for setting in (s for s in SETTINGS if s.flag):
@@ -171,6 +201,13 @@ def _whole(text: str | None, flag: str) -> int | None:
         return None if text is None else int(text)
     except ValueError:
         raise UsageError(f"{flag} must be a whole number; received {text!r}") from None
+
+
+def _words(text: str | None, flag: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise UsageError(f"{flag} is no command line ({error}); received {text!r}") from None
 
 
 def _add_setting(group: Any, setting: Setting, add: Any) -> None:
@@ -264,6 +301,7 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
         if section == "controller":
             if keys not in ("gloo", "mpi"):
                 raise UsageError(f"{source}: controller must be gloo or mpi; received {keys!r}")
+            variables[_CONTROLLER] = keys
             continue
         if keys is not None and not isinstance(keys, dict):
             raise UsageError(f"{source}: section {section} must hold `key: value` lines; received {keys!r}")

@@ -13,7 +13,6 @@ _LATER = {
     "jobs of several hosts": (
         "--nnodes", "--node-rank", "--prefix", "-prefix",
     ),
-    "jobs over MPI": ("--jsrun",),
     "elastic jobs": (
         "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
         "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script", "--max-restarts",

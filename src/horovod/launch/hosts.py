@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Host", "local_slots", "parse_hostfile", "parse_hosts"]
+__all__ = ["Host", "Place", "parse_hostfile", "parse_hosts", "place"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,21 @@ class Host:
 
     name: str
     slots: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine and how many ranks run on it.
+
+    Attributes:
+        name: as the user named it.
+        count: number of ranks.
+        is_here: whether it is this machine.
+    """
+
+    name: str
+    count: int
+    is_here: bool
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -71,26 +86,26 @@ def _host(entry: str, slots: str, where: str) -> Host:
     elif entry.count(":") == 1:
         name, _, number = entry.partition(":")
         number = slots or number
-    if not name or (number and not number.isdigit()) or number == "0" or entry.endswith(":"):
+    if not name or name.startswith("-") or (number and not number.isdigit()) or number == "0" or entry.endswith(":"):
         raise ValueError(
             f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
         )
     return Host(name, int(number or 1))
 
 
-def local_slots(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[str], bool]) -> int:
-    """Check that ``num_proc`` ranks fit on hosts that we can start ranks on: this one.
+def place(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
+    """Say how many ranks run on which host; hosts fill up in order.
 
     Args:
-        hosts: what the user gave.
+        hosts: what the user gave; names of this machine count as one host.
         num_proc: how many ranks are asked for.
         is_this_host: tells whether a name is this machine.
 
     Returns:
-        The number of slots on this host.
+        The hosts that get ranks.
 
     Raises:
-        ValueError: too few slots, or a host that gets ranks (hosts fill up in order) is not this machine.
+        ValueError: too few slots.
     """
     slots = sum(host.slots for host in hosts)
     named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
@@ -99,11 +114,16 @@ def local_slots(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[st
             f"Requested more processes ({num_proc}) than there are available slots ({slots}) on {named}; "
             f"lower -np or give the hosts more slots"
         )
-    needed = [host for i, host in enumerate(hosts) if sum(h.slots for h in hosts[:i]) < num_proc]
-    foreign = [host.name for host in needed if not is_this_host(host.name)]
-    if foreign:
-        raise ValueError(
-            f"not this machine: {', '.join(foreign)}. Starting ranks on other hosts (ssh) is a later feature; this "
-            f"version runs all ranks on one host: use -H localhost:{num_proc}"
-        )
-    return slots
+    room: dict[str, int] = {}
+    first_here = ""
+    for host in hosts:
+        name = host.name
+        if is_this_host(name):
+            name = first_here = first_here or name
+        room[name] = room.get(name, 0) + host.slots
+    places, left = [], num_proc
+    for name, count in room.items():
+        if left:
+            places.append(Place(name, min(count, left), name == first_here))
+            left -= places[-1].count
+    return places

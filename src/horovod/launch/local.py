@@ -17,6 +17,7 @@ from typing import Any
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch import keeper
+from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan
 from horovod.rendezvous.roster import exits_name
 from horovod.world import EXITS_VARIABLE
@@ -32,14 +33,18 @@ _GUARD_S = 3.0
 _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
 
-class LocalJob:
-    """The ranks of one plan, seen through their keeper.
+class LocalJob(Job):
+    """The ranks of one plan on this host, seen through their keeper.
 
     Args:
         plan: what to start.
+        first: rank of its first rank in the job.
     """
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    has_pipes = True
+
+    def __init__(self, plan: LaunchPlan, first: int = 0) -> None:
+        super().__init__(first, plan.hostname, plan.size)
         self._plan = plan
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
@@ -84,7 +89,7 @@ class LocalJob:
     def _orders(self, outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
         fds = self._plan.fds or ((),) * self._plan.size
         ranks = [
-            {"env": dict(env), "stdin": rank == 0, "stdout": out, "stderr": err, "fds": list(fds[rank])}
+            {"env": dict(env), "stdin": self.first + rank == 0, "stdout": out, "stderr": err, "fds": list(fds[rank])}
             for rank, (env, (out, err)) in enumerate(zip(self._plan.ranks, outputs, strict=True))
         ]
         return {
@@ -101,7 +106,7 @@ class LocalJob:
             self._control.send(order)
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What the keeper has said since; ``{"lost": True}`` when it is gone. Never blocks."""
+        """What the keeper has said since; ``{"lost": reason}`` when it is gone. Never blocks."""
         while True:
             try:
                 message = self._control.recv(1 << 17)
@@ -110,9 +115,9 @@ class LocalJob:
             except OSError:
                 message = b""
             if not message:
-                yield {"lost": True}
+                yield {"lost": "the process that watches the ranks was killed"}
                 return
-            yield json.loads(message)
+            yield self.of_job(json.loads(message))
 
     def kill(self) -> None:
         """Have the guard kill the keeper and all below it; without a guard, whatever carries the name of the job."""

@@ -33,7 +33,8 @@ class Outcome:
         pids: process ids by rank.
         interrupted: signal that ended the launcher; 0 for none.
         tails: last lines of standard error, by rank.
-        error: what went wrong with the launcher itself.
+        error: what went wrong with the launcher itself, or a host that was lost before any rank failed.
+        lost: host of each rank of whose end nobody could tell.
     """
 
     exits: list[Exit] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Outcome:
     interrupted: int = 0
     tails: dict[int, list[str]] = field(default_factory=dict)
     error: str = ""
+    lost: dict[int, str] = field(default_factory=dict)
 
     @property
     def first_failure(self) -> Exit | None:

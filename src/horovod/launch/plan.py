@@ -7,11 +7,11 @@ it is tested with tables; ``supervise`` carries it out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 
-__all__ = ["LaunchPlan", "Wish", "framework_presets", "make_plan", "thread_share"]
+__all__ = ["LaunchPlan", "Share", "Wish", "framework_presets", "make_plan", "thread_share"]
 
 # Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
@@ -31,6 +31,21 @@ _OUTER_JOBS = {
 
 
 @dataclass(frozen=True)
+class Share:
+    """The ranks of one host.
+
+    Attributes:
+        hostname: name of the host.
+        count: how many they are.
+        cores: cores to share among them.
+    """
+
+    hostname: str
+    count: int
+    cores: int
+
+
+@dataclass(frozen=True)
 class Wish:
     """What the user asked for, and what is known of the machine.
 
@@ -46,6 +61,7 @@ class Wish:
         file: variables that the YAML file sets; ``environ`` beats them.
         output_dir: folder for the output of each rank, or empty.
         timestamps: whether each line of output begins with date and time.
+        shares: the ranks of each host, in rank order; all on ``hostname`` when empty.
     """
 
     command: tuple[str, ...]
@@ -59,6 +75,7 @@ class Wish:
     file: Mapping[str, str] = field(default_factory=dict)
     output_dir: str = ""
     timestamps: bool = False
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,13 +84,14 @@ class LaunchPlan:
 
     Attributes:
         command: program and arguments of every rank.
-        hostname: where the ranks run.
+        hostname: where the ranks run; of several hosts the first.
         environ: what all ranks have in common.
         ranks: what each rank has of its own, in rank order.
         output_dirs: folder for the output of each rank; empty when not wanted.
         timestamps: whether each line of output begins with date and time.
         notes: lines for the user, such as the number of threads.
         fds: per rank, open files that it inherits besides its output; may be empty.
+        counts: number of ranks of each host, in rank order; empty for one host.
     """
 
     command: tuple[str, ...]
@@ -84,11 +102,28 @@ class LaunchPlan:
     timestamps: bool = False
     notes: tuple[str, ...] = ()
     fds: tuple[tuple[int, ...], ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def host_of(self, rank: int) -> str:
+        """Name of the host of a rank."""
+        return self.ranks[rank].get(RANK_VARIABLES["hostname"], self.hostname)
+
+    def parts(self) -> list[tuple[int, LaunchPlan]]:
+        """The first rank of each host, and its part of the plan."""
+        found, first = [], 0
+        for count in self.counts or (self.size,):
+            end = first + count
+            part = replace(
+                self, hostname=self.host_of(first), ranks=self.ranks[first:end], fds=self.fds[first:end], counts=()
+            )
+            found.append((first, part))
+            first = end
+        return found
 
 
 def make_plan(wish: Wish) -> LaunchPlan:
@@ -105,21 +140,36 @@ def make_plan(wish: Wish) -> LaunchPlan:
     """
     if wish.num_proc < 1:
         raise ValueError(f"-np must be at least 1; received {wish.num_proc}")
-    environ = {**wish.file, **_cleaned(wish.environ), **wish.flags}
-    threads = thread_share(environ, wish.num_proc, wish.cores)
-    environ |= {name: str(count) for name, count in threads.items()}
-    environ |= framework_presets(environ, wish.num_proc, wish.cores)
-    environ |= {"PYTHONUNBUFFERED": "1", JOB_ID: wish.job, SECRET_KEY: wish.key}
+    shares = wish.shares or (Share(wish.hostname, wish.num_proc, wish.cores),)
+    common = {**wish.file, **_cleaned(wish.environ), **wish.flags}
+    environ = {**common, "PYTHONUNBUFFERED": "1", JOB_ID: wish.job, SECRET_KEY: wish.key}
+    own: list[dict[str, str]] = []
+    notes: list[str] = []
+    for share in shares:
+        threads = thread_share(common, share.count, share.cores)
+        host = common | {name: str(count) for name, count in threads.items()}
+        host |= framework_presets(host, share.count, share.cores)
+        own.append({name: text for name, text in host.items() if name not in common})
+        notes += _thread_note(threads, share, len(shares) > 1)
+    if len(shares) == 1:
+        environ |= own[0]
+        own = [{}]
+    counts = [share.count for share in shares]
+    ranks = []
+    for i, share in enumerate(shares):
+        for local_rank in range(share.count):
+            ranks.append({**own[i], **_rank_variables(share.hostname, counts, i, local_rank)})
     digits = len(str(wish.num_proc - 1))
     folders = (f"{wish.output_dir}/rank.{rank:0{digits}}" for rank in range(wish.num_proc))
     return LaunchPlan(
         command=wish.command,
-        hostname=wish.hostname,
+        hostname=shares[0].hostname,
         environ=environ,
-        ranks=tuple(_rank_variables(rank, wish.num_proc, wish.hostname) for rank in range(wish.num_proc)),
+        ranks=tuple(ranks),
         output_dirs=tuple(folders) if wish.output_dir else (),
         timestamps=wish.timestamps,
-        notes=_thread_note(threads, wish.num_proc, wish.cores),
+        notes=tuple(notes),
+        counts=tuple(counts) if len(counts) > 1 else (),
     )
 
 
@@ -164,13 +214,14 @@ def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> 
     return {name: text for name, text in presets.items() if name not in environ}
 
 
-def _thread_note(threads: Mapping[str, int], num_proc: int, cores: int) -> tuple[str, ...]:
+def _thread_note(threads: Mapping[str, int], share: Share, is_one_of_many: bool) -> tuple[str, ...]:
     if not threads:
         return ()
-    share = next(iter(threads.values()))
+    each = next(iter(threads.values()))
+    where = f" of {share.hostname}" if is_one_of_many else ""
     return (
-        f"{num_proc} ranks share {cores} core{'s' * (cores != 1)}: OMP_NUM_THREADS={share} and the like for each; "
-        f"set OMP_NUM_THREADS to choose",
+        f"{share.count} ranks share {share.cores} core{'s' * (share.cores != 1)}{where}: OMP_NUM_THREADS={each} and "
+        f"the like for each; set OMP_NUM_THREADS to choose",
     )
 
 
@@ -182,14 +233,16 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in names and not (prefixes and k.startswith(prefixes))}
 
 
-def _rank_variables(rank: int, size: int, hostname: str) -> dict[str, str]:
+def _rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
+    """Who a rank is; its cross group are the ranks with its local rank on all hosts that have one."""
+    cross = [i for i, count in enumerate(counts) if count > local_rank]
     values: Sequence[tuple[str, object]] = (
-        ("rank", rank),
-        ("size", size),
-        ("local_rank", rank),
-        ("local_size", size),
-        ("cross_rank", 0),
-        ("cross_size", 1),
+        ("rank", sum(counts[:host]) + local_rank),
+        ("size", sum(counts)),
+        ("local_rank", local_rank),
+        ("local_size", counts[host]),
+        ("cross_rank", cross.index(host)),
+        ("cross_size", len(cross)),
         ("hostname", hostname),
     )
     return {RANK_VARIABLES[name]: str(value) for name, value in values}

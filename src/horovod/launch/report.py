@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
@@ -53,13 +54,17 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         other = by_rank.get(rank)
         if rank != first.rank:
             before = other is not None and outcome.exits.index(other) < outcome.exits.index(first)
-            lines.append(_other(rank, other) + (f", before rank {first.rank} failed" if before else ""))
+            lines.append(
+                _other(plan, rank, other, outcome.lost) + (f", before rank {first.rank} failed" if before else "")
+            )
     return lines
 
 
 def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str:
     """One sentence on the rank that failed first; see ``report``."""
-    return f"rank {first.rank} on {plan.hostname} (pid {first.pid}) {_fate(first)}{_memory(first, oom_kills)}"
+    return (
+        f"rank {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}{_memory(first, oom_kills)}"
+    )
 
 
 def _fate(ended: Exit) -> str:
@@ -86,10 +91,11 @@ def _memory(first: Exit, oom_kills: int) -> str:
     return f", probably out of memory: the kernel killed for want of memory {times} while the job ran"
 
 
-def _other(rank: int, ended: Exit | None) -> str:
+def _other(plan: LaunchPlan, number: int, ended: Exit | None, lost: Mapping[int, str]) -> str:
+    rank = f"rank {number}" + (f" on {plan.host_of(number)}" if plan.counts else "")
     if ended is None:
-        return f"rank {rank}: was never started"
+        return f"{rank}: was lost with its host" if number in lost else f"{rank}: was never started"
     if ended.sent and ended.status < 0:
         how = " after it ignored SIGTERM" if ended.status == -signal.SIGKILL and ended.sent == signal.SIGKILL else ""
-        return f"rank {rank} (pid {ended.pid}): ended by horovodrun with {_name(-ended.status)}{how}"
-    return f"rank {rank} (pid {ended.pid}): {_fate(ended)}"
+        return f"{rank} (pid {ended.pid}): ended by horovodrun with {_name(-ended.status)}{how}"
+    return f"{rank} (pid {ended.pid}): {_fate(ended)}"

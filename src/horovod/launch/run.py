@@ -13,15 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from horovod import config
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
-from horovod.launch.cli import check_hosts
+from horovod.launch.assemble import Assembly, assemble, interface_settings, places
+from horovod.launch.hosts import Place
+from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileScreen, Screen, TextScreen
-from horovod.launch.plan import LaunchPlan, Wish, make_plan
+from horovod.launch.plan import LaunchPlan, Wish
+from horovod.launch.remote import RemoteJob
 from horovod.launch.report import report
+from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 
 __all__ = ["run"]
@@ -56,7 +59,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call ``func(*args, **kwargs)`` on ``num_proc`` new processes of this machine that train together.
+    """Call ``func(*args, **kwargs)`` on ``num_proc`` new processes that train together, here or on other hosts.
 
     Works from scripts, notebooks and interactive sessions. What the ranks print appears here, line by line.
 
@@ -70,21 +73,21 @@ def run(
         slots: for elastic jobs, a later feature.
         reset_limit: for elastic jobs, a later feature.
         cooldown_range: for elastic jobs, a later feature.
-        hosts: ``localhost:n``.
-        hostfile: path of a file with lines ``localhost slots=n``.
+        hosts: where, such as ``localhost:n`` or ``a:2,b:2``; this machine when omitted.
+        hostfile: path of a file with lines ``host slots=n``.
         host_discovery_script: for elastic jobs, a later feature.
-        start_timeout: seconds that ``init()`` waits for the other ranks.
-        ssh_port: accepted; there is no ssh on one host.
-        ssh_identity_file: accepted; there is no ssh on one host.
+        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for the other ranks.
+        ssh_port: port of sshd on other hosts.
+        ssh_identity_file: private key for ssh.
         disable_cache: accepted; nothing is cached.
         output_filename: folder for ``rank.<n>/stdout`` and ``stderr``.
         verbose: more than 0 says what is started.
         use_gloo: accepted; ranks of one host use shared memory.
-        use_mpi: accepted; ranks of one host use shared memory.
+        use_mpi: accepted on one host, whose ranks use shared memory; other hosts need ``horovodrun --mpi``.
         mpi_args: accepted, without effect.
         network_interface: deprecated, as ``network_interfaces``.
-        network_interfaces: accepted, without effect.
-        executable: Python of the ranks; the caller's when omitted.
+        network_interfaces: interfaces that all hosts have, a list of names or ``"a,b"``; ranks talk over them.
+        executable: Python of the ranks, on all hosts; the caller's when omitted.
         np: deprecated, as ``num_proc``.
         min_np: deprecated, as ``min_num_proc``.
         max_np: deprecated, as ``max_num_proc``.
@@ -104,53 +107,70 @@ def run(
     for name in (name for name, value in old.items() if value is not None):
         new = name.replace("np", "num_proc") if "np" in name else "network_interfaces"
         warnings.warn(f"{name} is deprecated; use {new}", DeprecationWarning, stacklevel=2)
-    elastic = {
-        "min_num_proc": min_num_proc if min_np is None else min_np,
-        "max_num_proc": max_num_proc if max_np is None else max_np,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-    }
-    asked = [name for name, value in elastic.items() if value is not None]
-    if asked:
-        raise ValueError(f"{', '.join(asked)}: for elastic jobs, which this version cannot run yet")
+    _refuse_elastic(
+        min_num_proc=min_num_proc if min_np is None else min_np,
+        max_num_proc=max_num_proc if max_np is None else max_np,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        host_discovery_script=host_discovery_script,
+    )
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
     if use_gloo and use_mpi:
         raise ValueError("give use_gloo or use_mpi, not both")
     size = np if np is not None else 1 if num_proc is None else num_proc
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
+    interfaces = _names(network_interfaces or network_interface or ())
+    python = executable or sys.executable
+    access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
     try:
-        check_hosts(hosts or "", hostfile or "", size)
-        plan = _plan(size, executable or sys.executable, settings, output_filename or "")
-        return _Call(plan, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
+        where = places(hosts or "", hostfile or "", size)
+        assembly = _ready(_wish(size, python, settings, output_filename or ""), where, access, bool(use_mpi))
+        try:
+            return _Call(assembly, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
+        finally:
+            assembly.close()
     except (LaunchError, ValueError) as error:
         # What is inside of here says nothing to the caller.
         raise error.with_traceback(None)  # noqa: B904 - the same error, with the cause that it has
 
 
-def _plan(size: int, executable: str, settings: dict[str, str], output_dir: str) -> LaunchPlan:
-    plan = make_plan(
-        Wish(
-            command=(executable, "-m", task.__name__),
-            num_proc=size,
-            environ=os.environ,
-            job=secrets.token_hex(16),
-            key=secrets.token_hex(32),
-            hostname=os.uname().nodename,
-            cores=usable_cores(),
-            flags=settings,
-            output_dir=output_dir,
-        )
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+
+
+def _refuse_elastic(**given: Any) -> None:
+    asked = [name for name, value in given.items() if value is not None]
+    if asked:
+        raise ValueError(f"{', '.join(asked)}: for elastic jobs, which this version cannot run yet")
+
+
+def _ready(wish: Wish, where: Sequence[Place], access: Access, use_mpi: bool) -> Assembly:
+    is_far = not all(place.is_here for place in where)
+    if use_mpi and is_far:
+        raise ValueError("use_mpi: mpirun cannot call a function on other hosts; leave it out, or use horovodrun --mpi")
+    flags = {**wish.flags, **(interface_settings(access.interfaces) if is_far else {})}
+    return assemble(replace(wish, flags=flags), where, access)
+
+
+def _wish(size: int, executable: str, settings: dict[str, str], output_dir: str) -> Wish:
+    return Wish(
+        command=(executable, "-m", task.__name__),
+        num_proc=size,
+        environ=os.environ,
+        job=secrets.token_hex(16),
+        key=secrets.token_hex(32),
+        hostname=os.uname().nodename,
+        cores=usable_cores(),
+        flags=settings,
+        output_dir=output_dir,
     )
-    config.load(plan.environ)
-    return plan
 
 
 class _Call:
-    def __init__(self, plan: LaunchPlan, verbose: bool) -> None:
-        self.plan = plan
+    def __init__(self, assembly: Assembly, verbose: bool) -> None:
+        self.assembly, self.plan = assembly, assembly.plan
         self.verbose = verbose
         self.oom_before = oom_kills()
 
@@ -167,22 +187,24 @@ class _Call:
         try:
             with open(os.dup(files[0]), "wb") as file:
                 file.write(packed)
-            outcome = self._supervise(files[0], files[1:])
-            return self._results(outcome, [task.read_all(fd) for fd in files[1:]])
+            plan = task.with_files(self.plan, files[0], files[1:])
+            jobs = self.assembly.jobs(plan, packed)
+            outcome = self._supervise(plan, jobs)
+            results = [task.read_all(fd) for fd in files[1:]]
+            for job in jobs:
+                if isinstance(job, RemoteJob):
+                    results[job.first : job.first + job.size] = map(bytes, job.results)
+            return self._results(outcome, results)
         finally:
             for fd in files:
                 os.close(fd)
 
-    def _supervise(self, call: int, results: list[int]) -> Outcome:
-        ranks = tuple(
-            {**env, task.FDS_VARIABLE: f"{call},{result}"} for env, result in zip(self.plan.ranks, results, strict=True)
-        )
-        plan = replace(self.plan, ranks=ranks, fds=tuple((call, result) for result in results))
+    def _supervise(self, plan: LaunchPlan, jobs: list[Job]) -> Outcome:
         screens = (_screen(sys.stdout, sys.__stdout__), _screen(sys.stderr, sys.__stderr__))
         if self.verbose:
             for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
                 screens[1].put(f"horovod.run: {note}\n".encode())
-        return supervise(plan, screens, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL)
+        return supervise(plan, screens, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs)
 
     def _results(self, outcome: Outcome, packed: list[bytes]) -> list[Any]:
         if outcome.interrupted:

@@ -21,16 +21,20 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from horovod.errors import LaunchError
+from horovod.launch.job import Job
 from horovod.launch.local import SAFETY_S, LocalJob
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import RankStream, Screen
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
+from horovod.phrases import list_ranks
 
 __all__ = ["supervise"]
 
 FAILURE_GRACE_S = 1.0
 """From the first failure to SIGTERM, so that the others can report what it means to them."""
+LOST_GRACE_S = 1.0
+"""From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
 TAIL_LINES = 20
 _IDLE_S = 0.1  # the beginning of a line is shown on a terminal after so long, for prompts
 _READ_BYTES = 1 << 16
@@ -42,6 +46,7 @@ def supervise(
     *,
     signals: Sequence[signal.Signals] = (),
     stdin: int | None = None,
+    jobs: Sequence[Job] = (),
 ) -> Outcome:
     """Run the job to its end.
 
@@ -49,7 +54,8 @@ def supervise(
         plan: what to start.
         screens: where standard output and standard error of the ranks go.
         signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
-        stdin: standard input of rank 0, as ``subprocess`` takes it.
+        stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
+        jobs: the ranks of each host, in rank order; all on this host when empty.
 
     Returns:
         How every rank ended. No process of the job is left.
@@ -59,7 +65,7 @@ def supervise(
 
     Blocks until the job has ended.
     """
-    supervision = _Supervision(plan, screens)
+    supervision = _Supervision(plan, screens, list(jobs) or [LocalJob(plan)])
     try:
         with _signals_to(supervision, signals):
             supervision.start(stdin)
@@ -70,38 +76,47 @@ def supervise(
 
 
 class _Supervision:
-    def __init__(self, plan: LaunchPlan, screens: tuple[Screen, Screen]) -> None:
-        self.outcome = Outcome()
+    def __init__(self, plan: LaunchPlan, screens: tuple[Screen, Screen], jobs: list[Job]) -> None:
+        self.outcome = Outcome(pids=[0] * plan.size)
         self._plan = plan
         self._console = screens
         self._screens = list(dict.fromkeys(screens))
-        self._job = LocalJob(plan)
+        self._jobs = jobs
+        self._running = {job.fileno(): job for job in jobs}
         self._streams: dict[int, RankStream] = {}  # by the end of the pipe that we read
+        self._far: dict[tuple[int, str], RankStream] = {}  # what comes with the news of other hosts
         self._stderr: list[RankStream] = []
         self._tracebacks = Tracebacks()
         self._poll = select.poll()
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._term_at: float | None = None  # when to end the others
+        self._kill_at: float | None = None  # when to kill them
         self._dead_at: float | None = None  # when to stop trusting the keeper
         self._over = False
+        self._passed_on: list[list[int]] = []
 
     def start(self, stdin: int | None) -> None:
-        theirs: list[int] = []
-        try:
-            for rank in range(self._plan.size):
-                for name in ("stdout", "stderr"):
-                    theirs.append(self._open_stream(rank, name))
-            self._job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), stdin)
-        except OSError as error:
-            hint = "; lower -np, or raise the limit (ulimit -n)" if error.errno == errno.EMFILE else ""
-            raise LaunchError(f"cannot open the output of the ranks: {error}{hint}") from error
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        self._poll.register(self._job, select.POLLIN)
+        for job in self._jobs:
+            theirs: list[int] = []
+            try:
+                for rank in range(job.first, job.first + job.size):
+                    for name in ("stdout", "stderr"):
+                        stream = self._open_stream(rank, name)
+                        if job.has_pipes:
+                            theirs.append(self._open_pipe(stream))
+                        else:
+                            self._far[rank, name] = stream
+                job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), stdin)
+            except OSError as error:
+                hint = "; lower -np, or raise the limit (ulimit -n)" if error.errno == errno.EMFILE else ""
+                raise LaunchError(f"cannot open the output of the ranks: {error}{hint}") from error
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            self._poll.register(job, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
 
-    def _open_stream(self, rank: int, name: str) -> int:
+    def _open_stream(self, rank: int, name: str) -> RankStream:
         file: BinaryIO | None = None
         if self._plan.output_dirs:
             folder = Path(self._plan.output_dirs[rank])
@@ -112,31 +127,38 @@ class _Supervision:
             self._console[name == "stderr"], label, file, time.ctime if self._plan.timestamps else None,
             functools.partial(self._tracebacks.is_repeat, rank) if label and name == "stderr" else None,
         )  # fmt: skip
+        if name == "stderr":
+            self._stderr.append(stream)
+        return stream
+
+    def _open_pipe(self, stream: RankStream) -> int:
         end, their_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(end, False)
         self._streams[end] = stream
         self._poll.register(end, select.POLLIN)
-        if name == "stderr":
-            self._stderr.append(stream)
         return their_end
 
     def signal(self, number: int) -> None:
         """A signal arrived: pass it on, or end the job, or the second time kill it. Runs inside the signal handler."""
         if number == signal.SIGTSTP:
-            self._job.tell(b"S")
+            self._tell(b"S")
             os.kill(os.getpid(), signal.SIGSTOP)
-            self._job.tell(b"C")
+            self._tell(b"C")
             return
         if number == signal.SIGUSR1:
-            self._job.tell(b"U")
+            self._tell(b"U")
             return
         self._end(b"K" if self.outcome.interrupted else b"T")
         self.outcome.interrupted = self.outcome.interrupted or number
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_end, b"!")
 
+    def _tell(self, order: bytes) -> None:
+        for job in tuple(self._running.values()):
+            job.tell(order)
+
     def _end(self, order: bytes) -> None:
-        self._job.tell(order)
+        self._tell(order)
         self._term_at = None
         self._dead_at = self._dead_at or time.monotonic() + SAFETY_S
 
@@ -147,15 +169,24 @@ class _Supervision:
             now = time.monotonic()
             if self._term_at is not None and now >= self._term_at:
                 self._end(b"T")
+            if self._kill_at is not None and now >= self._kill_at:
+                self._kill_at = None
+                self._tell(b"K")
             for stream in self._stderr:
                 if stream.hold_until is not None and now >= stream.hold_until:
                     stream.let_go()
-            if self._dead_at is not None and now >= self._dead_at and not self._over:
-                self._abandon("the process that watches the ranks does not answer")
+            for job in tuple(self._running.values()):
+                job.tend()
+                for event in job.silence():
+                    self._learn(job, event)
+                if self._dead_at is not None and now >= self._dead_at and job.fileno() in self._running:
+                    self._abandon(job, "the process that watches the ranks does not answer")
         for fd in list(self._streams):
             while self._read(fd):
                 pass
             self._drop(fd)
+        for stream in self._far.values():
+            stream.finish()
         for screen in self._screens:
             screen.end_line()
         for line in self._tracebacks.summary():
@@ -167,7 +198,8 @@ class _Supervision:
         """Wait for one thing to happen and deal with it."""
         held_up = any(screen.full for screen in self._screens)
         writing = [s.fileno() for s in self._screens if s.backlog]
-        prompts = [s for s in self._streams.values() if s.partial and s.screen.interactive]
+        writing += [job.outgoing for job in self._running.values() if job.outgoing >= 0]
+        prompts = [s for s in (*self._streams.values(), *self._far.values()) if s.partial and s.screen.interactive]
         for fd in writing:
             self._poll.register(fd, select.POLLOUT)
         for fd in self._streams if held_up else ():  # the ranks wait until the screen has caught up
@@ -179,13 +211,18 @@ class _Supervision:
             self._poll.unregister(fd)
         for screen in self._screens:
             screen.flush()
+        for job in self._running.values():
+            job.flush()
+            if not held_up:
+                job.take()
         for fd, _ in events:
             if fd in self._streams:
                 if not self._read(fd):
                     self._drop(fd)
-            elif fd == self._job.fileno():
-                for event in self._job.news():
-                    self._learn(event)
+            elif fd in self._running:
+                job = self._running[fd]
+                for event in job.news():
+                    self._learn(job, event)
             elif fd == self._wake:
                 os.read(self._wake, 64)
         for stream in prompts if not events else ():
@@ -193,7 +230,8 @@ class _Supervision:
 
     def _timeout_ms(self, idle: bool) -> float | None:
         held = [stream.hold_until for stream in self._stderr]
-        times = [t - time.monotonic() for t in (self._term_at, self._dead_at, *held) if t is not None]
+        times = [t - time.monotonic() for t in (self._term_at, self._kill_at, self._dead_at, *held) if t is not None]
+        times += [job.due_at - time.monotonic() for job in self._running.values() if job.due_at is not None]
         times += [_IDLE_S] if idle else []
         return max(0.0, min(times)) * 1000 + 1 if times else None
 
@@ -228,38 +266,72 @@ class _Supervision:
         self._streams.pop(fd).finish()
         os.close(fd)
 
-    def _learn(self, event: dict[str, Any]) -> None:
-        """Take one piece of news from the keeper."""
-        if "pids" in event:
-            self.outcome.pids = event["pids"]
+    def _learn(self, job: Job, event: dict[str, Any]) -> None:
+        """Take one piece of news from a host."""
+        if "output" in event:
+            self._feed_far(job, event["output"], event["data"])
+        elif "pids" in event:
+            self.outcome.pids[job.first : job.first + job.size] = event["pids"]
         elif "rank" in event:
             rank, status = event["rank"], event["status"]
             self.outcome.exits.append(Exit(rank, event["pid"], status, event["sent"]))
             if status != 0 and self._dead_at is None and self._term_at is None:
                 self._term_at = time.monotonic() + FAILURE_GRACE_S
         elif "passed_on" in event:
-            if not event["passed_on"]:
-                self._say("SIGUSR1 was not passed on: no rank handles it before hvd.init(), or after its end")
+            self._passed_on.append(event["passed_on"])
+            if len(self._passed_on) >= len(self._running):
+                if not any(self._passed_on):
+                    self._say("SIGUSR1 was not passed on: no rank handles it before hvd.init(), or after its end")
+                self._passed_on.clear()
         elif "error" in event:
-            self.outcome.error = f"the ranks could not all be started: {event['error']}"
+            where = "" if len(self._jobs) == 1 else f" on {job.host}"
+            self.outcome.error = f"the ranks could not all be started{where}: {event['error']}"
         elif "done" in event:
-            self._over = True
-        elif not self._over:
-            self._abandon("the process that watches the ranks was killed")
+            self._leave(job)
+        elif job.fileno() in self._running:
+            self._abandon(job, event["lost"])
+
+    def _feed_far(self, job: Job, key: tuple[int, str], data: bytes) -> None:
+        stream = self._far[key]
+        if data:
+            stream.feed(data)
+            if not stream.wanted:
+                job.refuse(*key)  # so that the rank gets a broken pipe, as if it wrote there itself
+
+    def _leave(self, job: Job) -> None:
+        fd = job.fileno()
+        if self._running.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        self._over = not self._running
 
     def _say(self, line: str) -> None:
         screen = self._console[1]
         screen.end_line()
         screen.put(f"horovodrun: {line}\n".encode())
 
-    def _abandon(self, reason: str) -> None:
-        self._job.kill()
-        self.outcome.error = self.outcome.error or reason
-        self._over = True
+    def _abandon(self, job: Job, reason: str) -> None:
+        """Nothing more is to be had from a host: what may still run there is killed, and the others end."""
+        job.kill()
+        if len(self._jobs) > 1:
+            ended = {e.rank for e in self.outcome.exits}
+            ranks = [rank for rank in range(job.first, job.first + job.size) if rank not in ended]
+            self.outcome.lost.update(dict.fromkeys(ranks, job.host))
+            what = f"with {list_ranks(ranks)}" if ranks else "after its ranks had ended"
+            reason = f"host {job.host} was lost {what}: {reason}"
+        if self.outcome.first_failure is None:
+            self.outcome.error = self.outcome.error or reason
+        self._leave(job)
+        if self._running and not self.outcome.interrupted:
+            # Less patience than after a rank's failure: silence has taken its time already.
+            self._end(b"T")
+            self._kill_at = self._kill_at or time.monotonic() + LOST_GRACE_S
 
     def close(self) -> None:
         """Give everything back; if ranks still run, this kills them."""
-        self._job.close()
+        for job in self._jobs:
+            job.hang_up()
+        for job in self._jobs:
+            job.close()
         for fd in list(self._streams):
             self._drop(fd)
         os.close(self._wake)

@@ -10,14 +10,16 @@ import json
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 
+from horovod.launch.plan import LaunchPlan
 from horovod.tracebacks import shorten
 
-__all__ = ["FDS_VARIABLE", "Failure", "Result", "main", "pack_call", "read_all", "unpack_result"]
+__all__ = ["FDS_VARIABLE", "Failure", "Result", "main", "pack_call", "read_all", "unpack_result", "with_files"]
 
 FDS_VARIABLE = "_HOROVOD_TASK_FDS"
 """Descriptors of the call and of the result; not a setting."""
@@ -64,6 +66,12 @@ def unpack_result(data: bytes) -> Result | Failure | None:
     """Read what ``main`` left; None when the rank left nothing."""
     found: Result | Failure | None = cloudpickle.loads(data) if data else None
     return found
+
+
+def with_files(plan: LaunchPlan, call: int, results: Sequence[int]) -> LaunchPlan:
+    """Return the plan with the files of the call and of each rank's result."""
+    ranks = tuple({**env, FDS_VARIABLE: f"{call},{result}"} for env, result in zip(plan.ranks, results, strict=True))
+    return replace(plan, ranks=ranks, fds=tuple((call, result) for result in results))
 
 
 def read_all(fd: int) -> bytes:

@@ -1,0 +1,238 @@
+"""The launcher's hand on another host: ``ssh host python -m horovod.launch.agent``.
+
+Starts the host's ranks through a keeper, as the launcher itself does on its own host, and passes output, news and
+orders on; it decides nothing but this: when its standard input ends, or the launcher is silent for too long, all that
+runs on this host is killed. Plan, environment and secret come on standard input, so that no command line shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from horovod._version import __version__
+from horovod.cgroups import usable_cores
+from horovod.config import RANK_VARIABLES
+from horovod.errors import LaunchError
+from horovod.launch import frames, task
+from horovod.launch.frames import Wire
+from horovod.launch.local import LocalJob
+from horovod.launch.machine import machine_name
+from horovod.launch.plan import LaunchPlan
+
+__all__ = ["Agent", "main", "problems"]
+
+_STREAMS = ("stdout", "stderr")
+
+
+class Agent:
+    """One host's part of a job.
+
+    Args:
+        wire: the launcher.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._job: LocalJob | None = None
+        self._poll = select.poll()
+        self._poll.register(wire.incoming, select.POLLIN)
+        self._pipes: dict[int, tuple[int, str]] = {}
+        self._under_way = 0  # bytes of output that the launcher has not taken yet
+        self._call = bytearray()
+        self._results: list[int] = []
+        self._silence_s = frames.SILENCE_S
+        self._is_paused = False  # the launcher has been stopped, and says nothing
+        self._own_path = ""  # of a Python that is not the launcher's
+
+    def run(self) -> None:
+        """Serve until the launcher is gone. Blocks for as long as the job runs."""
+        self._wire.put_mark()
+        self._wire.send(frames.Hello(__version__, usable_cores(), machine_name(), os.uname().nodename))
+        while not self._wire.is_closed:
+            self._step()
+            self._wire.show_life()
+            if not self._is_paused and self._wire.is_silent(self._silence_s):
+                return
+
+    def _step(self) -> None:
+        pipes = list(self._pipes) if self._under_way < frames.WINDOW_BYTES and not self._wire.backlog else []
+        sending = [self._wire.outgoing] if self._wire.backlog else []
+        for fd in pipes:
+            self._poll.register(fd, select.POLLIN)
+        for fd in sending:
+            self._poll.register(fd, select.POLLOUT)
+        events = self._poll.poll(max(0.0, self._wire.alive_at - time.monotonic()) * 1000 + 1)
+        for fd in (*pipes, *sending):
+            self._poll.unregister(fd)
+        self._wire.flush()
+        for fd, _ in events:
+            if fd == self._wire.incoming:
+                for frame in self._wire.receive():
+                    self._obey(frame)
+            elif fd in self._pipes:
+                self._pass_on(fd)
+            elif self._job is not None and fd == self._job.fileno():
+                self._tell_news()
+
+    def _obey(self, frame: object) -> None:
+        if isinstance(frame, frames.Check):
+            self._wire.send(frames.Checked(self._check(frame)))
+        elif isinstance(frame, frames.Call):
+            self._call += frame.data
+        elif isinstance(frame, frames.Start):
+            self._start(frame)
+        elif isinstance(frame, frames.Taken):
+            self._under_way -= frame.nbytes
+        elif isinstance(frame, frames.Order):
+            self._is_paused = frame.order == b"S"
+            if self._job is not None:
+                self._job.tell(frame.order)
+        elif isinstance(frame, frames.Unwanted):
+            for fd in [fd for fd, what in self._pipes.items() if what == (frame.rank, frame.stream)]:
+                self._drop(fd)
+
+    def _check(self, check: frames.Check) -> list[str]:
+        folder, command, path = (os.fsdecode(text) for text in (check.folder, check.command, check.path))
+        if os.fsdecode(check.python) != sys.executable:
+            self._own_path = str(Path(sys.executable).parent)
+            path = self._own_path + os.pathsep + path
+        found = problems(folder, command, path, check.interfaces)
+        if not found:
+            os.chdir(folder)
+        return found
+
+    def _start(self, start: frames.Start) -> None:
+        self._silence_s = start.silence_s
+        environ = {**os.environ, **_texts(start.environ), "PWD": str(Path.cwd())}
+        if self._own_path:
+            environ["PATH"] = self._own_path + os.pathsep + environ.get("PATH", os.defpath)
+        plan = LaunchPlan(
+            command=tuple(os.fsdecode(word) for word in start.command),
+            hostname=os.fsdecode(start.ranks[0][RANK_VARIABLES["hostname"].encode()]),
+            environ=environ,
+            ranks=tuple(_texts(rank) for rank in start.ranks),
+        )
+        if start.returns:
+            plan = self._with_call(plan)
+        theirs = []
+        for rank in range(plan.size):
+            for stream in _STREAMS:
+                end, their_end = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(end, False)
+                self._pipes[end] = (rank, stream)
+                theirs.append(their_end)
+        self._job = LocalJob(plan)
+        try:
+            self._job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), None)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._poll.register(self._job, select.POLLIN)
+
+    def _with_call(self, plan: LaunchPlan) -> LaunchPlan:
+        call, *self._results = [os.memfd_create("horovod-run") for _ in range(plan.size + 1)]
+        with open(call, "wb", closefd=False) as file:
+            file.write(self._call)
+        return task.with_files(plan, call, self._results)
+
+    def _pass_on(self, fd: int) -> bool:
+        """Send what a rank wrote; whether there may be more."""
+        rank, stream = self._pipes[fd]
+        try:
+            data = os.read(fd, frames.CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        self._under_way += len(data)
+        self._wire.send(frames.Output(rank, stream, data))
+        if not data:
+            self._drop(fd)
+        return bool(data)
+
+    def _drop(self, fd: int) -> None:
+        del self._pipes[fd]
+        os.close(fd)
+
+    def _tell_news(self) -> None:
+        assert self._job is not None
+        for event in self._job.news():
+            if "done" in event or "lost" in event:
+                self._poll.unregister(self._job)
+                self._finish("lost" in event)
+                self._wire.send(frames.News(event))
+                return
+            self._wire.send(frames.News(event))
+
+    def _finish(self, is_lost: bool) -> None:
+        """All ranks have ended: send what is left of them."""
+        assert self._job is not None
+        if is_lost:
+            self._job.kill()
+        for fd in list(self._pipes):
+            while self._pass_on(fd):
+                pass
+        for rank, fd in enumerate(self._results):
+            data = task.read_all(fd)
+            for i in range(0, len(data), frames.CHUNK_BYTES):
+                self._wire.send(frames.Returned(rank, data[i : i + frames.CHUNK_BYTES]))
+
+    def close(self) -> None:
+        """Leave nothing behind. Blocks until all that ran on this host has ended."""
+        if self._job is not None:
+            self._job.close()
+
+
+def problems(folder: str, command: str, path: str, interfaces: list[str]) -> list[str]:
+    """What keeps a command from running on this host.
+
+    Args:
+        folder: where it is to run.
+        command: its name.
+        path: where programs are searched.
+        interfaces: names of network interfaces that must be there.
+
+    Returns:
+        Sentences without the host's name; none when all is well.
+    """
+    found = []
+    if not Path(folder).is_dir():
+        found.append(f"there is no folder {folder}; create it there, or start from a folder that all hosts have")
+    elif shutil.which(str(Path(folder, command)) if os.sep in command else command, path=path) is None:
+        found.append(f"the command {command!r} was not found there (PATH={path})")
+    present = [name for _, name in socket.if_nameindex()]
+    if missing := [name for name in interfaces if name not in present]:
+        found.append(f"there is no network interface {', '.join(missing)}; it has {', '.join(present)}")
+    return found
+
+
+def _texts(environ: dict[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(text) for name, text in environ.items()}
+
+
+def main() -> int:
+    """Entry point of the agent."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    # What else this process, or a child of it, prints or reads must not tear the frames.
+    wire = Wire(os.dup(0), os.dup(1), is_launcher=False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    agent = Agent(wire)
+    try:
+        agent.run()
+    except (frames.FrameError, LaunchError) as error:
+        print(f"horovod.launch.agent: {error}", file=sys.stderr)
+        return 1
+    finally:
+        agent.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""What the launcher and the agent of another host say to each other, and how it travels over a pair of pipes.
+
+A frame is four bytes of length and a MessagePack of one of the structs below. The agent begins with ``MARK``, so that
+what a shell prints at login is told apart from it.
+
+    launcher to agent   Check, Call, Start, Order, Taken, Unwanted, Alive, (closed) end everything on this host
+    agent to launcher   Hello, Checked, Output, News, Returned, Alive
+
+Both send a sign of life each second. Output is sent up to a window; ``Taken`` opens it again, so that news and signs
+of life never wait behind what a terminal has not shown yet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "ALIVE_S",
+    "CHUNK_BYTES",
+    "MARK",
+    "SILENCE_S",
+    "WINDOW_BYTES",
+    "Alive",
+    "Call",
+    "Check",
+    "Checked",
+    "FrameError",
+    "Hello",
+    "News",
+    "Order",
+    "Output",
+    "Returned",
+    "Start",
+    "Taken",
+    "Unwanted",
+    "Wire",
+]
+
+MARK = b"\0khorovod agent 1\n"
+"""The first bytes of an agent; another number would be another protocol."""
+ALIVE_S = 1.0
+SILENCE_S = 4.0
+"""Without a sign of life for so long, the other end is lost."""
+WINDOW_BYTES = 1 << 20
+"""Output under way to the launcher, at most."""
+CHUNK_BYTES = 1 << 16
+"""Of output and of pickled calls and results in one frame."""
+_FEWEST_UNANSWERED = 2
+_MOST_NOISE = 1 << 20
+_LONGEST = 32 << 20
+_HEADER = 4
+Environ = dict[bytes, bytes]
+
+
+class FrameError(ValueError):
+    """The other end does not speak this protocol."""
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """An agent presents its host.
+
+    Attributes:
+        version: of this package.
+        cores: how many it may use.
+        machine: the same text for two names of one machine, or container, only.
+        nodename: what the host calls itself.
+    """
+
+    version: str
+    cores: int
+    machine: str
+    nodename: str
+
+
+class Check(msgspec.Struct, tag="check", frozen=True):
+    """Asks what would keep the ranks from starting.
+
+    Attributes:
+        folder: where the ranks run.
+        command: what they run.
+        path: where it is searched.
+        python: the launcher's own Python.
+        interfaces: names of network interfaces that must be there.
+    """
+
+    folder: bytes
+    command: bytes
+    path: bytes
+    python: bytes
+    interfaces: list[str]
+
+
+class Checked(msgspec.Struct, tag="checked", frozen=True):
+    """What would keep the ranks from starting: sentences, none when all is well."""
+
+    problems: list[str]
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """Starts the ranks.
+
+    Attributes:
+        command: program and arguments.
+        environ: what all ranks have in common, besides what belongs to the host.
+        ranks: what each of the host's ranks has of its own.
+        returns: whether each rank has a call to make, whose result is wanted.
+        silence_s: how long the launcher may be silent.
+    """
+
+    command: list[bytes]
+    environ: Environ
+    ranks: list[Environ]
+    returns: bool
+    silence_s: float
+
+
+class Call(msgspec.Struct, tag="call", frozen=True):
+    """A piece of the call that every rank makes; before Start."""
+
+    data: bytes
+
+
+class Order(msgspec.Struct, tag="order", frozen=True):
+    """An order for the keeper."""
+
+    order: bytes
+
+
+class Taken(msgspec.Struct, tag="taken", frozen=True):
+    """So much output was shown."""
+
+    nbytes: int
+
+
+class Unwanted(msgspec.Struct, tag="unwanted", frozen=True):
+    """Nobody reads this output any more."""
+
+    rank: int
+    stream: str
+
+
+class Output(msgspec.Struct, tag="output", frozen=True):
+    """What a rank, counted on its host, wrote; empty at the end."""
+
+    rank: int
+    stream: str
+    data: bytes
+
+
+class News(msgspec.Struct, tag="news", frozen=True):
+    """What the keeper says; ranks are counted on their host."""
+
+    event: dict[str, bool | int | str | list[int]]
+
+
+class Returned(msgspec.Struct, tag="returned", frozen=True):
+    """A piece of what a rank's call returned."""
+
+    rank: int
+    data: bytes
+
+
+class Alive(msgspec.Struct, tag="alive", frozen=True):
+    """A sign of life."""
+
+
+_Frame = Hello | Check | Checked | Start | Call | Order | Taken | Unwanted | Output | News | Returned | Alive
+
+
+class Wire:
+    """Frames over two pipes. Never blocks.
+
+    Args:
+        incoming: where to read.
+        outgoing: where to write.
+        is_launcher: whether the other end is an agent, which begins with ``MARK``.
+    """
+
+    def __init__(self, incoming: int, outgoing: int, *, is_launcher: bool) -> None:
+        self.incoming, self.outgoing = incoming, outgoing
+        #: Whether the other end has closed, or nothing can be sent to it any more.
+        self.is_closed = False
+        #: When the other end was last heard.
+        self.heard_at = time.monotonic()
+        #: When to send the next sign of life.
+        self.alive_at = self.heard_at + ALIVE_S
+        self._unanswered = 0  # signs of life since then: who stood still for a while has sent none
+        self._seeks_mark = is_launcher
+        self._received = bytearray()
+        self._waiting: deque[bytes] = deque()
+        self._sent = 0  # of the first that waits
+        self._is_flushing = False
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
+        for fd in (incoming, outgoing):
+            os.set_blocking(fd, False)
+
+    @property
+    def noise(self) -> bytes:
+        """What came instead of an agent so far."""
+        return bytes(self._received[-4096:]) if self._seeks_mark else b""
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._waiting) and not self.is_closed
+
+    def put_mark(self) -> None:
+        """Begin, as an agent."""
+        self._waiting.append(MARK)
+
+    def send(self, frame: msgspec.Struct) -> None:
+        """Send a frame, now or with the next ``flush``; safe in a signal handler."""
+        data = msgspec.msgpack.encode(frame)
+        self._waiting.append(len(data).to_bytes(_HEADER, "big") + data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent."""
+        if self._is_flushing:
+            return  # a signal handler, inside of this very function
+        self._is_flushing = True
+        try:
+            while self._waiting and not self.is_closed:
+                head = self._waiting[0]
+                self._sent += os.write(self.outgoing, memoryview(head)[self._sent :])
+                if self._sent == len(head):
+                    self._sent = 0
+                    self._waiting.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+        finally:
+            self._is_flushing = False
+
+    def show_life(self) -> None:
+        """Send a sign of life, if it is time."""
+        now = time.monotonic()
+        if now >= self.alive_at:
+            self.alive_at = now + ALIVE_S
+            self._unanswered += 1
+            if not self._waiting:  # what waits would be one, too
+                self.send(Alive())
+
+    def is_silent(self, limit_s: float) -> bool:
+        """Whether the other end has given no sign of life for so long."""
+        return self._unanswered > _FEWEST_UNANSWERED and time.monotonic() - self.heard_at > limit_s
+
+    def receive(self) -> Iterator[Any]:
+        """What has come.
+
+        Raises:
+            FrameError: this is no agent of this protocol.
+        """
+        try:
+            data = os.read(self.incoming, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.is_closed = True
+        self.heard_at, self._unanswered = time.monotonic(), 0
+        self._received += data
+        if self._seeks_mark and not self._find_mark():
+            return
+        while len(self._received) >= _HEADER:
+            end = _HEADER + int.from_bytes(self._received[:_HEADER], "big")
+            if end > _LONGEST:
+                raise FrameError(f"a frame of {end} bytes")
+            if len(self._received) < end:
+                return
+            body = bytes(self._received[_HEADER:end])
+            del self._received[:end]
+            try:
+                yield self._decoder.decode(body)
+            except msgspec.MsgspecError as error:
+                raise FrameError(str(error)) from error
+
+    def _find_mark(self) -> bool:
+        at = self._received.find(MARK)
+        if at < 0:
+            if len(self._received) > _MOST_NOISE:
+                raise FrameError(f"{_MOST_NOISE} bytes of other output")
+            return False
+        del self._received[: at + len(MARK)]
+        self._seeks_mark = False
+        return True

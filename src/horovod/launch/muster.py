@@ -1,0 +1,132 @@
+"""Checks all hosts of a job side by side before a rank starts, and says everything that is wrong at once."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from horovod._version import __version__
+from horovod.errors import LaunchError
+from horovod.launch import frames
+from horovod.launch.machine import machine_name
+from horovod.launch.remote import Connection
+from horovod.launch.ssh import Access
+
+__all__ = ["Muster", "muster"]
+
+
+class Muster:
+    """The other hosts of a job, each with an agent that is ready.
+
+    Args:
+        connections: by name of the host.
+    """
+
+    def __init__(self, connections: dict[str, Connection]) -> None:
+        self.connections = connections
+        #: What each agent said, by name of the host.
+        self.hellos: dict[str, frames.Hello] = {}
+        #: What is wrong, by name of the host.
+        self.problems: dict[str, list[str]] = {}
+
+    def close(self) -> None:
+        """End all agents. Blocks until they have ended."""
+        for connection in self.connections.values():
+            connection.hang_up()
+        for connection in self.connections.values():
+            connection.close()
+
+
+def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: str) -> Muster:
+    """Start an agent on each host and let it look around.
+
+    Args:
+        hosts: names of the other hosts.
+        here: name under which this host takes part; empty when it does not.
+        access: how they are reached.
+        command: what the ranks run.
+        path: where it is searched there.
+
+    Returns:
+        Agents that are ready; the caller closes them.
+
+    Raises:
+        LaunchError: with one sentence for each thing that is wrong on any of them.
+
+    Blocks until all have answered, ``access.timeout_s`` at most.
+    """
+    found = Muster({})
+    check = frames.Check(
+        os.fsencode(Path.cwd()), os.fsencode(command), os.fsencode(path), os.fsencode(sys.executable),
+        list(access.interfaces),
+    )  # fmt: skip
+    try:
+        for host in hosts:
+            found.connections[host] = Connection(host, access)
+        _listen(found, check, time.monotonic() + access.timeout_s)
+        _find_twins(found, here)
+        wrong = [sentence for host in hosts for sentence in found.problems.get(host, [])]
+        if wrong:
+            raise LaunchError("no rank was started:\n" + "\n".join(f"    {sentence}" for sentence in wrong))
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _listen(found: Muster, check: frames.Check, deadline: float) -> None:
+    poll = select.poll()
+    waiting = {connection.wire.incoming: host for host, connection in found.connections.items()}
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(min(left, frames.ALIVE_S) * 1000 + 1):
+            if _hear(found, waiting[fd], check):
+                del waiting[fd]
+                poll.unregister(fd)
+        for connection in found.connections.values():
+            connection.wire.flush()
+            if connection.host in found.hellos:
+                connection.wire.show_life()
+    for host in waiting.values():
+        found.problems[host] = [found.connections[host].why()]
+
+
+def _hear(found: Muster, host: str, check: frames.Check) -> bool:
+    """Take what a host says; whether it has said all."""
+    connection = found.connections[host]
+    try:
+        for frame in connection.wire.receive():
+            if isinstance(frame, frames.Hello):
+                found.hellos[host] = frame
+                if frame.version != __version__:
+                    found.problems[host] = [
+                        f"{host}: it has khorovod {frame.version}, and this host {__version__}; install the same "
+                        f"version on both"
+                    ]
+                    return True
+                connection.wire.send(check)
+            elif isinstance(frame, frames.Checked):
+                if frame.problems:
+                    found.problems[host] = [f"{host}: {problem}" for problem in frame.problems]
+                return True
+    except frames.FrameError as error:
+        found.problems[host] = [f"{host}: its agent speaks another protocol ({error}); install version {__version__}"]
+        return True
+    if connection.wire.is_closed:
+        found.problems[host] = [connection.why()]
+    return connection.wire.is_closed
+
+
+def _find_twins(found: Muster, here: str) -> None:
+    names: dict[str, str] = {machine_name(): here} if here else {}
+    for host, hello in found.hellos.items():
+        other = names.setdefault(hello.machine, host)
+        if other != host:
+            found.problems.setdefault(host, []).append(
+                f"{host}: it is the same machine as {other}; name each machine once, with all of its slots"
+            )

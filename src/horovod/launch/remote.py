@@ -1,0 +1,241 @@
+"""The ranks of another host, seen through ssh and the agent there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from horovod.errors import LaunchError
+from horovod.launch import frames
+from horovod.launch.job import Job
+from horovod.launch.local import LocalJob
+from horovod.launch.plan import LaunchPlan
+from horovod.launch.ssh import Access, command_line, diagnose
+
+__all__ = ["Connection", "RemoteJob", "jobs_of", "travels"]
+
+_GO_S, _LOOK_S = 2.0, 0.01
+_TAKEN_BYTES = frames.WINDOW_BYTES // 8
+# What belongs to a host, a session or a terminal; a word that ends in _ stands for all variables that begin so.
+_STAYS = (
+    "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOST", "TMPDIR", "TMP",
+    "TEMP", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "TMUX", "STY", "KRB5CCNAME", "GPG_AGENT_INFO",
+    "DBUS_SESSION_BUS_ADDRESS", "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+)  # fmt: skip
+_STAYING_PREFIXES = ("XDG_", "SSH_", "BASH_FUNC_", "LISTEN_")
+
+
+class Connection:
+    """An ssh client with an agent behind it; from the first step to the last.
+
+    Args:
+        host: as the user named it.
+        access: how it is reached.
+    """
+
+    def __init__(self, host: str, access: Access) -> None:
+        self.host, self._access = host, access
+        self._stderr = os.memfd_create("horovodrun-ssh")
+        try:
+            self._process = subprocess.Popen(
+                command_line(host, access),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,  # the terminal's Ctrl-C is for horovodrun
+                bufsize=0,
+            )
+        except OSError as error:
+            os.close(self._stderr)
+            raise LaunchError(f"cannot run ssh ({error.strerror}); install OpenSSH's client on this host") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.wire = frames.Wire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
+
+    @property
+    def stderr(self) -> str:
+        """What ssh, and the agent, have printed."""
+        size = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+
+    def why(self) -> str:
+        """Why there is no agent."""
+        if not self.wire.is_closed:
+            return diagnose(self.host, self._access, None, self.stderr)
+        noise = self.wire.noise.decode(errors="replace")
+        return diagnose(self.host, self._access, self._wait(), self.stderr or noise)
+
+    def _wait(self) -> int:
+        try:
+            return self._process.wait(_GO_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def hang_up(self) -> None:
+        """Have the agent end all that runs there, then itself."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self.wire.is_closed = True
+
+    def kill(self) -> None:
+        """End ssh at once, for the agent to notice."""
+        self.hang_up()
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the agent and all below it. Blocks until ssh has ended."""
+        if self._stderr < 0:
+            return
+        self.hang_up()
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + _GO_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.read(self.wire.incoming, 1 << 16)  # else ssh would wait for us
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_S)
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        os.close(self._stderr)
+        self._stderr = -1
+
+
+class RemoteJob(Job):
+    """The ranks of one plan on another host.
+
+    Args:
+        plan: what to start there.
+        first: rank of the host's first rank.
+        connection: a checked host.
+        call: the call that each rank makes, if it is one of ``horovod.run``.
+    """
+
+    def __init__(self, plan: LaunchPlan, first: int, connection: Connection, call: bytes = b"") -> None:
+        super().__init__(first, plan.hostname, plan.size)
+        self._plan, self._connection, self._wire = plan, connection, connection.wire
+        self._call = call
+        self._owed = 0
+        self._is_over = False
+        #: Pickled results, by rank on the host.
+        self.results = [bytearray() for _ in range(plan.size)]
+
+    def fileno(self) -> int:
+        return self._wire.incoming
+
+    @property
+    def outgoing(self) -> int:
+        return self._wire.outgoing if self._wire.backlog else -1
+
+    @property
+    def due_at(self) -> float | None:
+        return None if self._is_over else self._wire.alive_at
+
+    def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
+        for i in range(0, len(self._call), frames.CHUNK_BYTES):
+            self._wire.send(frames.Call(self._call[i : i + frames.CHUNK_BYTES]))
+        common = {name: text for name, text in self._plan.environ.items() if travels(name)}
+        self._wire.send(
+            frames.Start(
+                command=[os.fsencode(word) for word in self._plan.command],
+                environ=_bytes(common),
+                ranks=[_bytes(rank) for rank in self._plan.ranks],
+                returns=bool(self._call),
+                silence_s=frames.SILENCE_S,
+            )
+        )
+
+    def tell(self, order: bytes) -> None:
+        self._wire.send(frames.Order(order))
+
+    def flush(self) -> None:
+        self._wire.flush()
+
+    def tend(self) -> None:
+        if not self._is_over:
+            self._wire.show_life()
+
+    def take(self) -> None:
+        if self._owed >= _TAKEN_BYTES:
+            self._wire.send(frames.Taken(self._owed))
+            self._owed = 0
+
+    def refuse(self, rank: int, stream: str) -> None:
+        self._wire.send(frames.Unwanted(rank - self.first, stream))
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        if self._is_over:
+            return
+        try:
+            for frame in self._wire.receive():
+                if isinstance(frame, frames.Output):
+                    self._owed += len(frame.data)
+                    yield {"output": (self.first + frame.rank, frame.stream), "data": frame.data}
+                elif isinstance(frame, frames.Returned):
+                    self.results[frame.rank] += frame.data
+                elif isinstance(frame, frames.News):
+                    yield self._translated(frame.event)
+        except frames.FrameError as error:
+            yield from self._lost(f"what came over ssh was no frame: {error}")
+        if self._wire.is_closed:
+            lines = self._connection.stderr.strip().splitlines()
+            yield from self._lost("the connection ended" + (f" ({lines[-1]})" if lines else ""))
+
+    def silence(self) -> Iterator[dict[str, Any]]:
+        if self._wire.is_silent(frames.SILENCE_S):
+            yield from self._lost(f"no sign of life for {frames.SILENCE_S:g} s")
+
+    def _lost(self, reason: str) -> Iterator[dict[str, Any]]:
+        if not self._is_over:
+            self._is_over = True
+            yield {"lost": reason}
+
+    def _translated(self, event: dict[str, Any]) -> dict[str, Any]:
+        if "done" in event:
+            self._is_over = True
+        if "lost" in event:
+            self._is_over = True
+            return {"lost": "the process that watches the ranks there was killed"}
+        return self.of_job(event)
+
+    def kill(self) -> None:
+        """End the connection at once; the agent kills the ranks."""
+        self._is_over = True
+        self._connection.kill()
+
+    def hang_up(self) -> None:
+        self._connection.hang_up()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def travels(name: str) -> bool:
+    """Whether a variable means the same on another host."""
+    return name not in _STAYS and not name.startswith(_STAYING_PREFIXES)
+
+
+def _bytes(environ: Any) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(text) for name, text in environ.items()}
+
+
+def jobs_of(plan: LaunchPlan, connections: Mapping[str, Connection], call: bytes = b"") -> list[Job]:
+    """The ranks of each host of a plan: behind the connection with its name, else here.
+
+    Args:
+        plan: what to start.
+        connections: checked hosts by name.
+        call: the call that each rank of another host makes, if it is one of ``horovod.run``.
+    """
+    return [
+        RemoteJob(part, first, connections[part.hostname], call)
+        if part.hostname in connections
+        else LocalJob(part, first)
+        for first, part in plan.parts()
+    ]

@@ -1,0 +1,135 @@
+"""The command line of the system's ssh client, and what its errors mean. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Access", "command_line", "diagnose"]
+
+AGENT = "horovod.launch.agent"
+_NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
+
+
+@dataclass(frozen=True)
+class Access:
+    """How other hosts are reached.
+
+    Attributes:
+        python: program that runs the agent there.
+        port: of sshd; 0 leaves it to ssh.
+        identity_file: private key; empty leaves it to ssh.
+        timeout_s: for all checks together, in seconds.
+        interfaces: names of network interfaces that each host must have.
+    """
+
+    python: str
+    port: int = 0
+    identity_file: str = ""
+    timeout_s: float = 30.0
+    interfaces: tuple[str, ...] = ()
+
+
+def command_line(host: str, access: Access) -> list[str]:
+    """The command that starts an agent on ``host``.
+
+    Args:
+        host: a name, an address, or ``user@name``.
+        access: how it is reached.
+
+    Returns:
+        Program and arguments. Nothing is asked, no unknown key is trusted, and what the user's configuration says
+        about forwarding or terminals does not disturb.
+    """
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": str(max(1, round(access.timeout_s))),
+        # Ends ssh when the host vanishes, even if nobody is left here to end it.
+        "ServerAliveInterval": "1",
+        "ServerAliveCountMax": "4",
+        "ClearAllForwardings": "yes",
+        "ForwardX11": "no",
+        "RequestTTY": "no",
+        "RemoteCommand": "none",
+        "LogLevel": "ERROR",
+    }
+    words = ["ssh", "-T"]
+    for name, value in options.items():
+        words += ["-o", f"{name}={value}"]
+    if access.port:
+        words += ["-p", str(access.port)]
+    if access.identity_file:
+        words += ["-i", access.identity_file]
+    return [*words, "--", host, f"exec {shlex.quote(access.python)} -m {AGENT}"]
+
+
+def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
+    """Say in a sentence why there is no agent on ``host``, and what to do.
+
+    Args:
+        host: as the user named it.
+        access: how it was tried.
+        status: exit code of ssh; None when it was still trying.
+        stderr: what it printed.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"exit code {status}"
+    try_it = " ".join(["ssh", *_shown(access), host])
+    if status in (_NO_COMMAND, _NOT_EXECUTABLE):
+        return (
+            f"{host}: there is no Python at {access.python}; install it there at the same path, or name one that all "
+            f"hosts have with --python"
+        )
+    if "No module named" in stderr and AGENT.split(".")[0] in stderr:
+        return (
+            f"{host}: {access.python} has no khorovod, or one too old for jobs of several hosts; install the version "
+            f"that is here with {access.python} -m pip install, there"
+        )
+    if status is None:
+        return (
+            f"{host} did not answer within {access.timeout_s:g} s{f' ({last})' if lines else ''}; see whether "
+            f"`{try_it} true` ends, or give more time with --start-timeout"
+        )
+    tried = re.search(r"port (\d+)", last)
+    port = tried[1] if tried else access.port or 22
+    for marks, text in _MEANINGS:
+        if status == _SSH_FAILED and any(mark in stderr for mark in marks):
+            return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
+    return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
+
+
+_MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
+    (
+        ("Could not resolve hostname", "Name or service not known"),
+        "the name is unknown; mend it, or add it to DNS, /etc/hosts or ~/.ssh/config",
+    ),
+    (
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED",),
+        "its host key is not the one in known_hosts; if the machine was set up anew, `ssh-keygen -R {host}` forgets "
+        "the old key, then `{try_it}` shows the new one",
+    ),
+    (
+        ("Host key verification failed", "host key is known for"),
+        "its host key is unknown; run `{try_it}` once and compare the fingerprint, or add the key to known_hosts",
+    ),
+    (
+        ("password", "keyboard-interactive"),
+        "it wants a password, which horovodrun never asks for; give it your key with `ssh-copy-id {host}`",
+    ),
+    (
+        ("Permission denied", "Too many authentication failures"),
+        "it refused the key; name the right one with -i, or add the public key to ~/.ssh/authorized_keys there",
+    ),
+    (("Connection refused",), "nothing listens on port {port}; start sshd there, or name its port with -p"),
+    (
+        ("No route to host", "Network is unreachable", "timed out", "Connection reset", "Connection closed"),
+        "it cannot be reached ({last}); see whether the machine is up and a firewall lets port {port} through",
+    ),
+)
+
+
+def _shown(access: Access) -> list[str]:
+    port = ["-p", str(access.port)] if access.port else []
+    return port + (["-i", access.identity_file] if access.identity_file else [])
