@@ -1,4 +1,4 @@
-"""Who lingers makes progress while that needs no sleep; what is not done then is done in the background."""
+"""Who lingers waits for a limited time; what is not done then is done in the background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _lingers(late: int) -> None:
         return
     values = np.ones(3)
     handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
-    assert not engine.linger(handle)
+    assert not engine.linger(handle, 0.01)
     done = threading.Lock()
     done.acquire()
     handle.waiter = done

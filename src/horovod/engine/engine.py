@@ -157,10 +157,10 @@ class Engine:
             raise handle.error
         return handle.outputs
 
-    def linger(self, handle: Handle) -> bool:
-        """Wait for a moment in which no rank goes to sleep, after a patient submission; return whether it is done."""
+    def linger(self, handle: Handle, limit_s: float) -> bool:
+        """Wait for a limited time, after a patient submission; return whether it is done."""
         if not handle.done:
-            self._progress.linger(handle)
+            self._progress.linger(handle, limit_s)
         return handle.done
 
     def poll(self, handle: Handle) -> bool:

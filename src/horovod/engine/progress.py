@@ -33,8 +33,6 @@ _IDLE_SLICE_S = 30.0
 _QUIET_S, _PAUSES = 0.0005, 40
 #: Who calls one operation after the other comes back within that; to wake a thread that naps costs least.
 _NAP_S = 0.0002
-#: As long as the engine looks before it sleeps.
-_LINGER_S = 0.0005
 
 
 class Progress:
@@ -106,9 +104,9 @@ class Progress:
             if self.is_over:
                 self._stepper.sweep()
 
-    def linger(self, handle: Handle) -> None:
-        """Wait as ``wait`` does, but for a moment only."""
-        self._signal_of(handle).acquire(True, _LINGER_S)
+    def linger(self, handle: Handle, limit_s: float) -> None:
+        """Wait as ``wait`` does, but for a limited time."""
+        self._signal_of(handle).acquire(True, limit_s)
         self._awaited = None
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ collectives may be in flight, in any order, with one inter-op thread.
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import ctypes
@@ -22,6 +23,7 @@ import numpy as np
 from horovod import context
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
+from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
 from horovod.tensorflow import failures
 from horovod.tensorflow.adapter import DTYPES
@@ -34,6 +36,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMBERS = {name: dtype.as_datatype_enum for name, dtype in DTYPES.items()}
 _NUMPY = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES.values()}
+#: How long a kernel may keep its thread, where that has paid: to hand a small result over takes longer than to wait.
+_LINGER_S = 0.005
 #: Kernels that exist, by the number that TensorFlow knows them by.
 _kernels: dict[int, _Kernel] = {}
 _ids = itertools.count(1)
@@ -138,6 +142,7 @@ class _Run:
         self._handle: Handle | None = None
         self._error: BaseException | None = None
         self._waits_behind = False
+        self._is_interrupted = False
         self._once = itertools.count()
 
     # -- the engine's side ---------------------------------------------------------------------------------------
@@ -238,15 +243,22 @@ class _Run:
                 engine.wait(handle)
             self.finish()
             return
-        if lingers:
-            done = engine.linger(handle)
-            self._kernel.lingered(done)
-            if done:
-                self.finish()
-                return
+        if lingers and self._linger(engine, handle):
+            self.finish()
+            return
         handle.waiter = self
         if handle.done:
             self.release()
+
+    def _linger(self, engine: Engine, handle: Handle) -> bool:
+        try:
+            done = engine.linger(handle, _LINGER_S)
+        except BaseException:
+            # An interrupt, on the main thread. The engine has the memory until it is done; then it comes again.
+            self._is_interrupted = True
+            return False
+        self._kernel.lingered(done)
+        return done
 
     def _splits(self, array: Array) -> tuple[int, ...]:
         return tuple(int(split) for split in array)
@@ -300,6 +312,8 @@ class _Run:
         self._handle = None
         self._inputs, self._outputs = [], []
         following = self._next_behind() if self._waits_behind else None
+        if self._is_interrupted:
+            _thread.interrupt_main()
         lib.TF_RunAsyncOpKernelDoneCallback(ctypes.addressof(self._done))
         if following is not None:
             following.run_on()
