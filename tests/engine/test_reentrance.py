@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
-from horovod.errors import HorovodInternalError, NotInitializedError
+from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 from horovod.transports.shm import futex
 
 
@@ -153,7 +153,10 @@ def _leaves_with_operations_in_flight() -> list[str]:
 
     errors: list[str] = []
     hvd.barrier()
-    if hvd.rank() == 0:
+    if hvd.rank() == 1:
+        with pytest.raises(PeerLostError, match="rank 0"):
+            hvd.allreduce(np.ones(1), name="stay")
+    else:
         started = threading.Barrier(4)
 
         def wait(index: int) -> None:
