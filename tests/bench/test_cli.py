@@ -77,6 +77,14 @@ def test_training_agrees_with_ddp(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_optimizers_that_share_their_state_agree(tmp_path: Path) -> None:
+    [row] = bench(tmp_path, "optimizer", "--tiny", "--models", "mlp", "--rounds", "1", "--steps", "1")["rows"]
+    held = {name: one["state_bytes"] for name, one in row["results"].items()}
+    assert set(held) == {"no communication", "horovod", "host_optimizer", "host_optimizer=model", "ddp with zero"}
+    assert held["host_optimizer"] == held["host_optimizer=model"] < 0.6 * held["horovod"]
+
+
+@pytest.mark.slow
 def test_being_observed(tmp_path: Path) -> None:
     [row] = bench(tmp_path, "timeline", "--tiny", "--models", "gpt", "--rounds", "2", "--steps", "2")["rows"]
     assert set(row["results"]) == {"no timeline", "timeline", "flight recorder"}

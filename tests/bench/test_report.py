@@ -32,6 +32,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "allreduce": COLLECTIVE,
     "async": {**COLLECTIVE, "op": "async", "batch": 50},
     "train": {"model": "mlp", "parameters": 1000, "results": {"no communication": STEP, "horovod": STEP}},
+    "optimizer": {"model": "mlp", "parameters": 1000, "results": {"horovod": {**STEP, "state_bytes": 2048}}},
     "timeline": {
         "model": "mlp",
         "operations": 7,
@@ -49,6 +50,7 @@ EXPECTED = {
     "allreduce": ["1 MiB", "1.00 ms", "5.00x", "50%"],
     "async": ["1 MiB x 50"],
     "train": ["mlp", "1,000", "91.0%", "100 µs"],
+    "optimizer": ["mlp", "1,000", "2 KiB"],
     "timeline": ["flight recorder", "3.00 µs", "5.00 µs", "0.50%"],
     "memory": ["1000 B", "25.0%"],
     "idle": ["rank 0", "0.010%"],

@@ -74,8 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=_read(_positive), default=3, help="timed steps of one turn (default 3)")
     observed = commands.add_parser("timeline", parents=[common], help="what a timeline adds to a training step")
     observed.add_argument("--steps", type=_read(_positive), default=5, help="timed steps of one turn (default 5)")
+    sharding = commands.add_parser("optimizer", parents=[common], help="AdamW with its state on all ranks, and shared")
+    sharding.add_argument("--steps", type=_read(_positive), default=3, help="timed steps of one turn (default 3)")
     memory = commands.add_parser("memory", parents=[common], help="bytes per rank beyond model and gradients")
-    for command in (train, observed, memory):
+    for command in (train, observed, sharding, memory):
         command.add_argument("--models", type=_list_of(MODELS), default=MODELS, help="of mlp,resnet,gpt (default all)")
         command.add_argument("--tiny", action="store_true", help="tiny models: only to see that it runs")
     parts = commands.add_parser("profile", parents=[common], help="where the time of an allreduce goes")

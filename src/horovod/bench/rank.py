@@ -21,6 +21,7 @@ from horovod.bench.mpi import Mpi
 from horovod.bench.observed import run_observed
 from horovod.bench.ours import Ours
 from horovod.bench.profile import run_profile
+from horovod.bench.sharding import run_optimizer
 from horovod.bench.stepping import run_train
 from horovod.bench.train import ddp_arm, horovod_arm, local_arm
 
@@ -52,6 +53,10 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         rows = run_train(
             args.models, make_task, arms, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny
         )
+        stop_gloo(control)
+    elif args.command == "optimizer":
+        start_gloo(control)
+        rows = run_optimizer(args.models, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
         stop_gloo(control)
     elif args.command == "timeline":
         rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)

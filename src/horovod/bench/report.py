@@ -27,6 +27,7 @@ def table(result: Result) -> Table:
         return _collectives(result, title)
     tables = {
         "train": _train,
+        "optimizer": _optimizer,
         "timeline": _observed,
         "profile": _profile,
         "memory": _memory,
@@ -105,6 +106,22 @@ def _train(result: Result, title: str) -> Table:
                 format_seconds(one["median_s"]),
                 format_seconds(one["exposed_s"]),
                 f"{one['efficiency']:.1%}",
+                end_section=number == len(row["results"]) - 1,
+            )
+    return made
+
+
+def _optimizer(result: Result, title: str) -> Table:
+    made = _new(title, "model", ["parameters", "way", "step", "fastest tenth", "state per rank"])
+    for row in result["rows"]:
+        for number, (name, one) in enumerate(row["results"].items()):
+            made.add_row(
+                "" if number else row["model"],
+                "" if number else f"{row['parameters']:,}",
+                name,
+                format_seconds(one["median_s"]),
+                format_seconds(one["p10_s"]),
+                format_bytes(one["state_bytes"]),
                 end_section=number == len(row["results"]) - 1,
             )
     return made
@@ -213,8 +230,8 @@ def picture(result: Result) -> str:
         return _curves(result, title)
     items: list[tuple[str, float, str]] = []
     for row in result["rows"]:
-        if kind in ("train", "profile"):
-            what = row["model"] if kind == "train" else format_bytes(row["nbytes"])
+        if kind in ("train", "optimizer", "profile"):
+            what = format_bytes(row["nbytes"]) if kind == "profile" else row["model"]
             for name, one in row["results"].items():
                 items.append((f"{what}, {name}", one["median_s"], format_seconds(one["median_s"])))
         elif kind == "timeline":

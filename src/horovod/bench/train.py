@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from horovod.bench.models import Task
 from horovod.bench.stepping import Arm
 
-__all__ = ["ddp_arm", "horovod_arm", "local_arm", "torch_arm"]
+__all__ = ["ddp_arm", "horovod_arm", "local_arm", "torch_arm", "wrap_in_ddp"]
 
 _RATE = 0.01
 
@@ -45,12 +45,17 @@ def local_arm(task: Task) -> Arm:
     return torch_arm("no communication", task.model, _stepper(task, task.model, _sgd(task.model)))
 
 
-def ddp_arm(task: Task) -> Arm:
-    """torch DDP at its best on CPU: gradients are views of its buckets, buffers are not broadcast in a step."""
+def wrap_in_ddp(model: torch.nn.Module) -> torch.nn.Module:
+    """Return DDP at its best on CPU: gradients are views of its buckets, buffers are not broadcast in a step."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
-    model = DistributedDataParallel(task.model, **options)
+    return DistributedDataParallel(model, **options)
+
+
+def ddp_arm(task: Task) -> Arm:
+    """torch DDP over Gloo; see ``wrap_in_ddp``."""
+    model = wrap_in_ddp(task.model)
     return torch_arm("ddp", task.model, _stepper(task, model, _sgd(model)))
 
 

@@ -70,22 +70,22 @@ class HostMembers(Members):
     def _collective(self, settings: Settings) -> BucketCollective:
         return ReduceScatter(comm, settings)
 
-    def _shard(self, cls: type, model: bool | torch.nn.Module) -> None:
+    def _shard(self, kind: type, model: bool | torch.nn.Module) -> None:
         """Finish making it.
 
         Args:
-            cls: the optimizer's own class.
+            kind: the optimizer's own class.
             model: whose layers wait for their own weights; True for none.
         """
         self._forget_shards()
         # An optimizer of the pieces, with the same options, which does not call the user's hooks again.
-        self._inner = object.__new__(cls)
+        self._inner = object.__new__(kind)
         self._inner.__dict__.update(vars(self), state=defaultdict(dict), param_groups=[])
         for name in ("_reducer", "_shards", "_in_flight", "_inner", "_parameter_names"):
             self._inner.__dict__.pop(name, None)
         self._inner._optimizer_step_pre_hooks = OrderedDict()
         self._inner._optimizer_step_post_hooks = OrderedDict()
-        self._step_pieces = unhooked_step(cls)
+        self._step_pieces = unhooked_step(kind)
         if isinstance(model, torch.nn.Module):
             self._model = model
             watch_model(model, self, HostMembers._need)
