@@ -13,6 +13,7 @@ import pytest
 from sources import Module, modules
 
 import horovod.errors
+from horovod.bindings.collectives import Collectives
 
 NAMES = sorted(modules())
 # What a training script imports; all parameters of all of their functions are explained.
@@ -29,13 +30,26 @@ Documented = Function | ast.ClassDef
 
 
 def exported(module: Module) -> list[str]:
-    """The names in ``__all__``."""
+    """The names in ``__all__``; those of another module's list, where that one is added, included."""
+    names: list[str] = []
     for node in module.tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and target.id == "__all__" and isinstance(node, ast.Assign | ast.AnnAssign):
+        if not (isinstance(target, ast.Name) and target.id == "__all__"):
+            continue
+        if isinstance(node, ast.AugAssign):
+            names += exported(_star_source(module, node.value))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
             assert isinstance(node.value, ast.List | ast.Tuple), f"{module.place}: __all__ is not a plain list"
-            return [ast.literal_eval(element) for element in node.value.elts]
-    return []
+            names += [ast.literal_eval(element) for element in node.value.elts]
+    return names
+
+
+def _star_source(module: Module, added: ast.expr) -> Module:
+    """The module whose list is added to ``__all__``: all of its names must have been imported."""
+    source = f"{module.name}.{ast.unparse(added).removesuffix('.__all__')}"
+    stars = [n.module for n in module.tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
+    assert source in stars, f"{module.place}: __all__ has the names of {source}, which are not imported"
+    return modules()[source]
 
 
 def public_definitions(module: Module) -> Iterator[tuple[str, Documented]]:
@@ -87,6 +101,26 @@ def test_exports_exist_and_are_complete(name: str) -> None:
     assert not missing, f"{module.place}: in __all__ but not there: {missing}"
     public = [n.name for n in module.tree.body if isinstance(n, Documented) and not n.name.startswith("_")]
     assert names or not public or name.endswith("__main__"), f"{module.place} defines {public} and has no __all__"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bound_methods_are_exported_under_their_own_names(name: str) -> None:
+    """As in ``rank = comm.rank``: what is bound to be exported is, and it is what it is called."""
+    module = modules()[name]
+    names, wrong = exported(module), []
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            target, value = ast.unparse(node.targets[0]), node.value
+            if ast.unparse(value.value).lstrip("_") in ("comm", "collectives") and not target.startswith("_"):
+                wrong += [target] if target != value.attr or target not in names else []
+    assert not wrong, f"{module.place}: {wrong}"
+
+
+def test_numpy_has_every_collective() -> None:
+    public = {name for name in dir(Collectives) if not name.startswith("_")}
+    what_was_built = {name for name in public if name.startswith("mpi_") or name.endswith(("_built", "_enabled"))}
+    for_bindings = {"joins", "allgather_into_async"}
+    assert public - set(importlib.import_module("horovod.numpy").__all__) == what_was_built | for_bindings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,6 +207,8 @@ def _bound(tree: ast.Module) -> Iterator[str]:
         node = todo.pop()
         if isinstance(node, Documented):
             yield node.name
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            yield from exported(modules()[node.module or ""])
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

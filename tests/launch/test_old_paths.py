@@ -76,8 +76,9 @@ def test_old_average_argument() -> None:
     choose = util.get_average_backwards_compatibility_fun(Ops)
     assert choose(None, None) == "average"
     assert choose("min", None) == "min"
-    with pytest.warns(DeprecationWarning, match="op"):
+    with pytest.warns(DeprecationWarning, match="op") as caught:
         assert choose(None, False) == "sum"
+    assert caught[0].filename == __file__
     with pytest.raises(ValueError, match="supersedes"):
         choose("min", True)
 

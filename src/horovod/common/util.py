@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import sysconfig
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -175,7 +174,9 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
             return op
         if average is None:
             return reduce_ops.Average
-        warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+        from horovod.bindings.misuse import warn_deprecated  # loads the engine, as this page alone does not
+
+        warn_deprecated("Parameter `average` has been replaced with `op`")
         return reduce_ops.Average if average else reduce_ops.Sum
 
     return impl

@@ -74,7 +74,6 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
