@@ -37,6 +37,15 @@ def test_little_is_left_to_the_c_library() -> None:
     assert ResultPool().take(LEAST_BYTES - 1) is None
 
 
+def test_what_a_loan_takes_to_make_is_made_once_for_each_block() -> None:
+    pool = ResultPool()
+    assert len({type(pool.take(MIB)) for _ in range(8)}) == 1
+    gc.collect()
+    kept = type(pool.take(MIB))
+    gc.collect()
+    assert type(pool.take(MIB)) is kept
+
+
 @pytest.mark.parametrize("nbytes", [2 * LEAST_BYTES, MIB + 1, 5 * MIB - 3, 9 * MIB])
 def test_a_block_serves_similar_lengths_and_wastes_little(nbytes: int) -> None:
     pool = ResultPool()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,12 +88,12 @@ class TorchAdapter:
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Return a tensor over a buffer."""
-        count = 1
-        for dim in shape:
-            count *= dim
-        with torch.inference_mode(False):
-            # Not a view of what has another shape: autograd forbids to change such a result in place.
-            return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count).resize_(shape)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.over(memory, shape, dtype)
+        tensor = torch.frombuffer(memory, dtype=DTYPES[dtype], count=math.prod(shape))
+        # Not a view of what has another shape: autograd forbids to change such a result in place.
+        return tensor if len(shape) == 1 else tensor.resize_(shape)
 
     def dtype_name(self, dtype: Any) -> str:
         """Return the canonical name of a dtype; torch's default one for None."""

@@ -15,7 +15,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["LEAST_BYTES", "ResultPool"]
 
@@ -29,10 +29,21 @@ _MOST_FREE_BYTES = 512 << 20
 _IDLE_S = 5.0
 
 
-class _Block(NamedTuple):
-    memory: mmap.mmap
-    nbytes: int
-    freed_s: float
+class _Block:
+    """Memory that is lent as a whole.
+
+    Attributes:
+        view: makes what is lent of it; to make such a type takes longer than all the rest of lending.
+        freed_s: when it came back.
+    """
+
+    __slots__ = ("freed_s", "memory", "nbytes", "view")
+
+    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
+        self.memory = memory
+        self.nbytes = nbytes
+        self.view = ctypes.c_char * nbytes
+        self.freed_s = 0.0
 
 
 class ResultPool:
@@ -49,7 +60,9 @@ class ResultPool:
         # The block that came back last is the one whose pages are most likely in a cache.
         self._free: list[_Block] = []
         # Finalizers run anywhere, also while a block is taken: only an append is safe there.
-        self._returned: collections.deque[tuple[mmap.mmap, int]] = collections.deque()
+        self._returned: collections.deque[weakref.ref[Any]] = collections.deque()
+        # A reference tells that its object is gone only as long as somebody keeps it.
+        self._lent: dict[int, tuple[weakref.ref[Any], _Block]] = {}
 
     def take(self, nbytes: int) -> Any | None:
         """Return a buffer of at least ``nbytes``, not cleared, which comes back when its last user is gone.
@@ -64,7 +77,7 @@ class ResultPool:
             block = self._free[index]
             if nbytes <= block.nbytes and nbytes >= _LEAST_USE * block.nbytes:
                 del self._free[index]
-                return self._lend(block.memory, block.nbytes)
+                return self._lend(block)
         step = max(mmap.PAGESIZE, (1 << (nbytes - 1).bit_length()) // (2 * _STEPS))
         size = -(-nbytes // step) * step
         try:
@@ -73,7 +86,7 @@ class ResultPool:
             return None
         with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        return self._lend(memory, size)
+        return self._lend(_Block(memory, size))
 
     def rest(self) -> None:
         """Give back what nobody has asked for lately."""
@@ -88,19 +101,24 @@ class ResultPool:
         self._collect()
         return sum(block.nbytes for block in self._free)
 
-    def _lend(self, memory: mmap.mmap, nbytes: int) -> Any:
+    def _lend(self, block: _Block) -> Any:
         # Not a memoryview: numpy would keep alive what is below it, not the view itself.
-        loan = (ctypes.c_char * nbytes).from_buffer(memory)
-        weakref.finalize(loan, self._returned.append, (memory, nbytes)).atexit = False
-        return loan
+        view = block.view.from_buffer(block.memory)
+        told = weakref.ref(view, self._returned.append)
+        self._lent[id(told)] = told, block
+        return view
 
     def _collect(self) -> None:
         if not self._returned:
             return
         now = self._clock()
         while self._returned:
-            memory, nbytes = self._returned.popleft()
-            self._free.append(_Block(memory, nbytes, now))
+            lent = self._lent.pop(id(self._returned.popleft()), None)
+            # None: an interrupt came before it was lent.
+            if lent is not None:
+                block = lent[1]
+                block.freed_s = now
+                self._free.append(block)
         total = 0
         for index in range(len(self._free) - 1, -1, -1):
             total += self._free[index].nbytes
