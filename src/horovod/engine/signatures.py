@@ -26,7 +26,7 @@ __all__ = ["SignatureTable"]
 
 
 # An attribute of an enum class costs more than a name, in every operation.
-_ALLREDUCE = Kind.ALLREDUCE
+_ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4
 
@@ -85,11 +85,19 @@ class SignatureTable:
         placement: tuple[int, ...] = ()
         if len(inputs) == 1:
             tensor = inputs[0]
-            if call.kind is _ALLREDUCE and outputs is not None and outputs[0] is tensor:
+            if call.kind is _ALLREDUCE:
+                is_placed = outputs is not None and outputs[0] is tensor
+            else:
+                is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
+            if is_placed:
                 placement = self._transport.place((allocator.address(tensor),))
             key: Any = (call, tensor.dtype, tensor.shape, placement, self._sets.version, id(code), frame.f_lasti)
         else:
-            if call.kind is _ALLREDUCE and outputs is not None and all(map(is_, inputs, outputs)):
+            if call.kind is _ALLREDUCE:
+                is_placed = outputs is not None and all(map(is_, inputs, outputs))
+            else:
+                is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
+            if is_placed:
                 placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
             tensors = tuple([(t.dtype, t.shape) for t in inputs])
             key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)

@@ -1,4 +1,4 @@
-"""Allreduce of what lies in the arena, and reducescatter.
+"""Allreduce of what lies in the arena, and reducescatter, there and elsewhere.
 
 Every element is reduced by one rank (or, where all ranks reduce, in one order), so all ranks see the same
 bits.
@@ -88,7 +88,48 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
 
 
 def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Reduce, and leave each rank its own rows."""
+    """Reduce, and leave each rank its own rows; return whether others may still read this rank's."""
+    if lives_in_arena(entry):
+        for index, rows in enumerate(entry.cache.get("arena", lambda: _own_rows(staging, entry, work.kernels))):
+            output = work.allocate(index, rows.shape).reshape(-1)
+            for low, high, sources in rows.blocks:
+                rows.reduce(output[low:high], sources)
+        return True
+    _scatter_staged(staging, sequence, entry, work)
+    return False
+
+
+class _Rows(NamedTuple):
+    """The rows of a tensor that are this rank's, and everybody's values of them where they lie."""
+
+    reduce: Reducer
+    shape: tuple[int, ...]
+    blocks: list[tuple[int, int, list[Buffer]]]
+
+
+def _own_rows(staging: Staging, entry: Entry, kernels: str) -> list[_Rows]:
+    response, library = entry.response, kernels_named(kernels)
+    request, members = response.requests[0], response.members
+    found = []
+    for index, spec in enumerate(request.tensors):
+        reduce = library.reducer(spec.dtype, request.op, request.prescale, request.postscale, response.divisor)
+        start, stop = part_of(spec.shape[0], len(members), entry.me)
+        row = spec.count // spec.shape[0] if spec.shape[0] else 0
+        wholes = [
+            staging.arenas[rank].view_once(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
+            for i, rank in enumerate(members)
+        ]
+        step, count = BLOCK_BYTES // ITEMSIZE[spec.dtype], row * (stop - start)
+        blocks = []
+        for low in range(0, count, step):
+            high = min(low + step, count)
+            blocks.append((low, high, [whole[row * start + low : row * start + high] for whole in wholes]))
+        found.append(_Rows(reduce, (stop - start, *spec.shape[1:]), blocks))
+    staging.budget.charge(entry.cache, sum(len(rows.blocks) for rows in found) * len(members))
+    return found
+
+
+def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -> None:
     response, library = entry.response, kernels_named(work.kernels)
     request, members = response.requests[0], response.members
     parts = len(members)
@@ -143,4 +184,3 @@ def reducescatter(staging: Staging, sequence: int, entry: Entry, work: Work) -> 
                 staging.eviction.evict(rank, sources[i], library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)
-    return False
