@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 from sources import Import, Module, modules
@@ -171,3 +172,10 @@ def test_a_breach_is_found(name: str, text: str, reason: str) -> None:
     found = breaches(Module(name, known.path, text, ast.parse(text)))
     assert len(found) == 1
     assert found[0].rpartition(": ")[2].startswith(reason)
+
+
+def test_the_architecture_names_every_room() -> None:
+    table = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## The log")[0]
+    rooms = {room(name) for name in modules()} - {""}
+    ground = {name.partition(".")[2] for name in GROUND} - {"_version", "config_page"}
+    assert not {name for name in rooms | ground if f"`{name}`" not in table}
