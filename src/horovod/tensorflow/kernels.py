@@ -27,7 +27,17 @@ from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
 from horovod.tensorflow import failures
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.library import COMPUTE, CREATE, DELETE, Status, attribute, define_op, lib, register_kernel
+from horovod.tensorflow.library import (
+    COMPUTE,
+    CREATE,
+    DELETE,
+    Status,
+    attribute,
+    define_op,
+    immortal,
+    lib,
+    register_kernel,
+)
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
 __all__ = ["answer", "register"]
@@ -358,12 +368,9 @@ def _compute(key: int, context_: int, done: int) -> None:
 
 
 @DELETE
-def _delete(key: int) -> None:
-    _kernels.pop(key, None)
-
-
-#: ctypes' functions, which TensorFlow calls as long as the process lives.
-_creators: list[Any] = []
+def _delete(key: int, kernels: dict[int, _Kernel] = _kernels) -> None:
+    # TensorFlow lets go of graphs when Python has cleared the names of this module already.
+    kernels.pop(key, None)
 
 
 def register() -> None:
@@ -376,8 +383,7 @@ def register() -> None:
             ("outputs: U",),
         )
         creator = CREATE(lambda construction, op_type=name: _create(op_type, construction))
-        _creators.append(creator)
-        register_kernel(name, creator, _compute, _delete)
+        register_kernel(name, immortal(creator), immortal(_compute), immortal(_delete))
 
 
 _SPEC = ", ".join({"float32": "float", "float64": "double", "float16": "half"}.get(name, name) for name in DTYPES)

@@ -13,7 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["COMPUTE", "CREATE", "DELETE", "UNKNOWN_SHAPE", "Status", "attribute", "define_op", "lib", "register_kernel"]
+__all__ = [
+    "COMPUTE",
+    "CREATE",
+    "DELETE",
+    "UNKNOWN_SHAPE",
+    "Status",
+    "attribute",
+    "define_op",
+    "immortal",
+    "lib",
+    "register_kernel",
+]
 
 _P = ctypes.c_void_p
 _INT64S = ctypes.POINTER(ctypes.c_int64)
@@ -99,6 +110,12 @@ class Status:
             raise RuntimeError(lib.TF_Message(self.pointer).decode(errors="replace"))
 
 
+def immortal(function: Any) -> Any:
+    """Return one of ctypes' functions, kept for as long as TensorFlow may call it: beyond the end of all modules."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
+    return function
+
+
 def define_op(name: str, attributes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Register an operation with side effects; the arguments are in TensorFlow's words."""
     builder = _P(lib.TF_NewOpDefinitionBuilder(name.encode()))
@@ -116,7 +133,7 @@ def define_op(name: str, attributes: Sequence[str], inputs: Sequence[str], outpu
 
 
 def register_kernel(name: str, create: Any, compute: Any, delete: Any) -> None:
-    """Register the kernel of an operation on the CPU; the functions must live for ever."""
+    """Register the kernel of an operation on the CPU; the functions must be ``immortal``."""
     builder = _P(lib.TF_NewAsyncKernelBuilder(name.encode(), b"CPU", create, compute, delete))
     status = Status()
     lib.TF_RegisterKernelBuilder(name.encode(), builder, status.pointer)

@@ -24,6 +24,7 @@ from horovod.core.requests import Kind
 from horovod.engine import calls
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.kernels import answer
+from horovod.tensorflow.library import immortal
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
 __all__ = ["compiled", "is_compiling"]
@@ -168,6 +169,7 @@ def _decoded(text: bytes) -> tuple[_Call, Any]:
     return call, call.request.site.stand_in()
 
 
+@immortal
 @_HANDLER
 def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
     try:
