@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import run_ranks
+from jax_modes import with_64_bits
 
 
 def _both_ways(function: Any, *args: Any) -> list[Any]:
@@ -107,7 +108,6 @@ def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
 
 
 def _dtypes() -> None:
-    import jax
     import jax.numpy as jnp
     import numpy as np
 
@@ -125,7 +125,7 @@ def _dtypes() -> None:
             assert got.dtype == x.dtype
     # What numpy has in 64 bits is what JAX makes of it.
     assert hvd.allreduce(np.ones(2)).dtype == jnp.float32
-    with jax.enable_x64(True):
+    with with_64_bits():
         for got in _both_ways(hvd.allreduce, jnp.ones(2, jnp.float64)):
             assert got.dtype == jnp.float64
     for empty in (jnp.zeros((0, 3)), jnp.zeros(())):

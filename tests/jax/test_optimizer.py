@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from jax_modes import with_64_bits
 
 STEPS = 6
 
@@ -57,7 +58,7 @@ def _equality(jit: bool) -> list[bytes]:
     inputs, targets = _data()
     mine = slice(hvd.rank() * 12 // hvd.size(), (hvd.rank() + 1) * 12 // hvd.size())
     found = []
-    with jax.enable_x64(True):
+    with with_64_bits():
         plain = [
             optax.sgd(0.1),
             optax.sgd(0.1, momentum=0.9),
@@ -87,7 +88,7 @@ def _accumulation(jit: bool) -> None:
 
     inputs, targets = _data()
     mine = slice(hvd.rank() * 6, hvd.rank() * 6 + 6)
-    with jax.enable_x64(True):
+    with with_64_bits():
         alone, _ = _train(optax.adam(0.05), True, inputs, targets)
         before = hvd.stats().operations
         optimizer = hvd.DistributedOptimizer(

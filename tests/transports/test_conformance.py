@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from jax_modes import with_64_bits
 
 SIZES = [1, 2, 3, 5]
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
@@ -82,9 +83,7 @@ def _run(size: int, function: Callable[..., None], library: str, *args: Any) -> 
 
 
 def _with_64_bits(function: Callable[..., None], *args: Any) -> None:
-    import jax
-
-    with jax.enable_x64(True):
+    with with_64_bits():
         function(*args)
 
 

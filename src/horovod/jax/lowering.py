@@ -15,6 +15,7 @@ programs differ in a constant.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ __all__ = ["InProgram", "register"]
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
 _TARGET = "xla_buffer_python_cpu_callback"
+#: Two calls that look the same are two calls. Older versions of JAX lower each by itself anyway.
+_EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 
 
 class InProgram:
@@ -207,5 +210,5 @@ def register(on_cpu: Way | None = None) -> None:
         on_cpu: the way to go on the CPU; None for the best one there is.
     """
     way = on_cpu or (_directly if _can_go_directly() else _through_buffers)
-    mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", cacheable=False)
-    mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), cacheable=False)
+    mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", **_EACH_BY_ITSELF)
+    mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), **_EACH_BY_ITSELF)

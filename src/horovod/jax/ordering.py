@@ -25,14 +25,13 @@ def results_before(block: Any, since: Any, module: Any, target: str) -> list[Any
         Values of MLIR.
     """
     holding = _functions_with(module, target)
-    return [
-        result
-        for op in block.operations
-        if (since is None or since.is_before_in_block(op.operation))
-        and op.operation.name != _CUSTOM_CALL
-        and _has(op.operation, holding, target)
-        for result in op.operation.results
-    ]
+    found: list[Any] = []
+    for op in (op.operation for op in block.operations):
+        if since is not None and op == since:
+            found.clear()
+        elif op.name != _CUSTOM_CALL and _has(op, holding, target):
+            found += op.results
+    return found
 
 
 def _functions_with(module: Any, target: str) -> set[str]:

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import get_opaque_trace_state, unsafe_am_i_under_a_jit_DO_NOT_USE
 
 from horovod import context
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.worldly import Worldly
 from horovod.jax.adapter import JaxAdapter
+
+try:
+    from jax.extend.core import get_opaque_trace_state, unsafe_am_i_under_a_jit_DO_NOT_USE
+except ImportError:  # before JAX 0.8
+    from jax.core import get_opaque_trace_state, unsafe_am_i_under_a_jit_DO_NOT_USE
 
 __all__ = ["comm", "init", "is_compiling", "is_tracing"]
 
