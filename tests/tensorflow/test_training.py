@@ -41,6 +41,56 @@ def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
     run_ranks(2, _tape, framework="tensorflow")
 
 
+def _old_names() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+
+    a = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(hvd.allreduce(a) * (hvd.rank() + 1.0))
+    np.testing.assert_allclose(tape.gradient(loss, a), [1.5, 1.5])
+    assert hvd._executing_eagerly()
+    assert hvd.util.refs_to_vars(hvd.vars_to_refs([a, [a]]))[1][0] is a
+    assert float(hvd._make_subgraph(lambda x: hvd._allreduce(x))(tf.constant(1.0))) == 2.0
+    assert [float(x) for x in hvd._grouped_allreduce([tf.constant(1.0)] * 2)] == [2.0, 2.0]
+    assert hvd._reducescatter(tf.ones([2])).numpy().tolist() == [2.0]
+    reduce = hvd._make_allreduce_grads_fn("x", "", "", hvd.Compression.none, False, hvd.Average, 1.0, None)
+    assert float(reduce([tf.constant(hvd.rank() * 1.0)], [a])[0]) == 0.5
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
+    assert hvd.check_num_rank_power_of_2(4)
+    assert LocalGradientAggregationHelperEager(1, reduce, False, False).backward_passes_per_step == 1
+
+
+def test_names_that_scripts_take_from_inside_are_there() -> None:
+    run_ranks(2, _old_names, framework="tensorflow")
+
+
+def _with_torch() -> list[float]:
+    import tensorflow as tf
+    import torch
+
+    import horovod.tensorflow as hvd
+    import horovod.torch as hvd_torch
+
+    @tf.function
+    def step(x):
+        return hvd.allreduce(x, name="same")
+
+    found = []
+    for _ in range(3):
+        handle = hvd_torch.allreduce_async(torch.ones(5) * hvd.rank(), name="of torch", op=hvd.Sum)
+        found.append(float(step(tf.constant(1.0 + hvd.rank()))))
+        found.append(float(hvd_torch.synchronize(handle)[0]))
+    return found
+
+
+@pytest.mark.slow
+def test_torch_and_tensorflow_share_one_engine_in_one_process() -> None:
+    assert run_ranks(2, _with_torch, framework="tensorflow") == [[1.5, 1.0] * 3] * 2
+
+
 def _layers() -> None:
     import tensorflow as tf
 

@@ -43,6 +43,15 @@ from horovod.tensorflow.mpi_ops import *  # noqa: F403 - all of it, by its own l
 from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from horovod.tensorflow.util import _allreduce as _allreduce
+from horovod.tensorflow.util import _cache as _cache
+from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
+from horovod.tensorflow.util import _grouped_allreduce as _grouped_allreduce
+from horovod.tensorflow.util import _make_allreduce_grads_fn as _make_allreduce_grads_fn
+from horovod.tensorflow.util import _make_subgraph as _make_subgraph
+from horovod.tensorflow.util import _reducescatter as _reducescatter
+from horovod.tensorflow.util import refs_to_vars as refs_to_vars
+from horovod.tensorflow.util import vars_to_refs as vars_to_refs
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

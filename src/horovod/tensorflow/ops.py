@@ -34,7 +34,7 @@ gradients.register()
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
-    return [value if tf.is_tensor(value) else tf.convert_to_tensor(value) for value in values]
+    return [value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value) for value in values]
 
 
 @speaks_tensorflow

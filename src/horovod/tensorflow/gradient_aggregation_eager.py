@@ -1,0 +1,7 @@
+"""Horovod's import path of the helper that adds up gradients in eager mode."""
+
+from __future__ import annotations
+
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
+
+__all__ = ["LocalGradientAggregationHelperEager"]
