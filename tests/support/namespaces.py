@@ -155,14 +155,25 @@ class Cluster:
         assert machine.holder.stdout is not None
         assert machine.holder.stdout.readline() == b"up\n", f"host {machine.name} did not come up"
 
-    def crash(self, name: str) -> None:
-        """Kill everything on a host, at once."""
-        os.kill(self.machines[name].pid, signal.SIGKILL)
+    def processes(self, name: str) -> dict[int, str]:
+        """Command line of each process on a host, by its number on this machine."""
+        own = Path(f"/proc/{self.machines[name].pid}/ns/pid").readlink()
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if (folder / "ns" / "pid").readlink() == own:
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(folder.name)] = command.strip()
+            except OSError:
+                continue  # ended meanwhile
+        return {pid: command for pid, command in found.items() if command}
 
-    def restart(self, name: str) -> None:
-        """Bring a crashed host back."""
-        self._stop(self.machines[name])
-        self._start(self.machines[name])
+    def crash(self, name: str) -> None:
+        """Kill everything on a host, at once and for good."""
+        machine = self.machines[name]
+        os.kill(machine.pid, signal.SIGKILL)
+        assert machine.holder is not None
+        machine.holder.wait()
 
     def cut(self, name: str) -> None:
         """Pull the cable."""

@@ -46,5 +46,5 @@ class Outcome:
 
     @property
     def first_failure(self) -> Exit | None:
-        """The rank that ended first of those that did not end well."""
-        return next((e for e in self.exits if e.status != 0), None)
+        """The rank that ended first of those that did not end well, by themselves."""
+        return next((e for e in self.exits if e.status != 0 and not e.sent), None)

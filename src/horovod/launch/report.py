@@ -42,14 +42,15 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         ranks = f"{plan.size} rank{'s' * (plan.size != 1)}"
         return [*lines, f"{name} received; ended {ended} of {ranks}, nothing is left running"]
     first = outcome.first_failure
+    by_rank = {e.rank: e for e in outcome.exits}
     if first is None:
-        return lines
+        of_ranks = range(plan.size) if outcome.lost else ()
+        return lines + [_other(plan, rank, by_rank.get(rank), outcome.lost) for rank in of_ranks]
     lines.append(first_failure_text(plan, first, oom_kills))
     tail = outcome.tails.get(first.rank, [])
     if tail:
         lines.append(f"the last lines of rank {first.rank}'s stderr:")
         lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
-    by_rank = {e.rank: e for e in outcome.exits}
     for rank in range(plan.size):
         other = by_rank.get(rank)
         if rank != first.rank:
