@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -14,8 +15,10 @@ from horovod import config
 from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
-from horovod.launch.assemble import Assembly, assemble, interface_settings, places
+from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
 from horovod.launch.flags import Options, UsageError, parse_flags
+from horovod.launch.mpi_run import mpi_plan
+from horovod.launch.muster import Muster
 from horovod.launch.output import FileScreen, Screen
 from horovod.launch.plan import Wish
 from horovod.launch.report import exit_code, report
@@ -98,6 +101,9 @@ def _assemble(options: Options) -> Assembly:
     access = Access(
         options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
     )
+    if options.controller in ("mpi", "jsrun") and not (is_one_host and options.controller == "mpi"):
+        plan = mpi_plan(wish, options, named_hosts(options.hosts, options.hostfile), access)
+        return Assembly(plan, Muster({}))
     return assemble(wish, where, access)
 
 
@@ -144,7 +150,10 @@ def _run(options: Options, assembly: Assembly) -> int:
         _say(f"on one host without effect: {', '.join(options.far)}")
     for note in plan.notes:
         _say(note)
-    if options.verbose:
+    is_mpi = not plan.ranks[0]
+    if options.verbose and is_mpi:
+        _say(f"running {shlex.join(plan.command)}")
+    elif options.verbose:
         on = ", ".join(hosts)
         _say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {on}: {' '.join(plan.command)}")
     screens = _screens()
@@ -156,6 +165,9 @@ def _run(options: Options, assembly: Assembly) -> int:
         return 1
     first = outcome.first_failure
     is_here = first is not None and plan.host_of(first.rank) == os.uname().nodename
+    if is_mpi and first is not None and not outcome.interrupted:
+        _say(f"{Path(plan.command[0]).name} failed with exit code {exit_code(outcome)}")
+        return exit_code(outcome)
     lines = report(plan, outcome, oom_kills() - before if before >= 0 and is_here else 0)
     folder = config.load(plan.environ).flight_recorder_dir
     if folder and first is not None and not outcome.interrupted and _has_dumps(Path(folder)):

@@ -1,0 +1,162 @@
+"""The command line of ``mpirun``, or ``jsrun``, for ``horovodrun --mpi``. Pure.
+
+Flags as in the manuals: mpirun(1) of Open MPI 4 and 5, "Using the Hydra Process Manager" of MPICH, Intel's "MPI Library
+Developer Reference", mpirun(1) of IBM Spectrum MPI, mpiexec(1) of Cray PALS, jsrun(1) of IBM Job Step Manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horovod.launch.hosts import Host
+from horovod.launch.ssh import Access
+
+__all__ = ["Launcher", "command_line", "recognize"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts the ranks.
+
+    Attributes:
+        kind: "openmpi", "spectrum", "mpich", "intel", "cray" or "jsrun".
+        program: its name or path.
+        major: first number of its version; 0 when it tells none.
+    """
+
+    kind: str
+    program: str
+    major: int = 0
+
+
+def recognize(program: str, version: str) -> Launcher:
+    """Tell whose ``mpirun`` it is.
+
+    Args:
+        program: its name or path.
+        version: what ``mpirun --version`` prints.
+
+    Raises:
+        ValueError: it is none that we know.
+    """
+    words = version.replace(")", " ").split()
+    major = next((int(word.split(".")[0]) for word in words if word[0].isdigit() and "." in word), 0)
+    for mark, kind in (
+        ("IBM Spectrum MPI", "spectrum"),
+        ("Open MPI", "openmpi"),
+        ("OpenRTE", "openmpi"),
+        ("Intel(R) MPI", "intel"),
+        ("HYDRA", "mpich"),
+        ("MPICH", "mpich"),
+        ("PALS", "cray"),
+    ):
+        if mark in version:
+            return Launcher(kind, program, major)
+    first = version.strip().partition("\n")[0]
+    raise ValueError(
+        f"{program} is no mpirun that is known here: it says {first!r}. Known are Open MPI, Spectrum MPI, MPICH, Intel "
+        f"MPI and Cray's mpiexec; or start the ranks with another launcher yourself, such as mpirun python train.py"
+    )
+
+
+def command_line(
+    launcher: Launcher,
+    num_proc: int,
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    variables: Sequence[str],
+    access: Access,
+    *,
+    mpi_args: Sequence[str] = (),
+    binding_args: Sequence[str] = (),
+    tcp: bool = False,
+) -> list[str]:
+    """The command that starts the ranks.
+
+    Args:
+        launcher: what starts them.
+        num_proc: how many.
+        hosts: where; empty leaves it to the launcher.
+        command: what each of them runs.
+        variables: names of environment variables that shall travel; their values stand in nobody's command line.
+        access: port and key of ssh, and the network interfaces to use.
+        mpi_args: more flags.
+        binding_args: flags that say where ranks run, instead of ours.
+        tcp: whether InfiniBand is not to be used.
+
+    Returns:
+        Program and arguments.
+    """
+    words = {"openmpi": _open_mpi, "spectrum": _open_mpi, "mpich": _hydra, "intel": _hydra, "cray": _pals}.get(
+        launcher.kind, _jsrun
+    )(launcher, num_proc, hosts, variables, access, tuple(binding_args), tcp)
+    return [launcher.program, *words, *mpi_args, *command]
+
+
+_Words = list[str]
+
+
+def _open_mpi(
+    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    binding: tuple[str, ...], tcp: bool,
+) -> _Words:  # fmt: skip
+    is_prrte = launcher.kind == "openmpi" and launcher.major >= 5
+    words = ["-np", str(num_proc)]
+    if hosts:
+        words += ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+    words += binding or ("--bind-to", "none", "--map-by", "slot")
+    if launcher.kind == "spectrum":
+        words += ["-tcp"] if tcp else []
+    elif tcp:
+        words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
+    runtime = "--prtemca" if is_prrte else "--mca"
+    if shell := _ssh_words(access):
+        words += [runtime, "plm_ssh_args" if is_prrte else "plm_rsh_args", shell]
+    if access.interfaces:
+        names = ",".join(access.interfaces)
+        words += ["--mca", "btl_tcp_if_include", names]
+        words += [runtime, "prte_if_include" if is_prrte else "oob_tcp_if_include", names]
+    for name in variables:
+        words += ["-x", name]
+    return words
+
+
+def _hydra(
+    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    binding: tuple[str, ...], tcp: bool,
+) -> _Words:  # fmt: skip
+    words = ["-np", str(num_proc)]
+    if hosts:
+        words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+    words += binding or (() if launcher.kind == "intel" else ("-bind-to", "none"))
+    if access.interfaces:
+        words += ["-iface", access.interfaces[0]]
+    if tcp and launcher.kind == "intel":
+        words += ["-genv", "FI_PROVIDER", "tcp"]
+    return [*words, "-genvlist", ",".join(variables)] if variables else words
+
+
+def _pals(
+    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    binding: tuple[str, ...], tcp: bool,
+) -> _Words:  # fmt: skip
+    words = ["-n", str(num_proc)]
+    if hosts:
+        words += ["--hosts", ",".join(host.name for host in hosts), "--ppn", str(max(host.slots for host in hosts))]
+    words += binding or ("--cpu-bind", "none")
+    return [*words, "--envlist", ",".join(variables)] if variables else words
+
+
+def _jsrun(
+    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    binding: tuple[str, ...], tcp: bool,
+) -> _Words:  # fmt: skip
+    # jsrun hands the whole environment on, and LSF has chosen the hosts.
+    words = ["--nrs", str(num_proc), "--tasks_per_rs", "1"]
+    return [*words, *(binding or ("--bind", "none"))]
+
+
+def _ssh_words(access: Access) -> str:
+    port = ["-p", str(access.port)] if access.port else []
+    return " ".join(port + (["-i", access.identity_file] if access.identity_file else []))

@@ -1,0 +1,66 @@
+"""``horovodrun --mpi``: finds ``mpirun``, or ``jsrun`` inside LSF, and makes it the one command of a plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from horovod.errors import LaunchError
+from horovod.launch.flags import Options
+from horovod.launch.hosts import Host
+from horovod.launch.mpi import Launcher, command_line, recognize
+from horovod.launch.plan import LaunchPlan, Wish, make_plan
+from horovod.launch.remote import travels
+from horovod.launch.ssh import Access
+
+__all__ = ["mpi_plan"]
+
+_VERSION_S = 30.0
+# Of the launcher itself: each process gets its own.
+_OWN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "I_MPI_HYDRA_")
+
+
+def mpi_plan(wish: Wish, options: Options, hosts: Sequence[Host], access: Access) -> LaunchPlan:
+    """Return a plan whose only process is the launcher of MPI, which starts the ranks.
+
+    Args:
+        wish: what the user asked for.
+        options: the command line.
+        hosts: where the ranks run.
+        access: how other hosts are reached.
+
+    Raises:
+        LaunchError: there is no ``mpirun``, or it does not run.
+        ValueError: it is none that we know.
+    """
+    plan = make_plan(replace(wish, num_proc=1))
+    launcher = _find(options.controller, plan.environ)
+    names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
+    words = command_line(
+        launcher, wish.num_proc, hosts, wish.command, sorted(names), access,
+        mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp,
+    )  # fmt: skip
+    return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=())
+
+
+def _find(controller: str, environ: Mapping[str, str]) -> Launcher:
+    path = environ.get("PATH", os.defpath)
+    jsrun = shutil.which("jsrun", path=path)
+    if controller == "jsrun" or (jsrun and "LSB_JOBID" in environ):
+        if jsrun is None or "LSB_JOBID" not in environ:
+            raise LaunchError("jsrun starts ranks inside a job of LSF only, which this is not; submit it with bsub")
+        return Launcher("jsrun", jsrun)
+    program = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+    if program is None:
+        raise LaunchError("--mpi needs mpirun, which is not in PATH; install or load an MPI, or leave --mpi out")
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, stdin=subprocess.DEVNULL,
+            env=dict(environ),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{program} --version does not run: {error}") from error
+    return recognize(program, said.stdout + said.stderr)

@@ -1,0 +1,89 @@
+"""The command lines of --mpi, as tables; the real mpirun over two hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import HOROVODRUN, horovodrun
+from namespaces import Cluster
+
+from horovod.launch.hosts import Host
+from horovod.launch.mpi import Launcher, command_line, recognize
+from horovod.launch.ssh import Access
+
+HOSTS = [Host("a", 2), Host("b", 2)]
+ACCESS = Access("python", 2222, "/key", interfaces=("eth0", "ib0"))
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "major"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/", "openmpi", 5),
+        ("mpirun (Open MPI) 4.1.4\n", "openmpi", 4),
+        ("mpirun (IBM Spectrum MPI) 10.4.0.03rtm4\n", "spectrum", 10),
+        ("HYDRA build details:\n    Version:        5.0.2\n", "mpich", 5),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n", "intel", 2021),
+        ("PALS version 1.2.4\n", "cray", 1),
+    ],
+)
+def test_an_mpirun_is_recognized(version: str, kind: str, major: int) -> None:
+    assert recognize("mpirun", version) == Launcher(kind, "mpirun", major)
+
+
+def test_an_unknown_mpirun_is_an_error_that_quotes_it() -> None:
+    with pytest.raises(ValueError, match="it says 'SuperMPI 1'"):
+        recognize("mpirun", "SuperMPI 1\nmore")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        (
+            Launcher("openmpi", "mpirun", 5),
+            "mpirun -np 4 --host a:2,b:2 --bind-to none --map-by slot --mca pml ob1 --mca btl tcp,self --prtemca "
+            "plm_ssh_args|-p 2222 -i /key|--mca btl_tcp_if_include eth0,ib0 --prtemca prte_if_include eth0,ib0 "
+            "-x PATH -x KEY",
+        ),
+        (
+            Launcher("openmpi", "mpirun", 4),
+            "mpirun -np 4 --host a:2,b:2 --bind-to none --map-by slot --mca pml ob1 --mca btl tcp,self --mca "
+            "plm_rsh_args|-p 2222 -i /key|--mca btl_tcp_if_include eth0,ib0 --mca oob_tcp_if_include eth0,ib0 "
+            "-x PATH -x KEY",
+        ),
+        (Launcher("mpich", "mpirun", 5), "mpirun -np 4 -hosts a:2,b:2 -bind-to none -iface eth0 -genvlist PATH,KEY"),
+        (
+            Launcher("intel", "mpirun", 2021),
+            "mpirun -np 4 -hosts a:2,b:2 -iface eth0 -genv FI_PROVIDER tcp -genvlist PATH,KEY",
+        ),
+        (Launcher("cray", "mpiexec", 1), "mpiexec -n 4 --hosts a,b --ppn 2 --cpu-bind none --envlist PATH,KEY"),
+        (Launcher("jsrun", "jsrun"), "jsrun --nrs 4 --tasks_per_rs 1 --bind none"),
+    ],
+    ids=lambda value: f"{value.kind}{value.major}" if isinstance(value, Launcher) else "",
+)
+def test_command_lines(launcher: Launcher, expected: str) -> None:
+    words = command_line(launcher, 4, HOSTS, ["python", "t.py"], ["PATH", "KEY"], ACCESS, mpi_args=["--more"], tcp=True)
+    head, *rest = expected.split("|")
+    wanted = head.split() + ([rest[0], *rest[1].split()] if rest else [])
+    assert words == [*wanted, "--more", "python", "t.py"]
+
+
+def test_binding_flags_replace_ours() -> None:
+    words = command_line(
+        Launcher("openmpi", "mpirun", 5), 2, [], ["x"], [], Access("python"), binding_args=["--bind-to", "core"]
+    )
+    assert words == ["mpirun", "-np", "2", "--bind-to", "core", "x"]
+
+
+@pytest.mark.slow
+@pytest.mark.mpi("openmpi")
+def test_mpirun_starts_the_ranks_of_two_hosts(cluster: Cluster, mpirun: list[str]) -> None:
+    show = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname) $MINE ${HOROVOD_SECRET_KEY:+key}"'
+    ended = horovodrun(
+        "--mpi", "--verbose", "-np", "2", "-H", "a:1,b:1", "--mpi-args", "--allow-run-as-root", "sh", "-c", show,
+        program=cluster.machines["login"].command(*HOROVODRUN),
+        PATH=f"{Path(mpirun[0]).parent}:/usr/local/bin:/usr/bin:/bin", MINE="mine",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert sorted(ended.lines) == ["rank 0 of 2 on a mine key", "rank 1 of 2 on b mine key"]
+    assert "horovodrun: running " in ended.err and "-x HOROVOD_SECRET_KEY" in ended.err
