@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod.launch.plan import LaunchPlan, Wish, framework_presets, make_plan, thread_share
+from horovod.launch.plan import LaunchPlan, Share, Wish, framework_presets, make_plan, thread_share
 from horovod.world import detect
 
 
@@ -137,3 +137,19 @@ def test_output_folders_sort_by_rank(num_proc: int, last: str) -> None:
 def test_at_least_one_rank(num_proc: int) -> None:
     with pytest.raises(ValueError, match="-np must be at least 1"):
         plan(num_proc=num_proc)
+
+
+def test_ranks_of_several_hosts_know_their_place_and_share_their_host_s_cores() -> None:
+    made = plan(num_proc=6, shares=(Share("a", 3, 6), Share("b", 1, 4), Share("c", 2, 2)))
+    worlds = [detect({**made.environ, **own}) for own in made.ranks]
+    assert [(w.rank, w.local_rank, w.local_size, w.cross_rank, w.cross_size, w.hostname) for w in worlds] == [
+        (0, 0, 3, 0, 3, "a"), (1, 1, 3, 0, 2, "a"), (2, 2, 3, 0, 1, "a"),
+        (3, 0, 1, 1, 3, "b"), (4, 0, 2, 2, 3, "c"), (5, 1, 2, 1, 2, "c"),
+    ]  # fmt: skip
+    assert [own.get("OMP_NUM_THREADS") for own in made.ranks] == ["2", "2", "2", None, "1", "1"]
+    assert [(first, part.hostname, part.size) for first, part in made.parts()] == [
+        (0, "a", 3),
+        (3, "b", 1),
+        (4, "c", 2),
+    ]
+    assert "3 ranks share 6 cores of a" in made.notes[0]

@@ -1,0 +1,60 @@
+"""Frames between launcher and agent: whole, after noise, never from a stranger's protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from horovod.launch import frames
+from horovod.launch.frames import FrameError, Wire
+
+
+@pytest.fixture
+def wires() -> Iterator[tuple[Wire, Wire]]:
+    """Launcher and agent."""
+    there, back = os.pipe(), os.pipe()
+    yield Wire(back[0], there[1], is_launcher=True), Wire(there[0], back[1], is_launcher=False)
+    for fd in (*there, *back):
+        os.close(fd)
+
+
+def test_frames_arrive_after_what_a_shell_prints(wires: tuple[Wire, Wire]) -> None:
+    launcher, agent = wires
+    os.write(agent.outgoing, b"Welcome!\n")
+    assert list(launcher.receive()) == []
+    assert launcher.noise == b"Welcome!\n"
+    agent.put_mark()
+    agent.send(frames.Output(1, "stderr", b"\xff"))
+    assert list(launcher.receive()) == [frames.Output(1, "stderr", b"\xff")]
+    launcher.send(frames.Order(b"T"))
+    assert list(agent.receive()) == [frames.Order(b"T")]
+
+
+def test_a_frame_longer_than_the_pipe_is_sent_in_parts(wires: tuple[Wire, Wire]) -> None:
+    launcher, agent = wires
+    data = os.urandom(1 << 20)
+    launcher.send(frames.Call(data))
+    found: list[object] = []
+    while launcher.backlog or not found:
+        found += agent.receive()
+        launcher.flush()
+    assert found == [frames.Call(data)]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"], ids=["too long", "no frame"])
+def test_what_is_no_frame_is_an_error(wires: tuple[Wire, Wire], data: bytes) -> None:
+    launcher, agent = wires
+    os.write(launcher.outgoing, data)
+    with pytest.raises(FrameError):
+        list(agent.receive())
+
+
+def test_only_who_has_shown_life_in_vain_is_silent(wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, _ = wires
+    monkeypatch.setattr(frames.time, "monotonic", lambda: launcher.alive_at + 100)
+    assert not launcher.is_silent(4.0)  # we have slept ourselves
+    for _ in range(3):
+        launcher.show_life()
+    assert launcher.is_silent(4.0)
