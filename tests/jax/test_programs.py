@@ -195,3 +195,19 @@ def test_a_program_of_a_job_of_another_size_is_compiled_anew() -> None:
         return [*found, _another_world()]
 
     assert run_ranks(2, both, init=False, framework="jax") == [[4.0, 2.0]] * 2
+
+
+def _straight() -> None:
+    import numpy as np
+
+    from horovod.jax.calls import _Into
+
+    ours = np.empty(2, np.float32)
+    into = _Into([ours, ours])
+    assert into.empty((2,), "float32", None) is ours
+    assert into.empty((1,), "float32", None).shape == (1,)
+    assert not hasattr(into, "over"), "the engine would make the result in memory of its own, to be copied"
+
+
+def test_results_are_made_where_xla_wants_them() -> None:
+    run_ranks(1, _straight, init=False, framework="jax")

@@ -166,12 +166,15 @@ def numbered(name: str | None, count: int) -> list[str | None]:
 # -- inside a program --------------------------------------------------------------------------------------------
 
 
-class _Into(NumpyAdapter):
-    """Lets the engine write its results where XLA wants them.
+class _Into:
+    """Lets the engine write its results where XLA wants them, and nowhere else: it has no ``over``.
 
     Args:
         outputs: where.
     """
+
+    kernels = NumpyAdapter.kernels
+    address = NumpyAdapter.address
 
     def __init__(self, outputs: Sequence[Array]) -> None:
         self._outputs = list(outputs)
@@ -179,7 +182,7 @@ class _Into(NumpyAdapter):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         """Return XLA's memory for the next result, or new memory if the result is not what the program expects."""
         target = self._outputs.pop(0)
-        return target if target.shape == shape else super().empty(shape, dtype, like)
+        return target if target.shape == shape else _adapter.empty(shape, dtype, like)
 
 
 _adapter = NumpyAdapter()
