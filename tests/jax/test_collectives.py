@@ -99,6 +99,9 @@ def _trees() -> None:
     assert hvd.allreduce({}) == {}
     sent = hvd.broadcast_parameters({**tree, "float": 7.0 * (rank + 1)}, root_rank=1)
     assert (sent["n"], sent["float"], sent["f"]) == (1, 7.0 * (rank + 1), len)
+    other = {"w": jnp.ones(2), **({"extra": jnp.ones(1)} if rank else {})}
+    with pytest.raises(hvd.HorovodInternalError, match=r"only rank 1 has: \['extra'\]"):
+        hvd.broadcast_parameters(other)
     with pytest.raises(TypeError, match="expected an array or a pytree of arrays, received builtin_function"):
         hvd.allreduce(len)
 

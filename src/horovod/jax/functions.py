@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.bindings import objects
+from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import Kind
 from horovod.jax.placing import carry_out, make_call, refuse_in_programs
+from horovod.jax.runtime import is_compiling
 from horovod.jax.trees import Leaves
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
@@ -31,13 +33,15 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
         The pytree with the root's arrays; none of them is donated or changed.
 
     Raises:
-        MismatchError: an array's shape or dtype differs between ranks.
+        MismatchError: a rank has other arrays, or of another shape or dtype; on every rank.
         PeerLostError: a rank died.
         NotInitializedError: ``init()`` was not called.
 
     Blocks until all arrays are here.
     """
     leaves = Leaves(params, scalars=False)
+    if not is_compiling():
+        agree_on_names("broadcast_parameters", leaves.names(), process_set)
     call = make_call(Kind.BROADCAST, "broadcast_parameters", process_set, root=root_rank)
     return leaves.rebuild(carry_out(call, leaves.arrays))
 
