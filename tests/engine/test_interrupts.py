@@ -196,3 +196,45 @@ class Alarm(Exception):
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Alarm])
 def test_signal_handlers_that_raise(kind: type[BaseException]) -> None:
     assert sum(run_ranks(2, _alarmed, kind)) > 0
+
+
+def _ctrl_c(large: bool) -> None:
+    """Ctrl-C at any moment while the main thread does the engine's work itself; exactly one each time."""
+    import os
+    import random
+    import threading
+
+    import horovod.numpy as hvd
+
+    chance = random.Random(hvd.rank())
+    go, is_over = threading.Semaphore(0), threading.Event()
+
+    def press() -> None:
+        while go.acquire() and not is_over.is_set():
+            is_over.wait(chance.uniform(0, 1e-3))
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    for _ in range(60):
+        tensor = np.full(300_000 if large else 3, float(hvd.rank()))
+        before = hvd.stats().operations
+        try:
+            go.release()
+            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+            while not is_over.wait(0.01):
+                pass  # a signal that comes just before a thread blocks does not wake it
+        except KeyboardInterrupt:
+            pass
+        if hvd.stats().operations == before:
+            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+        hvd.barrier()
+        assert (tensor == 1).all()
+    is_over.set()
+    go.release()
+    thread.join()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
+    run_ranks(2, _ctrl_c, large)

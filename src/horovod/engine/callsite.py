@@ -10,28 +10,34 @@ from horovod.tracebacks import PLUMBING
 
 __all__ = ["describe", "here", "user_frame"]
 
-# Keeps each code object alive, so that its id stays its own.
-_known: dict[int, tuple[CodeType, bool]] = {}
+# Whether it is plumbing, by the id of a code object; and the objects, so that their ids stay their own.
+_plumbing: dict[int, bool] = {}
+_known: list[CodeType] = []
+_MOST = 65536
 
 
 def user_frame() -> FrameType:
     """Return the innermost frame of user code; on a thread that runs none, the outermost of all."""
-    frame: FrameType | None = sys._getframe(1)
-    last = frame
-    while frame is not None:
-        code = frame.f_code
-        known = _known.get(id(code))
-        if known is None:
-            package = frame.f_globals.get("__name__", "").partition(".")[0]
-            inside = package in PLUMBING and not frame.f_globals.get("__name__", "").startswith("horovod.bench")
-            if len(_known) > 65536:
-                _known.clear()
-            known = _known[id(code)] = (code, inside)
-        if not known[1]:
-            return frame
-        last, frame = frame, frame.f_back
-    assert last is not None
-    return last
+    last = frame = sys._getframe(1)
+    try:
+        while _plumbing[id(frame.f_code)]:
+            last, frame = frame, frame.f_back  # type: ignore[assignment]
+    except KeyError:
+        _learn(frame)
+        return user_frame()
+    except AttributeError:  # there is no frame beyond the outermost
+        return last
+    return frame
+
+
+def _learn(frame: FrameType) -> None:
+    name = frame.f_globals.get("__name__", "")
+    inside = name.partition(".")[0] in PLUMBING and not name.startswith("horovod.bench")
+    if len(_known) > _MOST:
+        _plumbing.clear()
+        _known.clear()
+    _known.append(frame.f_code)
+    _plumbing[id(frame.f_code)] = inside
 
 
 def describe(frame: FrameType) -> str:
@@ -42,4 +48,4 @@ def describe(frame: FrameType) -> str:
 def here() -> str:
     """Return ``at file:line`` of the user's line, or nothing on a thread that runs none, such as one of autograd."""
     frame = user_frame()
-    return "" if _known[id(frame.f_code)][1] else f"at {describe(frame)}"
+    return "" if _plumbing[id(frame.f_code)] else f"at {describe(frame)}"

@@ -225,9 +225,10 @@ class LogRunner:
         ended = now()
         for handle in handles:
             handle.record[ENDED] = ended
-            # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
             handle.finish(wake=False)
-        self._to_wake += handles
+            if handle.waiter is not None:
+                # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
+                self._to_wake.append(handle)
 
     def wake(self) -> None:
         """Wake who waits for what is done."""

@@ -1,12 +1,14 @@
-"""The engine's thread: when it works, when it looks, when it sleeps.
+"""Who does the work of a rank, and when it sleeps.
 
-It does all the work of its rank. Threads that submit hand it something and go on; threads that wait sleep on a lock,
-without the GIL, so that it can run. Signals interrupt only Python's main thread, never this one: whatever they do to a
-caller, the engine goes on.
+Whoever holds the turn runs the log. A rank has a thread of its own for it, so that communication overlaps with
+computing; it sleeps in the kernel until somebody rings, and never polls. A thread that waits for a result does the
+work itself where nothing can interrupt it, because to hand a small operation to another thread and back costs more
+than the operation. Elsewhere, that is in a main thread with signal handlers, it sleeps on a lock, and the rank's own
+thread, which no signal interrupts, looks for a while before it sleeps. So whatever a handler does to a caller, the
+engine goes on.
 
-While a thread waits, this one looks for a while before it sleeps; else it sleeps in the kernel until somebody rings,
-so that communication overlaps with computing, and nothing polls. On the caller's only core it does not interrupt a
-caller who submits one operation after the other (to take turns made fifty allreduces of 1 MiB a fifth slower).
+On the caller's only core the thread does not interrupt a caller who submits one operation after the other (to take
+turns made fifty allreduces of 1 MiB a fifth slower).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from _thread import allocate_lock
 from typing import Any
 
 from horovod.engine.handles import Handle
+from horovod.engine.interrupts import Guard
 from horovod.engine.ports import Channel, Doorbell
 from horovod.engine.records import ENDED, SUBMITTED, WAITED, Record, now
 from horovod.engine.stepper import Stepper
@@ -53,16 +56,21 @@ class Progress:
         self._doorbell = doorbell
         # Not the handle, which would keep tensors alive that nobody needs any more.
         self._awaited: Record | None = None
+        self._direct: Record | None = None
         self._submitted_ns = 0
+        self._last_look = 0.0
         self._is_asleep = self._is_napping = self._is_concluding = False
         self._nap = allocate_lock()
         self._nap.acquire()
         self._reason: str | None = None
         self.is_over = False
+        self._turn = threading.Lock()
+        self._guard = Guard(self._wake)
         self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        self._guard.install()
         self._thread.start()
 
     # -- what other threads call; they may be interrupted anywhere -----------------------------------------------
@@ -74,19 +82,37 @@ class Progress:
             handle: the submission.
             patient: whether the caller is about to wait for it.
         """
-        if patient:
-            self._awaited = handle.record
-        else:
+        if not patient:
             self._submitted_ns = handle.record[SUBMITTED]
-        if self._is_asleep:
-            self._wake()
-        elif self._is_napping and not patient:
-            self._end_nap()
+            if self._is_asleep:
+                self._wake()
+            elif self._is_napping:
+                self._end_nap()
+        elif self._guard.allows():
+            self._direct = handle.record
+        else:
+            self._awaited = handle.record
+            if self._is_asleep:
+                self._wake()
         if self.is_over:
             self._stepper.sweep()
 
     def wait(self, handle: Handle) -> None:
-        """Block until ``handle`` is done."""
+        """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
+        guard = self._guard
+        if self._direct is handle.record or guard.allows():
+            self._direct = None
+            entered = guard.enter()
+            try:
+                if self._turn.acquire(False):
+                    self._work(handle)
+            finally:
+                if entered:
+                    guard.leave()
+        if not handle.done:
+            self._wait_behind(handle)
+
+    def _wait_behind(self, handle: Handle) -> None:
         signal = self._signal_of(handle)
         self._awaited = handle.record
         if self._is_asleep:
@@ -128,6 +154,7 @@ class Progress:
         if self._thread.ident is None:
             self._end()
             return True
+        self._guard.remove()
         self._wake()
         self._thread.join(timeout_s)
         while self._is_concluding:
@@ -153,40 +180,108 @@ class Progress:
         with contextlib.suppress(ValueError):
             self._doorbell.ring()
 
-    # -- the thread ----------------------------------------------------------------------------------------------
+    # -- the work ------------------------------------------------------------------------------------------------
+
+    def _work(self, handle: Handle) -> None:
+        """Do the work until ``handle`` is done; the caller has the turn, and gives it up here."""
+        doorbell, stepper, guard = self._doorbell, self._stepper, self._guard
+        last_look = started = 0.0
+        heard = -1
+        try:
+            doorbell.awake()
+            while True:
+                heard = doorbell.heard()
+                stepper.step(awaited=True)
+                if handle.done or guard.is_pending or self._reason is not None:
+                    break
+                if self._look():
+                    continue
+                doorbell.insist()
+                seen = doorbell.heard()
+                doorbell.announce(stepper.goal())
+                if not stepper.has_news():
+                    doorbell.sleep(seen, _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S, parked=False)
+                doorbell.awake()
+                clock = time.monotonic()
+                started = started or clock
+                if clock - last_look >= _SLICE_S:
+                    last_look = clock
+                    stepper.tick(clock - started)
+        except BaseException as error:
+            stepper.abandon(error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            doorbell.park()
+            doorbell.insist()
+            self._turn.release()
+            if self._reason is not None or (doorbell.heard() != heard and stepper.has_news()):
+                # Who rang in between found this rank awake; its own thread has to be told.
+                self._wake()
 
     def _run(self) -> None:
         doorbell, stepper = self._doorbell, self._stepper
-        last_look = time.monotonic()
+        self._last_look = time.monotonic()
         while self._reason is None:
+            if doorbell.share == 1 and not self._is_awaited():
+                self._let_the_caller_submit()
             heard = doorbell.heard()
             slice_s = _SLICE_S
-            try:
-                is_awaited = self._is_awaited()
-                if not is_awaited and doorbell.share == 1:
-                    self._let_the_caller_submit()
-                stepper.step(is_awaited)
-                if self._is_awaited() and self._look():
-                    continue
-                clock = time.monotonic()
-                has_looked = clock - last_look >= _SLICE_S
-                if has_looked:
-                    last_look = clock
-                    stepper.tick(self._waited_s())
-                if is_awaited and not self._is_awaited() and self._take_nap():
-                    continue
-                if self._channel.is_behind():
-                    slice_s = _BEHIND_SLICE_S
-                elif has_looked and stepper.is_idle():
-                    # Only who has just looked may sleep for long: it may have been rung for what that shows.
-                    slice_s = _IDLE_SLICE_S
-                self._sleep(heard, slice_s)
+            if self._turn.acquire(False):
+                try:
+                    slice_s = self._take_turn(heard)
+                except BaseException as error:
+                    stepper.abandon(error)
+                finally:
+                    self._turn.release()
+            if slice_s:
+                self._is_asleep = True
+                # Who has come since the last step saw this thread awake, and so did not ring.
+                if not stepper.has_news() and self._reason is None and not self._is_awaited():
+                    doorbell.sleep(heard, slice_s, parked=True)
+                elif self._turn.locked():
+                    # Somebody who waits does it.
+                    doorbell.sleep(heard, _SLICE_S, parked=True)
+                self._is_asleep = False
                 if not stepper.has_news():
                     # It was rung for something else.
-                    stepper.attend()
-            except BaseException as error:
-                stepper.abandon(error)
+                    self._attend()
+        self._turn.acquire()
         self._end()
+
+    def _take_turn(self, heard: int) -> float:
+        """Do what there is to do; return for how long the thread may sleep, or 0 if it has slept."""
+        doorbell, stepper = self._doorbell, self._stepper
+        doorbell.awake()
+        is_awaited = self._is_awaited()
+        stepper.step(is_awaited)
+        if self._is_awaited() and self._look():
+            return 0
+        clock = time.monotonic()
+        has_looked = clock - self._last_look >= _SLICE_S
+        if has_looked:
+            self._last_look = clock
+            stepper.tick(self._waited_s())
+        if is_awaited and not self._is_awaited() and self._take_nap():
+            return 0
+        slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
+        doorbell.insist()
+        if self._is_awaited():
+            doorbell.announce(stepper.goal())
+            self._is_asleep = True
+            if not stepper.has_news() and self._reason is None:
+                doorbell.sleep(heard, slice_s, parked=False)
+            self._is_asleep = False
+            return 0
+        doorbell.park()
+        # Only who has just looked may sleep for long: it may have been rung for what that shows.
+        return _IDLE_SLICE_S if has_looked and slice_s == _SLICE_S and stepper.is_idle() else slice_s
+
+    def _attend(self) -> None:
+        try:
+            self._stepper.attend()
+        except BaseException as error:
+            self._stepper.abandon(error)
 
     def _look(self) -> bool:
         """Look for what a caller waits for, for a while; True if it has come."""
@@ -206,22 +301,6 @@ class Progress:
         came = self._stepper.has_news() or self._reason is not None or self._nap.acquire(True, _NAP_S)
         self._is_napping = False
         return came
-
-    def _sleep(self, heard: int, timeout_s: float) -> None:
-        """Sleep until somebody rings; not at all if something has happened since ``heard``."""
-        doorbell = self._doorbell
-        doorbell.insist()
-        is_awaited = self._is_awaited()
-        if is_awaited:
-            doorbell.announce(self._stepper.goal())
-        else:
-            doorbell.park()
-        self._is_asleep = True
-        # Who has come since the last step saw this thread awake, and so did not ring.
-        if not self._stepper.has_news() and self._reason is None and (is_awaited or not self._is_awaited()):
-            doorbell.sleep(heard, timeout_s, parked=not is_awaited)
-        self._is_asleep = False
-        doorbell.awake()
 
     def _is_awaited(self) -> bool:
         awaited = self._awaited

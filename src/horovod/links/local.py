@@ -51,6 +51,8 @@ class LocalChannel:
         """Return the next log entry, or None."""
         log = self._log
         if not log:
+            if not self._inbox:
+                return None
             self._serve()
         return log.popleft() if log else None
 
