@@ -71,7 +71,8 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
 
 
 def _plain_numpy(tensor: Any) -> Any:
-    found = np.asarray(tensor)
+    # numpy does not take TensorFlow's scalars of bfloat16 as they are.
+    found = np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
     return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
 
 
