@@ -124,8 +124,10 @@ def _hear(found: Muster, host: str, check: frames.Check) -> bool:
 
 def _find_twins(found: Muster, here: str) -> None:
     names: dict[str, str] = {machine_name(): here} if here else {}
-    for host, hello in found.hellos.items():
-        other = names.setdefault(hello.machine, host)
+    # In the user's order, whoever has answered first.
+    for host in found.connections:
+        hello = found.hellos.get(host)
+        other = names.setdefault(hello.machine, host) if hello is not None else host
         if other != host:
             found.problems.setdefault(host, []).append(
                 f"{host}: it is the same machine as {other}; name each machine once, with all of its slots"
