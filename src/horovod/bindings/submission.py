@@ -149,7 +149,7 @@ class Submission:
     def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
         """Carry out an operation and return its results."""
         ticket = self._submit(call, tensors, in_place, patient=True)
-        return self._results(ticket, _wait(ticket.handle))
+        return self._results(ticket, _engine().wait(ticket.handle))
 
     def _submit(
         self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool = False, patient: bool = False

@@ -120,7 +120,11 @@ class LogRunner:
                 continue
             if handle.done:
                 continue
-            signature = self._signatures.use(handle)
+            signature = handle.signature
+            if signature.id < 0:
+                self._signatures.declare(handle)
+            signature.in_flight += 1
+            signature.uses += 1
             inline = signature.inline
             try:
                 note = self._transport.offer(handle, inline) if inline is not None else NO_NOTE

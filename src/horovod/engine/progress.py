@@ -57,6 +57,8 @@ class Progress:
         # Not the handle, which would keep tensors alive that nobody needs any more.
         self._awaited: Record | None = None
         self._direct: Record | None = None
+        # Whether the last one to wait could not do the work himself.
+        self._hands_over = False
         self._submitted_ns = 0
         self._last_look = 0.0
         self._is_asleep = self._is_napping = self._is_concluding = False
@@ -100,7 +102,8 @@ class Progress:
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
         guard = self._guard
-        if self._direct is handle.record or guard.allows():
+        self._hands_over = not (self._direct is handle.record or guard.allows())
+        if not self._hands_over:
             self._direct = None
             entered = guard.enter()
             try:
@@ -262,7 +265,7 @@ class Progress:
         if has_looked:
             self._last_look = clock
             stepper.tick(self._waited_s())
-        if is_awaited and not self._is_awaited() and self._take_nap():
+        if self._hands_over and is_awaited and not self._is_awaited() and self._take_nap():
             return 0
         slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
         doorbell.insist()

@@ -120,18 +120,14 @@ class SignatureTable:
         request = msgspec.structs.replace(request, fuse_class=self._transport.fuse_class(request))
         return Signature(request, frame.f_code)
 
-    def use(self, handle: Handle) -> Signature:
-        """Count a submission, and declare its request if that is not known; return its signature."""
+    def declare(self, handle: Handle) -> None:
+        """Give the signature of a submission a number, and let the coordinator know what it stands for."""
         signature = handle.signature
-        if signature.id < 0:
-            request = signature.request
-            signature.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
-            self._forget_surplus()
-            signature.id = self._free.popleft() if self._free else self._new_id()
-            self._channel.declare(signature.id, request)
-        signature.in_flight += 1
-        signature.uses += 1
-        return signature
+        request = signature.request
+        signature.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
+        self._forget_surplus()
+        signature.id = self._free.popleft() if self._free else self._new_id()
+        self._channel.declare(signature.id, request)
 
     def usage(self, others: Sequence[Handle]) -> dict[Kind, Usage]:
         """Return how much was submitted, by kind.
