@@ -62,7 +62,7 @@ class Engine:
         self._waits = self._wait_ns = 0
         self._born_ns = now()
         self._stepper = Stepper(link, self._log, observer)
-        self._progress = Progress(self._stepper, link.channel, link.doorbell)
+        self._progress = Progress(self._stepper, link.channel, link.doorbell, is_alone=self.size == 1)
         observer.begin(self)
 
     def start(self) -> None:
@@ -164,10 +164,11 @@ class Engine:
         return handle.done
 
     def poll(self, handle: Handle) -> bool:
-        """Return whether a handle is done; never blocks."""
-        if not handle.done:
+        """Return whether a handle is done; never blocks. What is done because of this look is found by the next one."""
+        done = handle.done
+        if not done:
             self._progress.look()
-        return handle.done
+        return done
 
     def stats(self) -> Stats:
         """Return what this rank has done."""

@@ -45,12 +45,16 @@ class Progress:
         stepper: what to do.
         channel: tells whether it is to sleep only briefly.
         doorbell: lets it sleep.
+        is_alone: whether there are no other ranks. Then nobody is waited for and nothing overlaps, so that work is done
+            when somebody wants its result: names in flight, and ``poll``, behave as in a job of several ranks.
 
     Attributes:
         is_over: whether the thread has ended, or will without another look at what was submitted.
     """
 
-    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell) -> None:
+    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._is_asked = False
         self._stepper = stepper
         self._channel = channel
         self._doorbell = doorbell
@@ -86,7 +90,7 @@ class Progress:
         """
         if not patient:
             self._submitted_ns = handle.record[SUBMITTED]
-            if self._is_asleep:
+            if self._is_asleep and not self._is_alone:
                 self._wake()
             elif self._is_napping:
                 self._end_nap()
@@ -140,6 +144,7 @@ class Progress:
 
     def look(self) -> None:
         """Let the engine look now whether something is done that nobody waits for."""
+        self._is_asked = True
         if self._is_asleep:
             self._wake()
         # It needs the interpreter, which a caller that polls in a loop would keep for itself.
@@ -226,6 +231,8 @@ class Progress:
         doorbell, stepper = self._doorbell, self._stepper
         self._last_look = time.monotonic()
         while self._reason is None:
+            if self._is_alone and not self._await_question():
+                continue
             if doorbell.share == 1 and not self._is_awaited():
                 self._let_the_caller_submit()
             heard = doorbell.heard()
@@ -251,6 +258,16 @@ class Progress:
                     self._attend()
         self._turn.acquire()
         self._end()
+
+    def _await_question(self) -> bool:
+        """Sleep until somebody looks or waits; False if that has not happened yet."""
+        heard = self._doorbell.heard()
+        self._is_asleep = True
+        if not self._is_asked and not self._is_awaited() and self._reason is None:
+            self._doorbell.sleep(heard, _IDLE_SLICE_S, parked=True)
+        self._is_asleep = False
+        is_asked, self._is_asked = self._is_asked, False
+        return is_asked or self._is_awaited()
 
     def _take_turn(self, heard: int) -> float:
         """Do what there is to do; return for how long the thread may sleep, or 0 if it has slept."""
