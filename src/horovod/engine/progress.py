@@ -120,13 +120,7 @@ class Progress:
             self._wait_behind(handle)
 
     def _wait_behind(self, handle: Handle) -> None:
-        signal = self._signal_of(handle)
-        self._awaited = handle.record
-        if self._is_asleep:
-            self._wake()
-        elif self._is_napping:
-            # Last of all: it needs the interpreter, which this thread gives up in the next step.
-            self._end_nap()
+        signal = self._hand_over(handle)
         while not handle.done:
             if signal.acquire(True, _SLICE_S):
                 # Others may wait for the same.
@@ -138,9 +132,21 @@ class Progress:
                 self._stepper.sweep()
 
     def linger(self, handle: Handle, limit_s: float) -> None:
-        """Wait as ``wait`` does, but for a limited time."""
-        self._signal_of(handle).acquire(True, limit_s)
+        """Wait as ``wait`` does where the engine's thread does the work, but for a limited time."""
+        self._hands_over, self._direct = True, None
+        self._hand_over(handle).acquire(True, limit_s)
         self._awaited = None
+
+    def _hand_over(self, handle: Handle) -> Any:
+        """Let the engine's thread do the work; return the lock that it releases when ``handle`` is done."""
+        signal = self._signal_of(handle)
+        self._awaited = handle.record
+        if self._is_asleep:
+            self._wake()
+        elif self._is_napping:
+            # Last of all: it needs the interpreter, which this thread gives up in the next step.
+            self._end_nap()
+        return signal
 
     def look(self) -> None:
         """Let the engine look now whether something is done that nobody waits for."""
