@@ -52,7 +52,7 @@ class Progress:
         is_over: whether the thread has ended, or will without another look at what was submitted.
     """
 
-    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell, is_alone: bool) -> None:
+    def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell, is_alone: bool = False) -> None:
         self._is_alone = is_alone
         self._is_asked = False
         self._stepper = stepper
