@@ -14,10 +14,11 @@ from tensorflow.python.eager import execute, record
 from tensorflow.python.framework import auto_control_deps, op_def_library
 from tensorflow.python.util import tf_stack
 
-from horovod.engine import callsite
+from horovod.bindings import sites
+from horovod.bindings.sites import Site
 from horovod.tensorflow import kernels, xla
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest, Site
+from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
 __all__ = ["is_recorded", "node", "unique_name", "user_site"]
 
@@ -37,8 +38,7 @@ def user_site() -> Site:
         for frame in reversed(list(tf_stack.extract_stack())):
             if not any(part in frame.filename for part in _PLUMBING):
                 return Site(frame.filename, frame.lineno, frame.name)
-    code = callsite.user_frame()
-    return Site(code.f_code.co_filename, code.f_lineno, code.f_code.co_name)
+    return sites.user_site()
 
 
 def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> tuple[str, str]:

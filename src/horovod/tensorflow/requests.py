@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
+from horovod.bindings.sites import Site
 from horovod.core.requests import Kind, ReduceOp
 
-__all__ = ["OP_TYPES", "QUERIES", "GraphRequest", "Site"]
+__all__ = ["OP_TYPES", "QUERIES", "GraphRequest"]
 
 #: Horovod's names of the operations; those of a group have the same kernel.
 OP_TYPES: dict[str, Kind] = {
@@ -27,34 +24,6 @@ OP_TYPES: dict[str, Kind] = {
 }
 #: Operations that ask this process for a number.
 QUERIES = ("HorovodSize", "HorovodLocalSize", "HorovodRank", "HorovodLocalRank", "HorovodProcessSetIncluded")
-
-
-class Site(msgspec.Struct, frozen=True, array_like=True):
-    """The line of the user's script that made a node.
-
-    Attributes:
-        file: its path.
-        line: its number.
-        function: what it belongs to.
-    """
-
-    file: str
-    line: int
-    function: str
-
-    def stand_in(self) -> Callable[[Callable[[], Any]], Any]:
-        """Return ``fn(function)``, which calls the function as if the user's line did.
-
-        The kernel runs on a thread of TensorFlow's that knows nothing of the user's script; with this frame on the
-        stack, errors and reports of stuck ranks name the user's line as they do everywhere else.
-        """
-        code = _call.__code__.replace(
-            co_filename=self.file, co_firstlineno=self.line, co_name=self.function or "<module>"
-        )
-        return types.FunctionType(code, {"__name__": "__main__"})
-
-
-_call = lambda function: function()  # noqa: E731  on one line, whose number is replaced
 
 
 class GraphRequest(msgspec.Struct, frozen=True):
@@ -78,7 +47,7 @@ class GraphRequest(msgspec.Struct, frozen=True):
     root: int = 0
     process_set: int = 0
     even: bool = True
-    site: Site = Site("<unknown>", 0, "")
+    site: Site = Site()
 
     def encode(self) -> str:
         """Return it as text, for an attribute."""
