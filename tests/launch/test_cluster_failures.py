@@ -92,7 +92,8 @@ def test_nothing_is_left_after_a_cable_was_pulled(job: Job) -> None:
     finally:
         job.cluster.mend("b")
     assert ended.code == 1
-    assert ended.err.startswith("horovodrun: host b was lost with rank 3: no sign of life for 4 s\n")
+    # The kernel may tell ssh that there is no route, before the silence has lasted long enough.
+    assert LOST + "no sign of life for 4 s" in ended.err or LOST + "the connection ended" in ended.err
 
 
 @pytest.mark.parametrize("job", ["c"], indirect=True)
