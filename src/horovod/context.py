@@ -26,7 +26,7 @@ from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.observe.ending import Ending
 from horovod.observe.observer import Observer
-from horovod.rendezvous import kinship
+from horovod.rendezvous import process_tree
 from horovod.world import World
 
 __all__ = ["config", "engine", "generation", "init", "is_initialized", "observer", "shutdown", "world"]
@@ -70,7 +70,7 @@ def init(world: World | None = None) -> None:
         if _context.engine is not None:
             if _context.is_child:
                 assert _context.world is not None
-                raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(_context.world)}")
+                raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(_context.world)}")
             return
         _hook_errors()
         if not _context.registered:
@@ -81,8 +81,8 @@ def init(world: World | None = None) -> None:
         except ValueError as error:
             raise InitError(str(error)) from None
         world = world or worlds.detect()
-        if world.size > 1 and (parent := kinship.rank_above(world.job)):
-            raise InitError(f"init() in a child of a rank: {kinship.is_no_rank(world, parent)}")
+        if world.size > 1 and (parent := process_tree.rank_above(world.job)):
+            raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
         logs.configure(settings, world.rank, configuration.unknown_variables())
         watching = Observer(settings, world.job)
         _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
@@ -183,11 +183,11 @@ def generation() -> int:
 def _not_initialized() -> NotInitializedError:
     said = "Horovod has not been initialized"
     if _context.world is not None and _context.is_child:
-        return NotInitializedError(f"{said}: {kinship.is_no_rank(_context.world)}")
+        return NotInitializedError(f"{said}: {process_tree.is_no_rank(_context.world)}")
     with contextlib.suppress(InitError):
         world = worlds.detect()
-        if world.size > 1 and (parent := kinship.rank_above(world.job)):
-            return NotInitializedError(f"{said}: {kinship.is_no_rank(world, parent)}")
+        if world.size > 1 and (parent := process_tree.rank_above(world.job)):
+            return NotInitializedError(f"{said}: {process_tree.is_no_rank(world, parent)}")
     return NotInitializedError(f"{said}; use hvd.init().")
 
 

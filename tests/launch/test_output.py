@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.launch.output import FileScreen, RankStream, Screen, TextScreen
+from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink
 from horovod.launch.repeats import Tracebacks
 
 
-class MemoryScreen(Screen):
+class MemorySink(OutputSink):
     """Keeps what it is shown."""
 
     def __init__(self) -> None:
@@ -45,86 +45,86 @@ class MemoryScreen(Screen):
     ids=repr,
 )
 def test_lines_are_labelled(chunks: list[bytes], shown: bytes) -> None:
-    screen = MemoryScreen()
-    stream = RankStream(screen, "0:")
+    sink = MemorySink()
+    stream = RankStream(sink, "0:")
     for chunk in chunks:
         stream.feed(chunk)
     stream.finish()
-    assert screen.data == shown
+    assert sink.data == shown
 
 
 def test_a_stamp_stands_before_each_label() -> None:
-    screen = MemoryScreen()
+    sink = MemorySink()
     times = iter(["Mon ", "Tue "])
-    stream = RankStream(screen, "0:", stamp=lambda: next(times))
+    stream = RankStream(sink, "0:", stamp=lambda: next(times))
     stream.feed(b"a\nb\nc")
     stream.finish()
-    assert screen.data == b"Mon 0:a\nMon 0:b\nTue 0:c\n"
+    assert sink.data == b"Mon 0:a\nMon 0:b\nTue 0:c\n"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=6).map(lambda b: b.replace(b"\r", b"\n")))))
 def test_streams_never_mix_within_a_line(pieces: list[tuple[int, bytes]]) -> None:
-    screen = MemoryScreen()
-    streams = [RankStream(screen, f"{i}:") for i in range(3)]
+    sink = MemorySink()
+    streams = [RankStream(sink, f"{i}:") for i in range(3)]
     for i, piece in pieces:
         streams[i].feed(piece)
     for stream in streams:
         stream.finish()
     for i in range(3):
         sent = b"".join(piece for j, piece in pieces if j == i)
-        lines = [line[2:] for line in screen.data.split(b"\n") if line.startswith(b"%d:" % i)]
+        lines = [line[2:] for line in sink.data.split(b"\n") if line.startswith(b"%d:" % i)]
         assert lines == sent.removesuffix(b"\n").split(b"\n") if sent else not lines
 
 
 def test_a_bar_is_ended_before_another_rank_speaks() -> None:
-    screen = MemoryScreen()
-    bar, other = RankStream(screen, "0:"), RankStream(screen, "1:")
+    sink = MemorySink()
+    bar, other = RankStream(sink, "0:"), RankStream(sink, "1:")
     bar.feed(b"\r10%")
     bar.feed(b"\r20%")
     other.feed(b"hello\n")
     bar.feed(b"\r30%\n")
-    assert screen.data == b"0:10%\r\n1:hello\n0:20%\r0:30%\n"
+    assert sink.data == b"0:10%\r\n1:hello\n0:20%\r0:30%\n"
 
 
 def test_a_prompt_is_shown_and_its_line_goes_on() -> None:
-    screen = MemoryScreen()
-    stream = RankStream(screen, "0:")
+    sink = MemorySink()
+    stream = RankStream(sink, "0:")
     stream.feed(b"name? ")
     stream.show_partial()
-    assert screen.data == b"0:name? "
+    assert sink.data == b"0:name? "
     stream.feed(b"hi\nbye\n")
-    assert screen.data == b"0:name? hi\n0:bye\n"
+    assert sink.data == b"0:name? hi\n0:bye\n"
 
 
 def test_a_bar_goes_on_after_it_was_shown_half() -> None:
-    screen = MemoryScreen()
-    stream = RankStream(screen, "0:")
+    sink = MemorySink()
+    stream = RankStream(sink, "0:")
     stream.feed(b"\r10%")
     stream.show_partial()
     stream.feed(b"\r20%\n")
-    assert screen.data == b"0:10%\r0:20%\n"
+    assert sink.data == b"0:10%\r0:20%\n"
 
 
 def test_a_prompt_that_another_rank_interrupts_begins_again() -> None:
-    screen = MemoryScreen()
-    stream, other = RankStream(screen, "0:"), RankStream(screen, "1:")
+    sink = MemorySink()
+    stream, other = RankStream(sink, "0:"), RankStream(sink, "1:")
     stream.feed(b"name? ")
     stream.show_partial()
     other.feed(b"x\n")
     stream.feed(b"hi\n")
-    assert screen.data == b"0:name? \n1:x\n0:hi\n"
+    assert sink.data == b"0:name? \n1:x\n0:hi\n"
 
 
 def test_without_label_bytes_pass_as_they_come() -> None:
-    screen = MemoryScreen()
-    stream = RankStream(screen)
+    sink = MemorySink()
+    stream = RankStream(sink)
     stream.feed(b"\r10%")
-    assert screen.data == b"\r10%"
+    assert sink.data == b"\r10%"
 
 
 def test_file_gets_everything_as_it_comes(tmp_path: Path) -> None:
     with open(tmp_path / "f", "wb", buffering=0) as file:
-        stream = RankStream(MemoryScreen(), "0:", file)
+        stream = RankStream(MemorySink(), "0:", file)
         stream.feed(b"a\r")
         stream.feed(b"b")
         stream.finish()
@@ -133,13 +133,13 @@ def test_file_gets_everything_as_it_comes(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_once_and_does_not_stop_the_rank() -> None:
-    screen = MemoryScreen()
+    sink = MemorySink()
     with open("/dev/full", "wb", buffering=0) as file:
-        stream = RankStream(screen, "0:", file)
+        stream = RankStream(sink, "0:", file)
         stream.feed(b"a\n")
         stream.feed(b"b\n")
-    assert screen.data.count(b"No space left") == 1
-    assert screen.data.endswith(b"0:a\n0:b\n")
+    assert sink.data.count(b"No space left") == 1
+    assert sink.data.endswith(b"0:a\n0:b\n")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_full_disk_is_said_once_and_does_not_stop_the_rank() -> None:
     ],
 )
 def test_last_lines(data: bytes, lines: list[str]) -> None:
-    stream = RankStream(MemoryScreen(), "0:")
+    stream = RankStream(MemorySink(), "0:")
     stream.feed(data)
     assert stream.last_lines(2) == lines
 
@@ -170,48 +170,48 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(pipe: tuple[int, int]) -> None:
-    screen = FileScreen(pipe[1])
+    sink = FileSink(pipe[1])
     data = os.urandom(3 << 20)
-    screen.put(data)
-    assert screen.backlog
-    assert screen.full
+    sink.put(data)
+    assert sink.backlog
+    assert sink.full
     read = b""
-    while screen.backlog:
+    while sink.backlog:
         read += os.read(pipe[0], 1 << 16)
-        screen.flush()
+        sink.flush()
     os.set_blocking(pipe[0], False)
     while len(read) < len(data):
         read += os.read(pipe[0], 1 << 16)
     assert read == data
-    assert not screen.full
+    assert not sink.full
 
 
-def test_a_reader_that_is_gone_breaks_the_screen(pipe: tuple[int, int]) -> None:
+def test_a_reader_that_is_gone_breaks_the_sink(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
-    screen = FileScreen(pipe[1])
-    stream = RankStream(screen, "0:")
+    sink = FileSink(pipe[1])
+    stream = RankStream(sink, "0:")
     assert stream.wanted
     stream.feed(b"x\n")
-    assert screen.broken
-    assert not screen.backlog
+    assert sink.broken
+    assert not sink.backlog
     assert not stream.wanted
 
 
 def test_text_stream_gets_text() -> None:
     text = io.StringIO()
-    screen = TextScreen(text)
+    sink = TextSink(text)
     data = "größer\n".encode()
-    screen.put(data[:3])
-    screen.put(data[3:])
+    sink.put(data[:3])
+    sink.put(data[3:])
     assert text.getvalue() == "größer\n"
 
 
-def test_closed_text_stream_breaks_the_screen() -> None:
+def test_closed_text_stream_breaks_the_sink() -> None:
     text = io.StringIO()
     text.close()
-    screen = TextScreen(text)
-    screen.put(b"x")
-    assert screen.broken
+    sink = TextSink(text)
+    sink.put(b"x")
+    assert sink.broken
 
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "s.py", line 1, in <module>\nValueError: bad\n'
@@ -221,15 +221,15 @@ def _labelled(rank: int, text: bytes) -> bytes:
     return b"".join(b"%d:" % rank + line for line in text.splitlines(keepends=True))
 
 
-def _streams(screen: Screen, size: int) -> tuple[Tracebacks, list[RankStream]]:
+def _streams(sink: OutputSink, size: int) -> tuple[Tracebacks, list[RankStream]]:
     tracebacks = Tracebacks()
     partials = [functools.partial(tracebacks.is_repeat, rank) for rank in range(size)]
-    return tracebacks, [RankStream(screen, f"{rank}:", is_repeat=partials[rank]) for rank in range(size)]
+    return tracebacks, [RankStream(sink, f"{rank}:", is_repeat=partials[rank]) for rank in range(size)]
 
 
 def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
-    screen = MemoryScreen()
-    tracebacks, streams = _streams(screen, 4)
+    sink = MemorySink()
+    tracebacks, streams = _streams(sink, 4)
     for stream in streams:
         stream.feed(b"before\n" + TRACEBACK[:40])
     for stream in streams[:3]:
@@ -239,18 +239,18 @@ def test_equal_tracebacks_are_shown_once_with_the_ranks() -> None:
         stream.finish()
     worse = TRACEBACK.replace(b"bad", b"worse")
     before = b"".join(_labelled(rank, b"before\n") for rank in range(4))
-    assert screen.data == before + _labelled(0, TRACEBACK) + _labelled(3, worse)
+    assert sink.data == before + _labelled(0, TRACEBACK) + _labelled(3, worse)
     assert tracebacks.summary() == ["ranks 1, 2 ended with the same traceback as rank 0"]
 
 
 def test_a_traceback_after_which_the_stream_goes_on_is_shown_by_everybody() -> None:
-    screen = MemoryScreen()
-    tracebacks, streams = _streams(screen, 2)
+    sink = MemorySink()
+    tracebacks, streams = _streams(sink, 2)
     for stream in streams:
         stream.feed(TRACEBACK)
         assert stream.hold_until is not None
         stream.let_go()
         stream.feed(b"after\n")
         stream.finish()
-    assert screen.data == _labelled(0, TRACEBACK + b"after\n") + _labelled(1, TRACEBACK + b"after\n")
+    assert sink.data == _labelled(0, TRACEBACK + b"after\n") + _labelled(1, TRACEBACK + b"after\n")
     assert tracebacks.summary() == []

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from horovod.launch.plan import LaunchPlan, Share, Wish, framework_presets, make_plan, thread_share
+from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, framework_presets, make_plan, thread_share
 from horovod.world import detect
 
 
-def plan(**wish: Any) -> LaunchPlan:
+def plan(**request: Any) -> LaunchPlan:
     given: dict[str, Any] = {
         "command": ("x",),
         "num_proc": 2,
@@ -20,7 +20,7 @@ def plan(**wish: Any) -> LaunchPlan:
         "hostname": "box",
         "cores": 8,
     }
-    return make_plan(Wish(**{**given, **wish}))
+    return make_plan(LaunchRequest(**{**given, **request}))
 
 
 def test_every_rank_knows_its_place() -> None:

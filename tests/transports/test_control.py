@@ -28,15 +28,15 @@ def _listen(page: Control, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rung
 
 
-def test_who_is_nudged_while_others_are_rung_for_is_not_forgotten(
+def test_who_is_rung_later_while_others_are_rung_for_is_not_forgotten(
     ranks: list[Control], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ranks[0]
-    page._nudged = {1, 2}
+    page._deferred = {1, 2}
     monkeypatch.setattr(page, "_is_behind", lambda _: True)
-    monkeypatch.setattr(page, "ring", lambda _: page._nudged.add(3))
-    page.insist()
-    assert page._nudged == {3}
+    monkeypatch.setattr(page, "ring", lambda _: page._deferred.add(3))
+    page.ring_deferred()
+    assert page._deferred == {3}
 
 
 def test_the_last_to_come_wakes_who_waits_for_all(ranks: list[Control], monkeypatch: pytest.MonkeyPatch) -> None:

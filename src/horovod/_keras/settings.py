@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -83,7 +82,7 @@ def make_settings(
             f"Received: {compression!r}"
         )
     if num_groups:
-        warnings.warn("num_groups is deprecated, use groups instead", DeprecationWarning, stacklevel=4)
+        warn_deprecated("num_groups is deprecated, use groups instead")
         groups = num_groups if groups is None else groups
     return Settings(
         op=how,

@@ -14,7 +14,7 @@ from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.engine import callsite
 from horovod.engine.calls import Call
-from horovod.engine.handles import Allocator, Handle, Passage
+from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.progress import Progress
@@ -101,7 +101,7 @@ class Engine:
         allocator: Allocator,
         inputs: Sequence[Buffer] = (),
         outputs: Sequence[Buffer] | None = None,
-        passage: Passage | None = None,
+        transfer: Transfer | None = None,
         patient: bool = False,
     ) -> Handle:
         """Submit one request.
@@ -111,7 +111,7 @@ class Engine:
             allocator: the framework's adapter.
             inputs: contiguous buffers, read until the handle is done.
             outputs: buffers to write, which may be the inputs; None to allocate.
-            passage: brings tensors of a device to ``inputs`` and ``outputs`` back.
+            transfer: brings tensors of a device to ``inputs`` and ``outputs`` back.
             patient: whether the caller is about to wait.
 
         Returns:
@@ -129,7 +129,7 @@ class Engine:
         signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
         record = [signature.request, now(), 0, 0, 0, 0, 0, None]
         handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
-                        signature=signature, record=record, passage=passage)  # fmt: skip
+                        signature=signature, record=record, transfer=transfer)  # fmt: skip
         try:
             self._log.submit(handle)
             self.ring.append(record)

@@ -11,7 +11,7 @@ from horovod.engine.records import ENDED, ERROR, Record, now
 from horovod.transports.base import Inline, Work
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Allocator", "Handle", "Passage", "Signature"]
+__all__ = ["Allocator", "Handle", "Signature", "Transfer"]
 
 
 class Allocator(Protocol):
@@ -26,7 +26,7 @@ class Allocator(Protocol):
         """Return an uninitialised tensor on the device of ``like``."""
 
 
-class Passage(Protocol):
+class Transfer(Protocol):
     """How tensors of a device come to the host and back; see ``horovod.bindings.adapter.Stage``."""
 
     def before(self) -> None:
@@ -70,7 +70,7 @@ class Handle(Work, kw_only=True, eq=False):
         allocator: the framework's adapter.
         signature: what was submitted.
         record: when what happened to it.
-        passage: for tensors of a device, else None.
+        transfer: for tensors of a device, else None.
         accepted: whether the engine has taken it over from the thread that submitted it.
         done: whether it ended, well or not.
         error: why it failed, or None.
@@ -82,7 +82,7 @@ class Handle(Work, kw_only=True, eq=False):
     allocator: Allocator
     signature: Signature
     record: Record
-    passage: Passage | None = None
+    transfer: Transfer | None = None
     accepted: bool = False
     done: bool = False
     error: BaseException | None = None
@@ -99,7 +99,7 @@ class Handle(Work, kw_only=True, eq=False):
         dtype = self.signature.request.tensors[index].dtype
         # Who makes its results somewhere else, such as a graph, has no ``over``.
         over, memory = getattr(self.allocator, "over", None), None
-        if self.lend is not None and over is not None and self.passage is None:
+        if self.lend is not None and over is not None and self.transfer is None:
             memory = self.lend(math.prod(shape) * ITEMSIZE[dtype])
         if memory is None or over is None:
             tensor = self.allocator.empty(shape, dtype, self.inputs[index])

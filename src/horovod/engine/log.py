@@ -269,11 +269,11 @@ class LogRunner:
         if self._to_wake:
             self.wake()
         try:
-            if handle.passage is not None:
-                handle.passage.before()
+            if handle.transfer is not None:
+                handle.transfer.before()
             fence = self._transport.run(sequence, batch, run.notes)
-            if handle.passage is not None:
-                handle.passage.after(handle.outputs)
+            if handle.transfer is not None:
+                handle.transfer.after(handle.outputs)
         except BaseException as error:
             if len(response.members) == 1 and isinstance(error, Exception):
                 # Nobody else is out of step: only what failed fails.

@@ -92,8 +92,8 @@ class Doorbell(Protocol):
     def ring(self) -> None:
         """Wake this rank's own engine."""
 
-    def insist(self) -> None:
-        """Wake those whom ``Channel.submit`` only nudged; before this rank sleeps or does other things."""
+    def ring_deferred(self) -> None:
+        """Wake those whom ``Channel.submit`` left for later; before this rank sleeps or does other things."""
 
     def awake(self) -> None:
         """Say that this rank's engine looks by itself: nobody need wake it."""

@@ -210,7 +210,7 @@ class Progress:
                     break
                 if self._look():
                     continue
-                doorbell.insist()
+                doorbell.ring_deferred()
                 seen = doorbell.heard()
                 doorbell.announce(stepper.goal())
                 if not stepper.has_news():
@@ -227,7 +227,7 @@ class Progress:
                 raise
         finally:
             doorbell.park()
-            doorbell.insist()
+            doorbell.ring_deferred()
             self._turn.release()
             if self._reason is not None or (doorbell.heard() != heard and stepper.has_news()):
                 # Who rang in between found this rank awake; its own thread has to be told.
@@ -291,7 +291,7 @@ class Progress:
         if self._hands_over and is_awaited and not self._is_awaited() and self._take_nap():
             return 0
         slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
-        doorbell.insist()
+        doorbell.ring_deferred()
         if self._is_awaited():
             doorbell.announce(stepper.goal())
             self._is_asleep = True

@@ -12,7 +12,7 @@ from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.job import Job
 from horovod.launch.machine import is_this_host
 from horovod.launch.muster import Muster, muster
-from horovod.launch.plan import LaunchPlan, Share, Wish, make_plan
+from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, make_plan
 from horovod.launch.remote import jobs_of
 from horovod.launch.ssh import Access
 
@@ -94,11 +94,11 @@ def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str
     return names | ({"NCCL_IB_DISABLE": "1"} if tcp else {})
 
 
-def assemble(wish: Wish, where: Sequence[Place], access: Access) -> Assembly:
+def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> Assembly:
     """Check all hosts, then decide what to start.
 
     Args:
-        wish: what the user asked for.
+        request: what the user asked for.
         where: which hosts get how many ranks.
         access: how other hosts are reached; its time is that of the settings.
 
@@ -112,20 +112,20 @@ def assemble(wish: Wish, where: Sequence[Place], access: Access) -> Assembly:
     Blocks until all hosts have answered, for ``--start-timeout`` at most.
     """
     # A wrong value is one error here rather than one on every rank.
-    settings = config.load({**wish.file, **wish.environ, **wish.flags})
+    settings = config.load({**request.file, **request.environ, **request.flags})
     others = [place.name for place in where if not place.is_here]
     if not others:
-        return Assembly(make_plan(wish), Muster({}))
+        return Assembly(make_plan(request), Muster({}))
     here = next((place.name for place in where if place.is_here), "")
     access = replace(access, timeout_s=settings.start_timeout_s)
-    found = muster(others, here, access, wish.command[0], wish.environ.get("PATH", ""))
+    found = muster(others, here, access, request.command[0], request.environ.get("PATH", ""))
     shares = tuple(
-        Share(wish.hostname, place.count, wish.cores)
+        Share(request.hostname, place.count, request.cores)
         if place.is_here
         else Share(_plain(place.name), place.count, found.hellos[place.name].cores)
         for place in where
     )
-    return Assembly(make_plan(replace(wish, shares=shares)), found)
+    return Assembly(make_plan(replace(request, shares=shares)), found)
 
 
 def _plain(host: str) -> str:

@@ -19,8 +19,8 @@ from horovod.launch.assemble import Assembly, assemble, interface_settings, name
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.mpi_run import mpi_plan
 from horovod.launch.muster import Muster
-from horovod.launch.output import FileScreen, Screen
-from horovod.launch.plan import Wish
+from horovod.launch.output import FileSink, OutputSink
+from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
@@ -85,7 +85,7 @@ def _assemble(options: Options) -> Assembly:
         )
     environ = _with_own_python(os.environ)
     is_one_host = all(place.is_here for place in where)
-    wish = Wish(
+    request = LaunchRequest(
         command=_runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
         num_proc=options.num_proc,
         environ=environ,
@@ -102,9 +102,9 @@ def _assemble(options: Options) -> Assembly:
         options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
     )
     if options.controller in ("mpi", "jsrun") and not (is_one_host and options.controller == "mpi"):
-        plan = mpi_plan(wish, options, named_hosts(options.hosts, options.hostfile), access)
+        plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access)
         return Assembly(plan, Muster({}))
-    return assemble(wish, where, access)
+    return assemble(request, where, access)
 
 
 def _doctor(folder: Path) -> int:
@@ -156,10 +156,10 @@ def _run(options: Options, assembly: Assembly) -> int:
     elif options.verbose:
         on = ", ".join(hosts)
         _say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {on}: {' '.join(plan.command)}")
-    screens = _screens()
+    sinks = _sinks()
     before = oom_kills()
     try:
-        outcome = supervise(plan, screens, signals=_wanted_signals(), jobs=assembly.jobs())
+        outcome = supervise(plan, sinks, signals=_wanted_signals(), jobs=assembly.jobs())
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
@@ -177,11 +177,11 @@ def _run(options: Options, assembly: Assembly) -> int:
     return exit_code(outcome)
 
 
-def _screens() -> tuple[Screen, Screen]:
-    """Standard output and error; one screen when both are the same terminal or pipe."""
-    out = FileScreen(1)
+def _sinks() -> tuple[OutputSink, OutputSink]:
+    """Standard output and error; one sink when both are the same terminal or pipe."""
+    out = FileSink(1)
     a, b = os.fstat(1), os.fstat(2)
-    return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileScreen(2)
+    return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileSink(2)
 
 
 def _open_standard_files() -> None:

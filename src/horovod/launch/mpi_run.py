@@ -12,7 +12,7 @@ from horovod.errors import LaunchError
 from horovod.launch.flags import Options
 from horovod.launch.hosts import Host
 from horovod.launch.mpi import Launcher, command_line, recognize
-from horovod.launch.plan import LaunchPlan, Wish, make_plan
+from horovod.launch.plan import LaunchPlan, LaunchRequest, make_plan
 from horovod.launch.remote import travels
 from horovod.launch.ssh import Access
 
@@ -23,11 +23,11 @@ _VERSION_S = 30.0
 _OWN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "I_MPI_HYDRA_")
 
 
-def mpi_plan(wish: Wish, options: Options, hosts: Sequence[Host], access: Access) -> LaunchPlan:
+def mpi_plan(request: LaunchRequest, options: Options, hosts: Sequence[Host], access: Access) -> LaunchPlan:
     """Return a plan whose only process is the launcher of MPI, which starts the ranks.
 
     Args:
-        wish: what the user asked for.
+        request: what the user asked for.
         options: the command line.
         hosts: where the ranks run.
         access: how other hosts are reached.
@@ -36,11 +36,11 @@ def mpi_plan(wish: Wish, options: Options, hosts: Sequence[Host], access: Access
         LaunchError: there is no ``mpirun``, or it does not run.
         ValueError: it is none that we know.
     """
-    plan = make_plan(replace(wish, num_proc=1))
+    plan = make_plan(replace(request, num_proc=1))
     launcher = _find(options.controller, plan.environ)
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
-        launcher, wish.num_proc, hosts, wish.command, sorted(names), access,
+        launcher, request.num_proc, hosts, request.command, sorted(names), access,
         mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp,
     )  # fmt: skip
     return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=())

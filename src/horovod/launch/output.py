@@ -1,8 +1,8 @@
 """Turns what ranks print into whole, labelled lines on the launcher's own output.
 
-A ``Screen`` is one destination; it never blocks the launcher. A ``RankStream`` is one stream of one rank; it passes
-on whole lines only, so that lines of different ranks never mix. A carriage return ends a line too, so that progress
-bars move in place.
+An ``OutputSink`` is one destination; it never blocks the launcher. A ``RankStream`` is one stream of one rank; it
+passes on whole lines only, so that lines of different ranks never mix. A carriage return ends a line too, so that
+progress bars move in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 
 from horovod.launch.repeats import BEGIN, HOLD_S
 
-__all__ = ["FileScreen", "RankStream", "Screen", "TextScreen", "TextWriter"]
+__all__ = ["FileSink", "OutputSink", "RankStream", "TextSink", "TextWriter"]
 
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
@@ -36,7 +36,7 @@ class TextWriter(Protocol):
         """Pass it on."""
 
 
-class Screen:
+class OutputSink:
     """One destination of text; knows whose unfinished line the cursor stands behind."""
 
     interactive = False
@@ -80,7 +80,7 @@ class Screen:
         self.show(None, b"" if self.cursor_owner is None else b"\n")
 
 
-class FileScreen(Screen):
+class FileSink(OutputSink):
     """A file descriptor: a terminal, a pipe or a file.
 
     Args:
@@ -133,7 +133,7 @@ class FileScreen(Screen):
                     return
 
 
-class TextScreen(Screen):
+class TextSink(OutputSink):
     """A Python text stream, such as a notebook's ``sys.stdout``.
 
     Args:
@@ -157,7 +157,7 @@ class RankStream:
     """Standard output or error of one rank.
 
     Args:
-        screen: where whole lines go.
+        sink: where whole lines go.
         label: what stands before each line; nothing passes text through as it comes.
         file: gets everything as it comes, if given.
         stamp: gives what stands before the label, if given.
@@ -166,18 +166,18 @@ class RankStream:
 
     def __init__(
         self,
-        screen: Screen,
+        sink: OutputSink,
         label: str = "",
         file: BinaryIO | None = None,
         stamp: Callable[[], str] | None = None,
         is_repeat: Callable[[bytes], bool] | None = None,
     ) -> None:
-        self.screen = screen
+        self.sink = sink
         self._label = label.encode()
         self._file = file
         self._stamp = stamp
         self._partial = b""
-        self._shown = False  # the beginning of the line in _partial stands on the screen already
+        self._shown = False  # the beginning of the line in _partial stands on the terminal already
         self._tail = b""
         self._is_repeat = is_repeat
         self._held = b""
@@ -187,7 +187,7 @@ class RankStream:
     @property
     def wanted(self) -> bool:
         """Whether anybody still reads what comes."""
-        return self._file is not None or not self.screen.broken
+        return self._file is not None or not self.sink.broken
 
     @property
     def partial(self) -> bool:
@@ -201,10 +201,10 @@ class RankStream:
                 self._file.write(data)
             except OSError as error:
                 self._close_file()
-                self.screen.show(None, f"horovodrun: output file lost: {error}\n".encode())
+                self.sink.show(None, f"horovodrun: output file lost: {error}\n".encode())
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if not self._label:
-            self.screen.put(data)
+            self.sink.put(data)
             return
         data = self._partial + data
         # \r at the very end may be the first half of \r\n.
@@ -241,14 +241,14 @@ class RankStream:
             self._show(held)
 
     def _show(self, text: bytes) -> None:
-        goes_on = self._shown and self.screen.cursor_owner is self
+        goes_on = self._shown and self.sink.cursor_owner is self
         lines = text.splitlines(keepends=True)
         first = lines.pop(0) if goes_on else b""
         # A bar that returns first and then draws has an empty line before the return: not worth a label.
         label = self._label if self._stamp is None else self._stamp().encode() + self._label
         rest = [label + line for line in lines if line != b"\r"]
         self._shown = not text.endswith((b"\n", b"\r"))
-        self.screen.show(self, first + b"".join(rest))
+        self.sink.show(self, first + b"".join(rest))
 
     def show_partial(self) -> None:
         """Show the beginning of a line now, such as a prompt on a terminal."""

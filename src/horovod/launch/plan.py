@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 
-__all__ = ["LaunchPlan", "Share", "Wish", "framework_presets", "make_plan", "thread_share"]
+__all__ = ["LaunchPlan", "LaunchRequest", "Share", "framework_presets", "make_plan", "thread_share"]
 
 # Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
@@ -46,7 +46,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Wish:
+class LaunchRequest:
     """What the user asked for, and what is known of the machine.
 
     Attributes:
@@ -126,11 +126,11 @@ class LaunchPlan:
         return found
 
 
-def make_plan(wish: Wish) -> LaunchPlan:
+def make_plan(request: LaunchRequest) -> LaunchPlan:
     """Decide what to start.
 
     Args:
-        wish: what the user asked for.
+        request: what the user asked for.
 
     Returns:
         The plan.
@@ -138,11 +138,11 @@ def make_plan(wish: Wish) -> LaunchPlan:
     Raises:
         ValueError: fewer than one rank.
     """
-    if wish.num_proc < 1:
-        raise ValueError(f"-np must be at least 1; received {wish.num_proc}")
-    shares = wish.shares or (Share(wish.hostname, wish.num_proc, wish.cores),)
-    common = {**wish.file, **_cleaned(wish.environ), **wish.flags}
-    environ = {**common, "PYTHONUNBUFFERED": "1", JOB_ID: wish.job, SECRET_KEY: wish.key}
+    if request.num_proc < 1:
+        raise ValueError(f"-np must be at least 1; received {request.num_proc}")
+    shares = request.shares or (Share(request.hostname, request.num_proc, request.cores),)
+    common = {**request.file, **_cleaned(request.environ), **request.flags}
+    environ = {**common, "PYTHONUNBUFFERED": "1", JOB_ID: request.job, SECRET_KEY: request.key}
     own: list[dict[str, str]] = []
     notes: list[str] = []
     for share in shares:
@@ -159,15 +159,15 @@ def make_plan(wish: Wish) -> LaunchPlan:
     for i, share in enumerate(shares):
         for local_rank in range(share.count):
             ranks.append({**own[i], **_rank_variables(share.hostname, counts, i, local_rank)})
-    digits = len(str(wish.num_proc - 1))
-    folders = (f"{wish.output_dir}/rank.{rank:0{digits}}" for rank in range(wish.num_proc))
+    digits = len(str(request.num_proc - 1))
+    folders = (f"{request.output_dir}/rank.{rank:0{digits}}" for rank in range(request.num_proc))
     return LaunchPlan(
-        command=wish.command,
+        command=request.command,
         hostname=shares[0].hostname,
         environ=environ,
         ranks=tuple(ranks),
-        output_dirs=tuple(folders) if wish.output_dir else (),
-        timestamps=wish.timestamps,
+        output_dirs=tuple(folders) if request.output_dir else (),
+        timestamps=request.timestamps,
         notes=tuple(notes),
         counts=tuple(counts) if len(counts) > 1 else (),
     )

@@ -20,8 +20,8 @@ from horovod.launch.assemble import Assembly, assemble, interface_settings, plac
 from horovod.launch.hosts import Place
 from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
-from horovod.launch.output import FileScreen, Screen, TextScreen
-from horovod.launch.plan import LaunchPlan, Wish
+from horovod.launch.output import FileSink, OutputSink, TextSink
+from horovod.launch.plan import LaunchPlan, LaunchRequest
 from horovod.launch.remote import RemoteJob
 from horovod.launch.report import report
 from horovod.launch.ssh import Access
@@ -126,7 +126,7 @@ def run(
     access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
     try:
         where = places(hosts or "", hostfile or "", size)
-        assembly = _ready(_wish(size, python, settings, output_filename or ""), where, access, bool(use_mpi))
+        assembly = _ready(_request(size, python, settings, output_filename or ""), where, access, bool(use_mpi))
         try:
             return _Call(assembly, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
         finally:
@@ -146,16 +146,16 @@ def _refuse_elastic(**given: Any) -> None:
         raise ValueError(f"{', '.join(asked)}: for elastic jobs, which this version cannot run yet")
 
 
-def _ready(wish: Wish, where: Sequence[Place], access: Access, use_mpi: bool) -> Assembly:
+def _ready(request: LaunchRequest, where: Sequence[Place], access: Access, use_mpi: bool) -> Assembly:
     is_far = not all(place.is_here for place in where)
     if use_mpi and is_far:
         raise ValueError("use_mpi: mpirun cannot call a function on other hosts; leave it out, or use horovodrun --mpi")
-    flags = {**wish.flags, **(interface_settings(access.interfaces) if is_far else {})}
-    return assemble(replace(wish, flags=flags), where, access)
+    flags = {**request.flags, **(interface_settings(access.interfaces) if is_far else {})}
+    return assemble(replace(request, flags=flags), where, access)
 
 
-def _wish(size: int, executable: str, settings: dict[str, str], output_dir: str) -> Wish:
-    return Wish(
+def _request(size: int, executable: str, settings: dict[str, str], output_dir: str) -> LaunchRequest:
+    return LaunchRequest(
         command=(executable, "-m", task.__name__),
         num_proc=size,
         environ=os.environ,
@@ -200,11 +200,11 @@ class _Call:
                 os.close(fd)
 
     def _supervise(self, plan: LaunchPlan, jobs: list[Job]) -> Outcome:
-        screens = (_screen(sys.stdout, sys.__stdout__), _screen(sys.stderr, sys.__stderr__))
+        sinks = (_sink(sys.stdout, sys.__stdout__), _sink(sys.stderr, sys.__stderr__))
         if self.verbose:
             for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
-                screens[1].put(f"horovod.run: {note}\n".encode())
-        return supervise(plan, screens, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs)
+                sinks[1].put(f"horovod.run: {note}\n".encode())
+        return supervise(plan, sinks, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs)
 
     def _results(self, outcome: Outcome, packed: list[bytes]) -> list[Any]:
         if outcome.interrupted:
@@ -245,14 +245,14 @@ class _Call:
         return error
 
 
-def _screen(stream: TextIO | None, original: TextIO | None) -> Screen:
+def _sink(stream: TextIO | None, original: TextIO | None) -> OutputSink:
     """Where the caller's prints go: the process's own output, or whatever a notebook has put in its place."""
     if stream is None:
-        return TextScreen(io.StringIO())
+        return TextSink(io.StringIO())
     if stream is original:
         try:
             stream.flush()
-            return FileScreen(stream.fileno())
+            return FileSink(stream.fileno())
         except (OSError, ValueError):
             pass
-    return TextScreen(stream)
+    return TextSink(stream)

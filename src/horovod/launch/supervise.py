@@ -24,7 +24,7 @@ from horovod.errors import LaunchError
 from horovod.launch.job import Job
 from horovod.launch.local import SAFETY_S, LocalJob
 from horovod.launch.outcome import Exit, Outcome
-from horovod.launch.output import RankStream, Screen
+from horovod.launch.output import OutputSink, RankStream
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
 from horovod.phrases import list_ranks
@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 16
 
 def supervise(
     plan: LaunchPlan,
-    screens: tuple[Screen, Screen],
+    sinks: tuple[OutputSink, OutputSink],
     *,
     signals: Sequence[signal.Signals] = (),
     stdin: int | None = None,
@@ -52,7 +52,7 @@ def supervise(
 
     Args:
         plan: what to start.
-        screens: where standard output and standard error of the ranks go.
+        sinks: where standard output and standard error of the ranks go.
         signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
         stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
         jobs: the ranks of each host, in rank order; all on this host when empty.
@@ -65,7 +65,7 @@ def supervise(
 
     Blocks until the job has ended.
     """
-    supervision = _Supervision(plan, screens, list(jobs) or [LocalJob(plan)])
+    supervision = _Supervision(plan, sinks, list(jobs) or [LocalJob(plan)])
     try:
         with _signals_to(supervision, signals):
             supervision.start(stdin)
@@ -76,11 +76,11 @@ def supervise(
 
 
 class _Supervision:
-    def __init__(self, plan: LaunchPlan, screens: tuple[Screen, Screen], jobs: list[Job]) -> None:
+    def __init__(self, plan: LaunchPlan, sinks: tuple[OutputSink, OutputSink], jobs: list[Job]) -> None:
         self.outcome = Outcome(pids=[0] * plan.size)
         self._plan = plan
-        self._console = screens
-        self._screens = list(dict.fromkeys(screens))
+        self._console = sinks
+        self._sinks = list(dict.fromkeys(sinks))
         self._jobs = jobs
         self._running = {job.fileno(): job for job in jobs}
         self._streams: dict[int, RankStream] = {}  # by the end of the pipe that we read
@@ -187,8 +187,8 @@ class _Supervision:
             self._drop(fd)
         for stream in self._far.values():
             stream.finish()
-        for screen in self._screens:
-            screen.end_line()
+        for sink in self._sinks:
+            sink.end_line()
         for line in self._tracebacks.summary():
             self._say(line)
         self._flush()
@@ -196,21 +196,21 @@ class _Supervision:
 
     def _step(self) -> None:
         """Wait for one thing to happen and deal with it."""
-        held_up = any(screen.full for screen in self._screens)
-        writing = [s.fileno() for s in self._screens if s.backlog]
+        held_up = any(sink.full for sink in self._sinks)
+        writing = [s.fileno() for s in self._sinks if s.backlog]
         writing += [job.outgoing for job in self._running.values() if job.outgoing >= 0]
-        prompts = [s for s in (*self._streams.values(), *self._far.values()) if s.partial and s.screen.interactive]
+        prompts = [s for s in (*self._streams.values(), *self._far.values()) if s.partial and s.sink.interactive]
         for fd in writing:
             self._poll.register(fd, select.POLLOUT)
-        for fd in self._streams if held_up else ():  # the ranks wait until the screen has caught up
+        for fd in self._streams if held_up else ():  # the ranks wait until the sink has caught up
             self._poll.unregister(fd)
         events = self._poll.poll(self._timeout_ms(idle=bool(prompts)))
         for fd in self._streams if held_up else ():
             self._poll.register(fd, select.POLLIN)
         for fd in writing:
             self._poll.unregister(fd)
-        for screen in self._screens:
-            screen.flush()
+        for sink in self._sinks:
+            sink.flush()
         for job in self._running.values():
             job.flush()
             if not held_up:
@@ -239,16 +239,16 @@ class _Supervision:
         """At the end, wait for the reader of our output; after an interrupt, not for long."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 64)
-        while waiting := [s for s in self._screens if s.backlog]:
+        while waiting := [s for s in self._sinks if s.backlog]:
             poll = select.poll()
-            for screen in waiting:
-                poll.register(screen.fileno(), select.POLLOUT)
+            for sink in waiting:
+                poll.register(sink.fileno(), select.POLLOUT)
             poll.register(self._wake, select.POLLIN)
             ready = poll.poll(200 if self.outcome.interrupted else None)
             if not ready or any(fd == self._wake for fd, _ in ready):
                 return
-            for screen in waiting:
-                screen.flush()
+            for sink in waiting:
+                sink.flush()
 
     def _read(self, fd: int) -> bool:
         """Pass on what there is; False at the end of the stream, and at the end of the job when there is no more."""
@@ -305,9 +305,9 @@ class _Supervision:
         self._over = not self._running
 
     def _say(self, line: str) -> None:
-        screen = self._console[1]
-        screen.end_line()
-        screen.put(f"horovodrun: {line}\n".encode())
+        sink = self._console[1]
+        sink.end_line()
+        sink.put(f"horovodrun: {line}\n".encode())
 
     def _abandon(self, job: Job, reason: str) -> None:
         """Nothing more is to be had from a host: what may still run there is killed, and the others end."""

@@ -103,8 +103,8 @@ class LocalDoorbell:
         with contextlib.suppress(RuntimeError):  # it was rung already
             self._bell.release()
 
-    def insist(self) -> None:
-        """Nobody was nudged."""
+    def ring_deferred(self) -> None:
+        """Nobody was left for later."""
 
     def awake(self) -> None:
         """Nobody needs to know."""

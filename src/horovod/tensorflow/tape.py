@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
@@ -98,7 +98,7 @@ class _Distributed:
 def groups_argument(num_groups: int, groups: Any) -> Any:
     """Return the groups that the older ``num_groups`` and ``groups`` ask for."""
     if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
+        warn_deprecated("Parameter `num_groups` has been replaced by `groups`")
         return num_groups if groups is None else groups
     return groups
 

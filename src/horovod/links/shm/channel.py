@@ -53,7 +53,7 @@ class WorkerChannel:
         """Submit a declared request."""
         self._writer.put(_SUBMIT, (signature, note))
         if patient:
-            self._control.nudge(self._homes)
+            self._control.ring_later(self._homes)
         else:
             self._control.ring(self._home)
 
@@ -185,6 +185,6 @@ class CoordinatorChannel(LocalChannel):
 
     def _ring(self) -> None:
         if self.patient:
-            self._control.nudge(self._others)
+            self._control.ring_later(self._others)
         else:
             self._control.ring_all(self._others)

@@ -21,7 +21,7 @@ class ShmDoorbell:
         self._words = control.words32
         self._bell = control.bell[control.rank]
         self._mode = control.mode[control.rank]
-        self.insist = control.insist
+        self.ring_deferred = control.ring_deferred
         spinner = Spinner(control.crowded)
         self.looks, self.succeeded = spinner.looks, spinner.succeeded
 

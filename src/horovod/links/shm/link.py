@@ -15,7 +15,7 @@ from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
-from horovod.rendezvous import kinship
+from horovod.rendezvous import process_tree
 from horovod.rendezvous.unix import meet
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
@@ -55,7 +55,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     fds = [arena_fd := create_memfd("horovod-arena", nbytes)]
     try:
         if world.rank == 0:
-            fds.append(control_fd := create_memfd(kinship.control_name(world.job), ShmBoard.nbytes(world.size)))
+            fds.append(control_fd := create_memfd(process_tree.control_name(world.job), ShmBoard.nbytes(world.size)))
         meeting = meet(world, arena_fd, nbytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
         # A launcher may have bound each rank to a core of its own.

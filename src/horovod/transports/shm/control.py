@@ -76,7 +76,7 @@ class Control:
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self.crowded = size > self.cores
         self.share = max(1, self.cores // size)
-        self._nudged: set[int] = set()
+        self._deferred: set[int] = set()
         nbytes = self.nbytes(size)
         self._map = map_shared(fd, nbytes)
         whole = memoryview(self._map)
@@ -146,11 +146,11 @@ class Control:
             if mode:
                 futex.wake(self._bell_address[rank], mode)
 
-    def nudge(self, ranks: Sequence[int]) -> None:
+    def ring_later(self, ranks: Sequence[int]) -> None:
         """``ring`` those of ``ranks`` who sleep for lack of news; let alone who is between two calls, for now.
 
         That is what a rank does that is about to wait: the others most likely come by themselves, and to wake
-        their background threads would only hold them up. ``insist`` must follow.
+        their background threads would only hold them up. ``ring_deferred`` must follow.
         """
         words, modes = self.words32, self.mode
         futex.fence()
@@ -158,15 +158,15 @@ class Control:
             if words[modes[rank]] & HOLDER:
                 self.ring(rank)
             else:
-                self._nudged.add(rank)
+                self._deferred.add(rank)
 
-    def insist(self) -> None:
-        """``ring`` those who were nudged and did not look; before this rank sleeps or has other things to do."""
-        if not self._nudged:
+    def ring_deferred(self) -> None:
+        """``ring`` those left for later who did not look; before this rank sleeps or has other things to do."""
+        if not self._deferred:
             return
-        # Other threads nudge and insist meanwhile.
-        nudged, self._nudged = self._nudged, set()
-        for rank in nudged:
+        # Other threads defer and ring meanwhile.
+        deferred, self._deferred = self._deferred, set()
+        for rank in deferred:
             if self._is_behind(rank):
                 self.ring(rank)
 

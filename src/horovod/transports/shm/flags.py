@@ -67,7 +67,7 @@ class Flags:
                 spinner.succeeded()
                 return
         control = self.control
-        control.insist()
+        control.ring_deferred()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]
         started = time.monotonic()
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.rendezvous.kinship import control_name, is_no_rank, rank_above
+from horovod.rendezvous.process_tree import control_name, is_no_rank, rank_above
 from horovod.world import LAUNCHERS, Launcher, World, detect
 
 OURS = f"7f00-7f01 rw-s 00000000 00:01 77 /memfd:{control_name('job')} (deleted)\n"
