@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint fix bench clean
-inputs := pyproject.toml constraints.txt scripts/install
+inputs := pyproject.toml khorovod-ipu/pyproject.toml constraints.txt scripts/install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10

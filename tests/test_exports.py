@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from sources import Module, modules
+from sources import Module, all_modules
 
 import horovod.errors
 from horovod.bindings.collectives import Collectives
 
-NAMES = sorted(modules())
+NAMES = sorted(all_modules())
 # What a training script imports; all parameters of all of their functions are explained.
 PUBLIC = (
     "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
@@ -49,7 +49,7 @@ def _star_source(module: Module, added: ast.expr) -> Module:
     source = f"{module.name}.{ast.unparse(added).removesuffix('.__all__')}"
     stars = [n.module for n in module.tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
     assert source in stars, f"{module.place}: __all__ has the names of {source}, which are not imported"
-    return modules()[source]
+    return all_modules()[source]
 
 
 def public_definitions(module: Module) -> Iterator[tuple[str, Documented]]:
@@ -85,14 +85,14 @@ def summary_is_a_sentence(docstring: str) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_has_a_docstring(name: str) -> None:
-    docstring = ast.get_docstring(modules()[name].tree)
-    assert docstring, f"{modules()[name].place} does not say what it is for"
+    docstring = ast.get_docstring(all_modules()[name].tree)
+    assert docstring, f"{all_modules()[name].place} does not say what it is for"
     assert summary_is_a_sentence(docstring), docstring
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exports_exist_and_are_complete(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     names = exported(module)
     assert len(names) == len(set(names)), f"{module.place}: twice in __all__"
     missing = set(names) - set(_bound(module.tree))
@@ -106,7 +106,7 @@ def test_exports_exist_and_are_complete(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_bound_methods_are_exported_under_their_own_names(name: str) -> None:
     """As in ``rank = comm.rank``: what is bound to be exported is, and it is what it is called."""
-    module = modules()[name]
+    module = all_modules()[name]
     names, wrong = exported(module), []
     for node in module.tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
@@ -125,7 +125,7 @@ def test_numpy_has_every_collective() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_definitions_are_documented(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     wrong = []
     for label, node in public_definitions(module):
         docstring = ast.get_docstring(node) or ""
@@ -137,7 +137,7 @@ def test_public_definitions_are_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_argument_sections_fit_the_signature(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     wrong = []
     for node in ast.walk(module.tree):
         if isinstance(node, Function) and (documented := section(ast.get_docstring(node) or "", "Args")):
@@ -149,7 +149,7 @@ def test_argument_sections_fit_the_signature(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_raises_sections_name_real_exceptions(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     own = {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
     known = own | set(horovod.errors.__all__) | set(vars(builtins))
     wrong = [
@@ -177,7 +177,7 @@ def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_times_carry_their_unit(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     unitless = [
         f"{module.place}:{node.lineno} {parameter}"
         for node in ast.walk(module.tree)
@@ -190,7 +190,7 @@ def test_times_carry_their_unit(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in READS_SETTINGS])
 def test_settings_are_read_in_one_place(name: str) -> None:
-    module = modules()[name]
+    module = all_modules()[name]
     hands_on = name.startswith(PASSES_ENVIRONMENT_ON)
     wrong = [
         f"{module.place}:{node.lineno} {ast.unparse(node)}"
@@ -208,7 +208,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, Documented):
             yield node.name
         elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            yield from exported(modules()[node.module or ""])
+            yield from exported(all_modules()[node.module or ""])
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

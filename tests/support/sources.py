@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["ROOT", "Import", "Module", "modules"]
+__all__ = ["ROOT", "Import", "Module", "all_modules", "ipu_modules", "modules"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SRC = ROOT / "src"
+IPU_SRC = ROOT / "khorovod-ipu" / "src"
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,24 @@ class Module:
 @cache
 def modules() -> dict[str, Module]:
     """All modules of ``src/horovod`` by dotted name."""
+    return _below(SRC, "horovod")
+
+
+@cache
+def ipu_modules() -> dict[str, Module]:
+    """All modules of ``khorovod-ipu`` by dotted name."""
+    return _below(IPU_SRC, ".")
+
+
+def all_modules() -> dict[str, Module]:
+    """The modules of both distributions."""
+    return {**modules(), **ipu_modules()}
+
+
+def _below(source: Path, folder: str) -> dict[str, Module]:
     found = {}
-    for path in sorted((SRC / "horovod").rglob("*.py")):
-        name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((source / folder).rglob("*.py")):
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         text = path.read_text(encoding="utf-8")
         found[name] = Module(name, path, text, ast.parse(text, str(path)))
     return found

@@ -1,0 +1,57 @@
+"""Nobody who has the vendor's SDK gets these packages by accident.
+
+Each package calls ``refuse_beside_the_sdk()`` before anything else. Where the SDK comes first on ``sys.path``, its own
+packages are imported and nothing of ours runs; what is left to be refused is a mixture of both.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+__all__ = ["found_sdk", "refuse_beside_the_sdk"]
+
+#: Import packages of the SDK; those that only the SDK has give it away as well.
+SDK_PACKAGES = ("popart", "poptorch", "popdist", "popxl", "popart_core", "poptorch_core", "popdist_core")
+#: The SDK's wheels, which pip would have put over the same folders.
+SDK_DISTRIBUTIONS = ("popart", "poptorch", "popdist", "popxl")
+
+_OURS = Path(__file__).resolve().parent.parent
+
+
+def found_sdk(search: list[str] | None = None) -> str:
+    """Where the SDK is: a file of one of its packages, or the name of an installed wheel of it; empty without one.
+
+    Args:
+        search: folders to look in; ``None`` means ``sys.path`` and what pip has installed there.
+    """
+    for folder in sys.path if search is None else search:
+        for name in SDK_PACKAGES:
+            spec = PathFinder.find_spec(name, [folder])
+            # A folder without __init__.py is nobody's package: the tests of a project may be called `popart`.
+            if spec and spec.origin and Path(spec.origin).resolve().parent.parent != _OURS:
+                return spec.origin
+    for name in SDK_DISTRIBUTIONS if search is None else ():
+        try:
+            return f"the installed distribution {name} {metadata.distribution(name).version}"
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+@cache
+def refuse_beside_the_sdk() -> None:
+    """Raise where the vendor's SDK can be imported as well.
+
+    Raises:
+        ImportError: it can; the message says where it is and how to choose.
+    """
+    if place := found_sdk():
+        raise ImportError(
+            "khorovod-ipu imitates Graphcore's SDK in software, and the SDK itself is here, too: "
+            f"{place}. Not both in one process: for real devices `pip uninstall khorovod-ipu`; for the software device "
+            "use an environment without the SDK (do not source its enable.sh, take it out of PYTHONPATH)."
+        )

@@ -1,0 +1,7 @@
+"""The fixtures of the house, for the tests of ``khorovod-ipu``."""
+
+from __future__ import annotations
+
+from house import cluster, mpirun, no_leaks
+
+__all__ = ["cluster", "mpirun", "no_leaks"]
