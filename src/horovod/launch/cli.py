@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from horovod import config
@@ -16,10 +15,10 @@ from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
+from horovod.launch.console import open_standard_files, own_sinks, runnable, wanted_signals, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.mpi_run import mpi_plan
 from horovod.launch.muster import Muster
-from horovod.launch.output import FileSink, OutputSink
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.ssh import Access
@@ -29,7 +28,6 @@ from horovod.phrases import show_any_text
 __all__ = ["main"]
 
 _MOST_PER_CORE = 64
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all ranks ended well, 2 for a wrong command line, else the exit code of the first rank that failed
         (128 + n for signal n), or 128 + n when signal n ended the launcher.
     """
-    _open_standard_files()
+    open_standard_files()
     show_any_text(sys.stdout)
     try:
         options = parse_flags(sys.argv[1:] if argv is None else argv, f"khorovod {__version__} (Horovod API)")
@@ -83,10 +81,10 @@ def _assemble(options: Options) -> Assembly:
             f"-np {options.num_proc} is more than {_MOST_PER_CORE} ranks for each of {cores} cores; if that is what "
             f"you want, add --oversubscribe"
         )
-    environ = _with_own_python(os.environ)
+    environ = with_own_python(os.environ)
     is_one_host = all(place.is_here for place in where)
     request = LaunchRequest(
-        command=_runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
+        command=runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
         num_proc=options.num_proc,
         environ=environ,
         job=secrets.token_hex(16),
@@ -121,28 +119,6 @@ def _has_dumps(folder: Path) -> bool:
     return any(folder.glob(PATTERN))
 
 
-def _with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as if the virtual environment that horovodrun is installed in were activated, unless one is."""
-    path = environ.get("PATH", os.defpath)
-    own = str(Path(sys.prefix) / "bin")
-    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in environ and own not in path.split(os.pathsep):
-        path = own + os.pathsep + path
-    return {**environ, "PATH": path}
-
-
-def _runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str, ...]:
-    """The command, with Python in front of a script that cannot be run by itself."""
-    name = command[0]
-    if shutil.which(name, path=path):
-        return command
-    if name.endswith(".py") and Path(name).is_file():
-        return (shutil.which("python", path=path) or sys.executable, *command)
-    if not is_needed:  # other hosts look for themselves
-        return command
-    what = "is not executable" if Path(name).is_file() else "was not found"
-    raise UsageError(f"the command {name!r} {what}")
-
-
 def _run(options: Options, assembly: Assembly) -> int:
     plan = assembly.plan
     hosts = list(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
@@ -156,10 +132,10 @@ def _run(options: Options, assembly: Assembly) -> int:
     elif options.verbose:
         on = ", ".join(hosts)
         _say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {on}: {' '.join(plan.command)}")
-    sinks = _sinks()
+    sinks = own_sinks()
     before = oom_kills()
     try:
-        outcome = supervise(plan, sinks, signals=_wanted_signals(), jobs=assembly.jobs())
+        outcome = supervise(plan, sinks, signals=wanted_signals(), jobs=assembly.jobs())
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
@@ -175,27 +151,6 @@ def _run(options: Options, assembly: Assembly) -> int:
     for line in lines:
         _say(line)
     return exit_code(outcome)
-
-
-def _sinks() -> tuple[OutputSink, OutputSink]:
-    """Standard output and error; one sink when both are the same terminal or pipe."""
-    out = FileSink(1)
-    a, b = os.fstat(1), os.fstat(2)
-    return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileSink(2)
-
-
-def _open_standard_files() -> None:
-    """Give closed standard files a number of their own, else a pipe of ours would become somebody's output."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-def _wanted_signals() -> list[signal.Signals]:
-    """Hanging up is ignored under nohup, and stays so; Ctrl-Z only means us where a shell controls jobs."""
-    return [s for s in _SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
 
 
 def _say(line: str) -> None:

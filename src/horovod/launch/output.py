@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 
 from horovod.launch.repeats import BEGIN, HOLD_S
 
-__all__ = ["FileSink", "OutputSink", "RankStream", "TextSink", "TextWriter"]
+__all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "TextWriter"]
 
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
@@ -151,6 +151,13 @@ class TextSink(OutputSink):
             self._stream.flush()
         except (OSError, ValueError):  # closed
             self.broken = True
+
+
+class NullSink(OutputSink):
+    """Output that nobody wants to see."""
+
+    def put(self, data: bytes) -> None:
+        pass
 
 
 class RankStream:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
 
-__all__ = ["LaunchPlan", "LaunchRequest", "Share", "framework_presets", "make_plan", "thread_share"]
+__all__ = ["Display", "LaunchPlan", "LaunchRequest", "Share", "framework_presets", "make_plan", "thread_share"]
 
 # Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
@@ -79,6 +79,23 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
+class Display:
+    """How a job appears to its user.
+
+    Attributes:
+        launcher: name of the command that runs the job, for messages.
+        label: what stands before each line of output; ``{rank}`` and ``{stream}`` are filled in.
+        is_always: whether a job of one rank has labels, too.
+        hidden: ranks whose output is not shown; the last lines of one that fails are.
+    """
+
+    launcher: str = "horovodrun"
+    label: str = "[{rank}]<{stream}>:"
+    is_always: bool = False
+    hidden: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """What is going to be started.
 
@@ -92,6 +109,7 @@ class LaunchPlan:
         notes: lines for the user, such as the number of threads.
         fds: per rank, open files that it inherits besides its output; may be empty.
         counts: number of ranks of each host, in rank order; empty for one host.
+        display: how it appears to the user.
     """
 
     command: tuple[str, ...]
@@ -103,6 +121,7 @@ class LaunchPlan:
     notes: tuple[str, ...] = ()
     fds: tuple[tuple[int, ...], ...] = ()
     counts: tuple[int, ...] = ()
+    display: Display = Display()
 
     @property
     def size(self) -> int:

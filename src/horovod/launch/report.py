@@ -98,5 +98,5 @@ def _other(plan: LaunchPlan, number: int, ended: Exit | None, lost: Mapping[int,
         return f"{rank}: was lost with its host" if number in lost else f"{rank}: was never started"
     if ended.sent and ended.status < 0:
         how = " after it ignored SIGTERM" if ended.status == -signal.SIGKILL and ended.sent == signal.SIGKILL else ""
-        return f"{rank} (pid {ended.pid}): ended by horovodrun with {_name(-ended.status)}{how}"
+        return f"{rank} (pid {ended.pid}): ended by {plan.display.launcher} with {_name(-ended.status)}{how}"
     return f"{rank} (pid {ended.pid}): {_fate(ended)}"

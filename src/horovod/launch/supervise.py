@@ -24,7 +24,7 @@ from horovod.errors import LaunchError
 from horovod.launch.job import Job
 from horovod.launch.local import SAFETY_S, LocalJob
 from horovod.launch.outcome import Exit, Outcome
-from horovod.launch.output import OutputSink, RankStream
+from horovod.launch.output import NullSink, OutputSink, RankStream
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
 from horovod.phrases import list_ranks
@@ -122,9 +122,12 @@ class _Supervision:
             folder = Path(self._plan.output_dirs[rank])
             folder.mkdir(parents=True, exist_ok=True)
             file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - the stream closes it
-        label = f"[{rank}]<{name}>:" if self._plan.size > 1 or self._plan.timestamps else ""
+        display = self._plan.display
+        is_labelled = self._plan.size > 1 or self._plan.timestamps or display.is_always
+        label = display.label.format(rank=rank, stream=name) if is_labelled else ""
         stream = RankStream(
-            self._console[name == "stderr"], label, file, time.ctime if self._plan.timestamps else None,
+            NullSink() if rank in display.hidden else self._console[name == "stderr"],
+            label, file, time.ctime if self._plan.timestamps else None,
             functools.partial(self._tracebacks.is_repeat, rank) if label and name == "stderr" else None,
         )  # fmt: skip
         if name == "stderr":
@@ -307,7 +310,7 @@ class _Supervision:
     def _say(self, line: str) -> None:
         sink = self._console[1]
         sink.end_line()
-        sink.put(f"horovodrun: {line}\n".encode())
+        sink.put(f"{self._plan.display.launcher}: {line}\n".encode())
 
     def _abandon(self, job: Job, reason: str) -> None:
         """Nothing more is to be had from a host: what may still run there is killed, and the others end."""

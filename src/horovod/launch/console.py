@@ -1,0 +1,73 @@
+"""What a command that starts ranks needs of the shell it was typed into: files, signals, and the program to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from horovod.launch.flags import UsageError
+from horovod.launch.output import FileSink, OutputSink
+
+__all__ = ["open_standard_files", "own_sinks", "runnable", "wanted_signals", "with_own_python"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+
+
+def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as if the virtual environment that horovodrun is installed in were activated, unless one is.
+
+    Args:
+        environ: the environment.
+    """
+    path = environ.get("PATH", os.defpath)
+    own = str(Path(sys.prefix) / "bin")
+    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in environ and own not in path.split(os.pathsep):
+        path = own + os.pathsep + path
+    return {**environ, "PATH": path}
+
+
+def runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str, ...]:
+    """The command, with Python in front of a script that cannot be run by itself.
+
+    Args:
+        command: program and arguments.
+        path: where programs are looked for.
+        is_needed: whether it must be there; other hosts look for themselves.
+
+    Raises:
+        ValueError: it is not there, or cannot be run.
+    """
+    name = command[0]
+    if shutil.which(name, path=path):
+        return command
+    if name.endswith(".py") and Path(name).is_file():
+        return (shutil.which("python", path=path) or sys.executable, *command)
+    if not is_needed:
+        return command
+    what = "is not executable" if Path(name).is_file() else "was not found"
+    raise UsageError(f"the command {name!r} {what}")
+
+
+def own_sinks() -> tuple[OutputSink, OutputSink]:
+    """Standard output and error; one sink when both are the same terminal or pipe."""
+    out = FileSink(1)
+    a, b = os.fstat(1), os.fstat(2)
+    return out, out if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) else FileSink(2)
+
+
+def open_standard_files() -> None:
+    """Give closed standard files a number of their own, else a pipe of ours would become somebody's output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def wanted_signals() -> list[signal.Signals]:
+    """Hanging up is ignored under nohup, and stays so; Ctrl-Z only means us where a shell controls jobs."""
+    return [s for s in _SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
