@@ -29,18 +29,33 @@ class Generation:
         members: by rank.
         home: the rank at which the coordinator runs.
         number: counts the meetings of a job, from 1.
+        hosts: the ranks of each host, in the order of their local ranks; all on one host when omitted.
 
     Attributes:
         size: number of ranks.
         sets: the process sets; they change by entries of the log only, so they are equal on all ranks.
     """
 
-    def __init__(self, members: Sequence[Member], home: int = 0, number: int = 1) -> None:
+    def __init__(
+        self, members: Sequence[Member], home: int = 0, number: int = 1, hosts: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.members = tuple(members)
         self.home = home
         self.number = number
         self.size = len(self.members)
+        self.hosts = tuple(map(tuple, hosts)) or (tuple(range(self.size)),)
         self.sets = ProcessSetTable(self.size)
+
+    def host_of(self, rank: int) -> int:
+        """Return the index in ``hosts`` of the host on which ``rank`` runs."""
+        return next(index for index, ranks in enumerate(self.hosts) if rank in ranks)
+
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the host of ``rank``, itself included, in the order of their local ranks.
+
+        The first one leads: it reads the requests of all of them, and writes their log.
+        """
+        return self.hosts[self.host_of(rank)]
 
     def describe(self, rank: int) -> str:
         """Return ``rank 1 (pid 4711 on host)``."""

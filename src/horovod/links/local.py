@@ -7,6 +7,7 @@ import contextlib
 import os
 from _thread import allocate_lock
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
@@ -15,7 +16,23 @@ from horovod.core.requests import NO_NOTE, Request
 from horovod.engine.ports import Link, LogEntry
 from horovod.transports.local import LocalTransport
 
-__all__ = ["LocalChannel", "LocalDoorbell", "assemble"]
+__all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]
+
+
+class Decider(Protocol):
+    """What takes requests and gives the log: the coordinator, or what stands in for it on another host."""
+
+    def declare(self, rank: int, signature: int, request: Request) -> None:
+        """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
+
+    def submit(self, rank: int, signature: int, note: int) -> None:
+        """Take one submission of ``rank``."""
+
+    def leave(self, rank: int, reason: str) -> None:
+        """Note that ``rank`` takes part no more."""
+
+    def take(self) -> list[LogEntry]:
+        """Return the log entries since the last call."""
 
 
 class LocalChannel:
@@ -23,7 +40,7 @@ class LocalChannel:
 
     patient = False
 
-    def __init__(self, coordinator: Coordinator, rank: int) -> None:
+    def __init__(self, coordinator: Decider, rank: int) -> None:
         self._coordinator = coordinator
         self._rank = rank
         self._inbox: collections.deque[tuple[int, int, Request | None]] = collections.deque()

@@ -1,6 +1,6 @@
 """The board: what ranks ask and tell each other beside the log, so also when the coordinator is stuck.
 
-It lies behind the control page in the same memfd. Per rank:
+It lies behind the control page in the same memfd. Per rank of the job, those of other hosts included:
 
     ASK       who wants something of this rank, and what; written by whoever asks
     ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
@@ -15,6 +15,7 @@ moment may overwrite each other's question; the answer to either serves both.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 from horovod.engine.ports import Session
 from horovod.transports.shm import futex
@@ -49,13 +50,15 @@ class ShmBoard:
     Args:
         fd: the memfd of the control page; stays the caller's.
         control: the control page, whose bells make ranks look here.
+        rank: this rank.
+        indices: by rank of the job, whom to rouse in the control page when it is asked something.
     """
 
-    def __init__(self, fd: int, control: Control) -> None:
-        self.rank, self.size, self._control = control.rank, control.size, control
+    def __init__(self, fd: int, control: Control, rank: int, indices: Sequence[int]) -> None:
+        self.rank, self.size, self._control, self._indices = rank, len(indices), control, tuple(indices)
         header = _LINE + _LINE * _WORDS_PER_RANK * self.size
         length = _pages(header) + _RANK_BYTES * self.size
-        self._map = map_shared(fd, length, _pages(Control.nbytes(self.size)))
+        self._map = map_shared(fd, length, _pages(Control.nbytes(control.size)))
         self._whole = memoryview(self._map)
         self._words = self._whole[:header].cast("Q")
         self._texts = _pages(header)
@@ -66,10 +69,15 @@ class ShmBoard:
         self._seen = 0
 
     @staticmethod
-    def nbytes(size: int) -> int:
-        """Return the bytes of a control page with a board behind it."""
+    def nbytes(local_size: int, size: int) -> int:
+        """Return the bytes of a control page with a board behind it.
+
+        Args:
+            local_size: number of ranks on this host.
+            size: number of ranks.
+        """
         header = _LINE + _LINE * _WORDS_PER_RANK * size
-        return _pages(Control.nbytes(size)) + _pages(header) + _RANK_BYTES * size
+        return _pages(Control.nbytes(local_size)) + _pages(header) + _RANK_BYTES * size
 
     # -- questions and answers -----------------------------------------------------------------------------------
 
@@ -83,7 +91,7 @@ class ShmBoard:
         word = self._words[index]
         number, asked_before = word >> 24, word & 0xFF if self._words[self._index(rank, _ANSWER)] < word >> 24 else 0
         self._words[index] = (number + 1) << 24 | self.rank << 8 | asked_before | wanted
-        self._control.rouse(rank)
+        self._control.rouse(self._indices[rank])
         return int(number + 1)
 
     def asked_by(self, rank: int) -> int:

@@ -1,20 +1,26 @@
-"""Requests and log through the control page: a request ring per rank, and a log ring that the coordinator writes."""
+"""Requests and log through the control page: a request ring per rank, and a log ring that all ranks of the host read.
+
+The first rank of the host serves the others. Where the coordinator is its own, ``CoordinatorChannel`` hands requests to
+it; where it is on another host, to what stands in for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from horovod.core.coordinator import Coordinator, Declared, Run
-from horovod.core.generation import Generation
+from horovod.core.coordinator import Declared, Run
 from horovod.core.requests import Request, Response
 from horovod.engine.ports import LogEntry
-from horovod.links.local import LocalChannel
+from horovod.links.local import Decider, LocalChannel
 from horovod.transports.shm.control import Control, State
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
 
 __all__ = ["CoordinatorChannel", "WorkerChannel"]
+
+#: The rank of the host, in the control page's numbers, that serves the others.
+_SERVER = 0
 
 _DECLARE, _SUBMIT, _LEAVE = 1, 2, 3
 _DECLARED, _RUN, _RUN_FUSED = 1, 2, 3
@@ -25,20 +31,17 @@ _decode_response = msgspec.msgpack.Decoder(Response).decode
 
 
 class WorkerChannel:
-    """The path of a rank at which the coordinator does not run; see ``Channel``.
+    """The path of a rank that another one of its host serves; see ``Channel``.
 
     Args:
         control: the control page.
-        generation: who takes part.
     """
 
     patient = False
 
-    def __init__(self, control: Control, generation: Generation) -> None:
+    def __init__(self, control: Control) -> None:
         rank, words64 = control.rank, control.words64
         self._control = control
-        self._home = generation.home
-        self._homes = (generation.home,)
         self._writer = RecordWriter(
             control.request_rings[rank], words64, control.request_head[rank], [control.request_tail[rank]]
         )
@@ -53,15 +56,15 @@ class WorkerChannel:
         """Submit a declared request."""
         self._writer.put(_SUBMIT, (signature, note))
         if patient:
-            self._control.ring_later(self._homes)
+            self._control.ring_later((_SERVER,))
         else:
-            self._control.ring(self._home)
+            self._control.ring(_SERVER)
 
     def leave(self, reason: str) -> None:
         """Take part no more."""
         self._writer.put_bytes(_LEAVE, (), reason.encode(errors="backslashreplace"))
         self._writer.flush()
-        self._control.ring(self._home)
+        self._control.ring(_SERVER)
 
     def is_behind(self) -> bool:
         """Whether records wait for a slow reader."""
@@ -84,26 +87,31 @@ class WorkerChannel:
 
     def _flush(self) -> bool:
         done = self._writer.flush()
-        self._control.ring(self._home)
+        self._control.ring(_SERVER)
         return done
 
 
 class CoordinatorChannel(LocalChannel):
-    """The path of the rank at which the coordinator runs, which also serves all the others; see ``Channel``.
+    """The path of the rank that serves all others of its host; see ``Channel``.
 
     Args:
         control: the control page.
         coordinator: the coordinator.
+        ranks: the ranks of the host, in the order of the control page.
     """
 
-    def __init__(self, control: Control, coordinator: Coordinator) -> None:
-        super().__init__(coordinator, control.rank)
+    def __init__(self, control: Control, coordinator: Decider, ranks: Sequence[int]) -> None:
+        super().__init__(coordinator, ranks[control.rank])
         self._control = control
         words64 = control.words64
-        self._others = others = [rank for rank in range(control.size) if rank != control.rank]
+        self._others = others = [index for index in range(control.size) if index != control.rank]
+        self._indices = {ranks[index]: index for index in others}
         self._readers = [
-            (r, RecordReader(control.request_rings[r], words64, control.request_head[r], control.request_tail[r]))
-            for r in others
+            (
+                ranks[i],
+                RecordReader(control.request_rings[i], words64, control.request_head[i], control.request_tail[i]),
+            )
+            for i in others
         ]
         self._departed: set[int] = set()
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
@@ -135,17 +143,20 @@ class CoordinatorChannel(LocalChannel):
     def tend(self, fate: Callable[[int], str]) -> None:
         """Tell the coordinator of ranks whose last word did not fit into a full ring; publish what it decided."""
         for rank, reader in self._readers:
-            if rank not in self._departed and self._control.state_of(rank) is State.LEFT and not reader.has_more():
+            if rank not in self._departed and self._has_left(rank) and not reader.has_more():
                 self._departed.add(rank)
                 self._coordinator.leave(rank, fate(rank))
         self._publish()
+
+    def _has_left(self, rank: int) -> bool:
+        return self._control.state_of(self._indices[rank]) is State.LEFT
 
     def _flush(self, writer: RecordWriter) -> bool:
         if writer.flush():
             return True
         # Who has left reads no more: the ring must not wait for it.
         for rank in self._departed:
-            writer.forget(self._control.log_tail[rank])
+            writer.forget(self._control.log_tail[self._indices[rank]])
         return writer.flush()
 
     def _serve(self) -> None:

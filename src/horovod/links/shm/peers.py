@@ -1,4 +1,4 @@
-"""Is everybody still there? Death, departure and stalls of the other ranks of this host."""
+"""Is everybody still there? Death and departure of the other ranks of this host."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ class ShmPeers:
     Args:
         control: the control page.
         generation: who takes part.
-        pid_fds: by rank; owned from now on.
+        ranks: the ranks of this host, in the order of the control page.
+        pid_fds: in the same order; owned from now on.
     """
 
-    def __init__(self, control: Control, generation: Generation, pid_fds: Sequence[int]) -> None:
+    def __init__(self, control: Control, generation: Generation, ranks: Sequence[int], pid_fds: Sequence[int]) -> None:
         self._control = control
+        self._size = generation.size
         self._describe = generation.describe
-        self._fds = list(pid_fds)
+        self._rank = ranks[control.rank]
+        self._indices = {rank: index for index, rank in enumerate(ranks)}
+        self._fds = dict(zip(ranks, pid_fds, strict=True))
         self._poll = select.poll()
-        for rank, fd in enumerate(self._fds):
-            if rank != control.rank:
+        for rank, fd in self._fds.items():
+            if rank != self._rank:
                 self._poll.register(fd, select.POLLIN)
 
     def enter(self) -> None:
@@ -57,7 +61,7 @@ class ShmPeers:
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
-        return self._control.state_of(rank) is State.LEFT
+        return self._state_of(rank) is State.LEFT
 
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
@@ -68,15 +72,26 @@ class ShmPeers:
             HorovodInternalError: something in this process has closed descriptors of this package.
         """
         ended = self._ended(self._poll)
-        for rank, fd in enumerate(self._fds):
-            state = self._control.state_of(rank)
-            if rank != self._control.rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
-                return self._control.culprit_of(rank)
+        for rank, fd in self._fds.items():
+            state = self._state_of(rank)
+            if rank != self._rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
+                return self.culprit_of(rank)
         return None
 
     def culprit_of(self, rank: int) -> int:
-        """Return because of whom ``rank`` left."""
-        return self._control.culprit_of(rank)
+        """Return because of whom ``rank`` left or failed, as far as can be told: itself, at first."""
+        for _ in range(self._size):
+            cause = self._cause_of(rank)
+            if cause < 0 or cause == rank:
+                break
+            rank = cause
+        return rank
+
+    def _state_of(self, rank: int) -> State:
+        return self._control.state_of(self._indices[rank])
+
+    def _cause_of(self, rank: int) -> int:
+        return self._control.cause_of(self._indices[rank])
 
     def is_dead(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended."""
@@ -98,7 +113,7 @@ class ShmPeers:
         for fd, events in poll.poll(0):
             if events & select.POLLNVAL or not _is_pidfd(fd):
                 raise HorovodInternalError(
-                    f"file descriptor {fd} of this rank, {self._describe(self._control.rank)}, was closed by something "
+                    f"file descriptor {fd} of this rank, {self._describe(self._rank)}, was closed by something "
                     "else in its process, so that it cannot look after the other ranks any more; no rank has died. "
                     "Look for os.closerange(), os.close() or a library that closes descriptors that it has not opened"
                 )
@@ -113,7 +128,7 @@ class ShmPeers:
             why: what it said itself, if it failed; if it left, the whole sentence.
         """
         who = self._describe(rank)
-        state = self._control.state_of(rank)
+        state = self._state_of(rank)
         if state is State.FAILED:
             return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"
         if state is State.LEFT and why:
@@ -135,11 +150,11 @@ class ShmPeers:
 
     def close(self) -> None:
         """Close the pidfds."""
-        for fd in self._fds:
+        for fd in self._fds.values():
             # The number of a descriptor that somebody has closed may be another file by now.
             if _is_pidfd(fd):
                 os.close(fd)
-        self._fds = []
+        self._fds = {}
 
     def _exit_code(self, rank: int) -> int | None:
         request = bytearray(_PIDFD_INFO.size)

@@ -1,16 +1,17 @@
 """The control page: the few words through which the ranks of one host see each other's progress.
 
-One memfd, mapped by all. Each word has exactly one writer, and its own cache line:
+One memfd, mapped by all. Ranks are numbered from 0 on each host here, whatever they are in the job; rank 0 serves the
+others: it reads their requests, and writes their log. Each word has exactly one writer, and its own cache line:
 
     per rank    FLAG      how far this rank is in the log: sequence << 24 | phase; only grows
                 BELL      a futex word; a rank that wants this one to look rings it
                 MODE      0 awake, else the channel its sleeper listens on
                 STATE     starting, running, left, failed; and because of which rank
                 LOG_TAIL  how far this rank has read the log
-                REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by the coordinator
+                REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by rank 0
                 GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
                 EVICT     whether others should overwrite what they have read of this rank's arena
-    once        LOG_HEAD  written by the coordinator
+    once        LOG_HEAD  written by rank 0
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
 
@@ -60,9 +61,9 @@ class Control:
 
     Args:
         fd: the memfd; stays the caller's.
-        rank: this rank.
-        size: number of ranks.
-        cores: on which all ranks together may run.
+        rank: this rank, among those of its host.
+        size: number of ranks on this host.
+        cores: on which all of them together may run.
 
     Attributes:
         cores: on which all ranks together may run.
@@ -226,17 +227,12 @@ class Control:
         """Return what ``rank`` last said of itself."""
         return State(self.words64[self.state[rank]] & 0xFF)
 
-    def culprit_of(self, rank: int) -> int:
-        """Return the rank because of which ``rank`` left or failed, as far as can be told: itself, at first."""
-        for _ in range(self.size):
-            cause = (self.words64[self.state[rank]] >> 8) - 1
-            if cause < 0 or cause == rank:
-                break
-            rank = cause
-        return rank
+    def cause_of(self, rank: int) -> int:
+        """Return the rank, of all ranks of the job, because of which ``rank`` left or failed; -1 if it did not say."""
+        return int(self.words64[self.state[rank]] >> 8) - 1
 
     def set_state(self, state: State, cause: int = -1) -> None:
-        """Say to everybody what this rank is doing, and because of which rank; and make them look."""
+        """Say to everybody what this rank is doing, and because of which rank of the job; and make them look."""
         self.words64[self.state[self.rank]] = state | (cause + 1) << 8
         for rank in range(self.size):
             self.ring(rank)
