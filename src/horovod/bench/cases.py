@@ -25,7 +25,7 @@ __all__ = [
     "parse_sizes",
 ]
 
-FRAMEWORKS = ("torch", "tensorflow", "jax")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 PEERS = ("gloo", "mpich", "openmpi")
 LIMIT = "memory sweep"
 """Name of the contender that only reads and writes memory: the yardstick."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,13 @@ def _complete(argv: Sequence[str]) -> list[str]:
     return [*argv] if has_what else [*_DEFAULT, *argv]
 
 
+def _packages(framework: str) -> list[str]:
+    """What must be installed for a framework to be measured."""
+    if framework == "keras":
+        return ["keras", os.environ.get("KERAS_BACKEND", "tensorflow")]
+    return [framework]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark: in this rank, in ranks that it starts, or, for those that start jobs, from here.
 
@@ -154,8 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "show":
         return show_files(args.files, as_markdown=args.markdown)
     framework = getattr(args, "framework", "torch")
-    if importlib.util.find_spec(framework) is None:
-        print(f"horovod.bench needs {framework}: pip install {framework}", file=sys.stderr)
+    missing = [package for package in _packages(framework) if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f"horovod.bench needs {missing[0]}: pip install {' '.join(missing)}", file=sys.stderr)
         return 2
     world = detect()
     launched = args.events or world.launcher != "none"

@@ -1,7 +1,7 @@
 """One rank's part of a benchmark of a framework other than torch.
 
 A framework is a module ``horovod.bench.on_FRAMEWORK`` with ``contenders(control)``, ``make_task(name, rank, tiny=...)``
-and ``arms(control)``, the first of which trains without communication.
+and ``arms(control)``, the first of which trains without communication; where it has backends, ``BACKEND`` names one.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         )  # fmt: skip
     used = Load.now().since(start)
     others = others_cores(used, sum(control.gather(used.own_s)))
-    report(result(args.command, typed, control.size, host, rows, framework=args.framework, others_cores=others))
+    whose = {"framework": args.framework}
+    if hasattr(framework, "BACKEND"):
+        whose["backend"] = framework.BACKEND
+    report(result(args.command, typed, control.size, host, rows, **whose, others_cores=others))
     hvd.shutdown()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from horovod.bench.control import Control
 
-__all__ = ["AXIS", "own_part", "ranks_mesh", "spread", "start_jax"]
+__all__ = ["AXIS", "own_part", "ranks_mesh", "spread", "start_jax", "sum_over_ranks"]
 
 #: The axis of the mesh of all ranks.
 AXIS = "ranks"
@@ -40,3 +41,14 @@ def spread(mesh: Mesh, rows: Any) -> jax.Array:
 def own_part(array: jax.Array) -> Any:
     """Return what this rank has of an array."""
     return array.addressable_data(0)
+
+
+def sum_over_ranks(array: Any) -> Callable[[], Any]:
+    """Return the call that adds the ranks' arrays up in a program."""
+    mesh = ranks_mesh()
+    rows = spread(mesh, array[None])
+    mapped = jax.shard_map(
+        lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec()
+    )
+    program = jax.jit(mapped)
+    return lambda: own_part(program(rows).block_until_ready())

@@ -94,13 +94,14 @@ class Mwms:
         self._worker.close()
 
 
-def mwms_arm(control: Control, name: str, tiny: bool) -> Arm:
+def mwms_arm(control: Control, name: str, tiny: bool, base: str = "") -> Arm:
     """Train a model with the strategy in the worker of this rank.
 
     Args:
         control: how the ranks agree.
         name: of the model.
         tiny: whether it is of smoke size.
+        base: the arm that it is compared with.
     """
     worker = _Worker(control)
     worker.ask(do="model", name=name, rank=control.rank, tiny=tiny)
@@ -115,4 +116,4 @@ def mwms_arm(control: Control, name: str, tiny: bool) -> Arm:
     def step() -> None:
         worker.ask(do="step")
 
-    return Arm("mwms", step, weights, worker.close)
+    return Arm("mwms", step, weights, worker.close, base=base)

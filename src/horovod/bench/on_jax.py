@@ -14,7 +14,7 @@ import horovod.jax as hvd
 import horovod.numpy
 from horovod.bench.callers import Array, Caller
 from horovod.bench.control import Contender, Control
-from horovod.bench.jax_gloo import AXIS, own_part, ranks_mesh, spread, start_jax
+from horovod.bench.jax_gloo import AXIS, own_part, ranks_mesh, spread, start_jax, sum_over_ranks
 from horovod.bench.models_jax import JaxTask, make_task
 from horovod.bench.stepping import Arm
 
@@ -40,16 +40,6 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
     return lambda: program(x).block_until_ready()
 
 
-def _gloo(array: Array) -> Callable[[], Any]:
-    mesh = ranks_mesh()
-    rows = spread(mesh, array[None])
-    mapped = jax.shard_map(
-        lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec()
-    )
-    program = jax.jit(mapped)
-    return lambda: own_part(program(rows).block_until_ready())
-
-
 def contenders(control: Control) -> list[Contender]:
     """Allreduce of numpy's arrays, eager, and in a program; a callback that does nothing; and JAX's own, over Gloo.
 
@@ -63,7 +53,7 @@ def contenders(control: Control) -> list[Contender]:
         Caller("horovod eager", control, _eager),
         Caller("horovod jit", control, _program),
         Caller("empty callback", control, _empty_callback, is_sum=False),
-        Caller("jax gloo", control, _gloo),
+        Caller("jax gloo", control, sum_over_ranks),
     ]
 
 

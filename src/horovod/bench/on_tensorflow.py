@@ -17,7 +17,7 @@ from horovod.bench.mwms import Mwms, mwms_arm
 from horovod.bench.sgd_tensorflow import sgd_step
 from horovod.bench.stepping import Arm
 
-__all__ = ["arms", "contenders", "make_task"]
+__all__ = ["arms", "contenders", "loop_arm", "make_task"]
 
 
 def _eager(array: Array) -> Callable[[], Any]:
@@ -57,9 +57,25 @@ def _weights(task: Task) -> Array:
     return np.concatenate([np.asarray(variable).reshape(-1) for variable in task.model.trainable_variables])
 
 
-def _local(task: Task) -> Arm:
+def loop_arm(name: str, model: str, rank: int, tiny: bool) -> Arm:
+    """Every rank trains alone, in a loop of its own.
+
+    Args:
+        name: its row.
+        model: which.
+        rank: picks the data.
+        tiny: whether it is of smoke size.
+    """
+    return _alone(name, make_task(model, rank, tiny=tiny))
+
+
+def _alone(name: str, task: Task) -> Arm:
     step = tf.function(sgd_step(task), autograph=False)
-    return Arm("no communication", step, lambda: _weights(task))
+    return Arm(name, step, lambda: _weights(task), base=name)
+
+
+def _local(task: Task) -> Arm:
+    return _alone("no communication", task)
 
 
 def _horovod(task: Task) -> Arm:

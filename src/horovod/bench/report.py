@@ -22,7 +22,7 @@ _QUIET_CORES = 0.1
 def table(result: Result) -> Table:
     """The table of ``result``, whatever kind it is of."""
     kind, ranks, host = result["kind"], result["np"], result["host"]
-    title = f"{kind}, {ranks} ranks on {host['cores']} cores ({host['cpu']})"
+    title = f"{kind}{_of(result)}, {ranks} ranks on {host['cores']} cores ({host['cpu']})"
     if kind in OPS:
         return _collectives(result, title)
     tables = {
@@ -35,6 +35,12 @@ def table(result: Result) -> Table:
         "startup": _startup,
     }
     return tables[kind](result, title)
+
+
+def _of(result: Result) -> str:
+    """Whose tensors were measured, where that was said."""
+    backend = result.get("backend")
+    return f" of {result['framework']}" + (f" on {backend}" if backend else "") if "framework" in result else ""
 
 
 def markdown(result: Result) -> str:
@@ -225,7 +231,7 @@ def _joined(said: list[str]) -> list[str]:
 def picture(result: Result) -> str:
     """``result`` as SVG."""
     kind = result["kind"]
-    title = f"{kind}, {result['np']} ranks on {result['host']['cores']} cores"
+    title = f"{kind}{_of(result)}, {result['np']} ranks on {result['host']['cores']} cores"
     if kind in OPS:
         return _curves(result, title)
     items: list[tuple[str, float, str]] = []
