@@ -62,7 +62,7 @@ FRAMEWORK_HOMES = {
     "horovod._keras.on_tensorflow": ("tensorflow",),
     "horovod._keras.on_torch": ("torch",),
     "horovod._keras.on_jax": ("jax",),
-    "horovod.bench": ("torch", "mpi4py", "tensorflow", "jax", "optax"),
+    "horovod.bench": ("torch", "mpi4py", "tensorflow", "keras", "jax", "optax"),
 }
 
 # core decides and does nothing else: no clock, no thread, no file, no socket, no chance.
