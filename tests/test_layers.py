@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
     "keras": ("bindings", "context", "engine", "_keras"),
-    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow", "jax"),
+    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow", "jax", "keras"),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
