@@ -16,6 +16,7 @@ GROUND = (
     "horovod.phrases",
     "horovod.splits",
     "horovod.cgroups",
+    "horovod.processors",
     "horovod.config",
     "horovod.config_page",
     "horovod.world",

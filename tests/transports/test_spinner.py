@@ -76,3 +76,26 @@ def test_ranks_that_share_cores_offer_theirs_before_a_second_look(counted: _Coun
         before = counted.offers
         assert _in_vain(looker, counted) == 0
         assert counted.offers > before
+
+
+def test_hyperthreads_of_one_core_look_less_and_sleep_sooner(
+    counted: _Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spinner.time, "monotonic", lambda: counted.offers / 1e5)
+    found = []
+    for siblings in (False, True):
+        looker = Spinner(crowded=False, siblings=siblings)
+        before = counted.offers
+        found.append((_in_vain(looker, counted), counted.offers - before))
+    (eager, polite), (eager_less, polite_less) = found
+    assert 0 < eager_less < eager / 4
+    assert 0 < polite_less < polite / 4
+
+
+def test_where_ranks_share_cores_hyperthreads_make_no_difference(counted: _Counted) -> None:
+    offers = []
+    for siblings in (False, True):
+        before = counted.offers
+        assert _in_vain(Spinner(crowded=True, siblings=siblings), counted) == 0
+        offers.append(counted.offers - before)
+    assert offers[0] == offers[1]

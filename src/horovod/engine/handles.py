@@ -129,5 +129,8 @@ class Handle(Work, kw_only=True, eq=False):
     def wake(self) -> None:
         """Wake who sleeps on it."""
         waiter = self.waiter
-        if waiter is not None and waiter.locked():
-            waiter.release()
+        if waiter is not None:
+            try:
+                waiter.release()
+            except RuntimeError:
+                pass  # another thread has: to look first whether it is locked would not keep that from happening

@@ -124,7 +124,8 @@ class Progress:
         while not handle.done:
             if signal.acquire(True, _SLICE_S):
                 # Others may wait for the same.
-                signal.release()
+                with contextlib.suppress(RuntimeError):  # it has been released once more meanwhile
+                    signal.release()
                 continue
             # Another thread may have waited for something else meanwhile, and got it.
             self._awaited = handle.record

@@ -110,13 +110,15 @@ class LocalDoorbell:
     def __init__(self) -> None:
         self._bell = allocate_lock()
         self._bell.acquire()
+        self._rings = 0
 
     def heard(self) -> int:
-        """Return 0: a ring is remembered until somebody sleeps."""
-        return 0
+        """Return how often this rank was rung for; of rings at the same moment one may count."""
+        return self._rings
 
     def ring(self) -> None:
         """Wake this rank's own engine."""
+        self._rings += 1
         with contextlib.suppress(RuntimeError):  # it was rung already
             self._bell.release()
 
@@ -134,7 +136,8 @@ class LocalDoorbell:
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
         """Sleep until somebody rings."""
-        self._bell.acquire(True, timeout_s)
+        if heard == self._rings:
+            self._bell.acquire(True, timeout_s)
 
     def looks(self) -> Iterable[None]:
         """Return nothing: what a rank alone waits for is done at once."""

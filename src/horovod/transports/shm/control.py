@@ -64,18 +64,21 @@ class Control:
         rank: this rank, among those of its host.
         size: number of ranks on this host.
         cores: on which all of them together may run.
+        siblings: whether some of those are hyperthreads of one core that ranks have to share.
 
     Attributes:
         cores: on which all ranks together may run.
         crowded: whether ranks share cores, so that who waits had better give the core away at once.
+        siblings: whether ranks are hyperthreads of one core, so that who looks takes cycles from who works.
         share: cores that there are for each rank, at least 1.
     """
 
-    def __init__(self, fd: int, rank: int, size: int, cores: int | None = None) -> None:
+    def __init__(self, fd: int, rank: int, size: int, cores: int | None = None, siblings: bool = False) -> None:
         self.rank = rank
         self.size = size
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self.crowded = size > self.cores
+        self.siblings = siblings
         self.share = max(1, self.cores // size)
         self._deferred: set[int] = set()
         nbytes = self.nbytes(size)

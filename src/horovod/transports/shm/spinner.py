@@ -13,6 +13,8 @@ _TURNS = 300
 _TRIES, _RETRY, _LONGER = 4, 16, 3
 #: To be woken takes up to a quarter of a millisecond on virtual machines, and some microseconds elsewhere.
 _POLITE_S = 0.0005
+#: Hyperthreads of one core: a look takes cycles from who is waited for, and to give the core away gives none back.
+_SIBLINGS_TURNS, _SIBLINGS_POLITE_S = 60, 0.0001
 
 
 class Spinner:
@@ -20,14 +22,18 @@ class Spinner:
 
     Eager looks only keep a peer from running that needs this core, because ranks share cores, or another program has
     taken the peer's. Polite ones cost nobody anything but a switch; not to begin with them is for the sake of the core,
-    which the other program would keep for some milliseconds.
+    which the other program would keep for some milliseconds. Of two hyperthreads of a core only one that sleeps leaves
+    the core to the other.
 
     Args:
         crowded: whether ranks share cores, so that eager looks are of no use at all.
+        siblings: whether ranks are hyperthreads of one core, so that any look slows down who is waited for.
     """
 
-    def __init__(self, crowded: bool) -> None:
-        turns = 0 if crowded else _TURNS
+    def __init__(self, crowded: bool, siblings: bool = False) -> None:
+        turns = 0 if crowded else _SIBLINGS_TURNS if siblings else _TURNS
+        # With more ranks than cores there is always somebody to whom giving the core away is of use.
+        self._polite_s = _SIBLINGS_POLITE_S if siblings and not crowded else _POLITE_S
         self._short, self._long, self._none = range(turns), range(turns * _LONGER), range(0)
         self._in_vain = 0
         self._eager = True
@@ -40,7 +46,7 @@ class Spinner:
         for _ in self._short if in_vain < _TRIES else self._none if in_vain % _RETRY else self._long:
             yield
         self._eager = False
-        until = time.monotonic() + _POLITE_S
+        until = time.monotonic() + self._polite_s
         while True:
             os.sched_yield()
             yield

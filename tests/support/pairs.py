@@ -1,0 +1,125 @@
+"""Engines of several ranks in one process, over the local and the shm link, on a ``Stage``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from interleaving import Stage
+
+from horovod import config as configuration
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.config import Config
+from horovod.core.requests import Kind
+from horovod.engine import engine as engines
+from horovod.engine import handles, interrupts, log, progress, stepper
+from horovod.engine.calls import call
+from horovod.engine.engine import Engine
+from horovod.engine.handles import Handle
+from horovod.engine.ports import SILENT, Link
+from horovod.links import local
+from horovod.links.shm import link as shm
+from horovod.links.shm.board import ShmBoard
+from horovod.rendezvous.messages import Meeting
+from horovod.transports.shm import futex
+from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import create_memfd
+from horovod.transports.shm.spinner import Spinner
+from horovod.world import World
+
+__all__ = ["FILES", "Ranks", "on_stage"]
+
+#: Whose lines are moments: what several threads of a rank run at the same time.
+FILES = frozenset(str(module.__file__) for module in (engines, handles, log, progress, stepper))
+_ARENA_BYTES = 1 << 20
+_ADAPTER = NumpyAdapter()
+
+
+def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False) -> None:
+    """Let engines that are made from now on sleep, lock and start threads on a stage.
+
+    Args:
+        stage: which.
+        patch: undone by the caller.
+        hands_over: whether callers may be interrupted, and so must not do the engine's work themselves.
+    """
+    patch.setattr(progress, "threading", SimpleNamespace(Lock=stage.lock, Thread=stage.thread))
+    patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: stage.clock, sleep=stage.sleep))
+    for module in (progress, local):
+        patch.setattr(module, "allocate_lock", stage.lock)
+    patch.setattr(futex, "wait", stage.futex_wait)
+    patch.setattr(futex, "wake", stage.futex_wake)
+    # To look again and again before sleeping changes nothing but the time.
+    patch.setattr(Spinner, "looks", lambda self: iter(()))
+    patch.setattr(interrupts.Guard, "install", lambda self: None)
+    patch.setattr(interrupts.Guard, "allows", lambda self: not hands_over)
+
+
+class Ranks:
+    """A job of one rank over the local link, or of several over shm.
+
+    Args:
+        stage: on which they play.
+        size: how many.
+    """
+
+    def __init__(self, stage: Stage, size: int) -> None:
+        settings = configuration.load({})
+        self.stage = stage
+        links = [local.assemble(settings)] if size == 1 else _shm_links(stage, size, settings)
+        self.engines = [Engine(link, settings, SILENT) for link in links]
+        for engine in self.engines:
+            engine.start()
+
+    def submit(self, rank: int, name: str = "", patient: bool = False) -> Handle:
+        """Submit the sum over all ranks of their number plus 1."""
+        value = np.full(2, rank + 1.0)
+        request = call(Kind.ALLREDUCE, name or None)
+        return self.engines[rank].submit(request, _ADAPTER, [value], None, None, patient)
+
+    def wait(self, rank: int, handle: Handle) -> list[float]:
+        """Return the result."""
+        return list(self.engines[rank].wait(handle)[0].tolist())
+
+    @property
+    def total(self) -> list[float]:
+        """What the result must be."""
+        size = len(self.engines)
+        return [size * (size + 1) / 2] * 2
+
+    def stop(self) -> None:
+        """Let all leave; nothing of that is a moment."""
+        self.stage.is_recording = False
+        self.stage.play(*[lambda engine=engine: engine.stop("the end") for engine in self.engines])
+
+
+def _shm_links(stage: Stage, size: int, settings: Config) -> list[Link]:
+    """Assemble what ``init()`` does, after a meeting that needs no sockets."""
+    control_fd = create_memfd("horovod-control-test", ShmBoard.nbytes(size, size))
+    arena_fds = [create_memfd("horovod-arena-test", _ARENA_BYTES) for _ in range(size)]
+
+    @contextlib.contextmanager
+    def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[shm.Shared]:
+        # More cores than ranks, so that nobody makes room for anybody.
+        control = Control(control_fd, world.rank, size, 4 * size)
+        stage.words.update(zip(control._bell_address, range(size), strict=True))
+        arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.rank) for rank, fd in enumerate(arena_fds)]
+        pid_fds = [os.pidfd_open(os.getpid()) for _ in range(size)]
+        pids, hosts = [os.getpid()] * size, ["here"] * size
+        yield shm.Shared(Meeting(control_fd, arena_fds, [_ARENA_BYTES] * size, pid_fds, pids, hosts), control, arenas)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shm, "sharing", sharing)
+            return [
+                shm.assemble(World(rank, size, rank, size, 0, 1, "here", "none", "job", b""), settings, 1, SILENT)
+                for rank in range(size)
+            ]
+    finally:
+        for fd in (control_fd, *arena_fds):
+            os.close(fd)
