@@ -1,0 +1,63 @@
+"""PopDist: who an instance is among those that ``poprun`` started, and collectives among them.
+
+environment    instances and replicas, from the environment
+backend        init, communicators, execute_on_instances
+collectives    broadcast, allReduceSum, allGather
+poptorch, tensorflow, popart    what hands the division to those frameworks; imported by name
+"""
+
+from __future__ import annotations
+
+from khorovod_ipu.guard import refuse_beside_the_sdk
+
+refuse_beside_the_sdk()
+
+from popdist.backend import (  # noqa: E402 - the guard comes first
+    defaultCommunicatorId,
+    execute_on_instances,
+    finalizeBackend,
+    init,
+    initializeBackend,
+    isBackendInitialized,
+    registerBackend,
+    registerCommunicator,
+    registerDefaultBackend,
+)
+from popdist.collectives import allGather, allReduceSum, broadcast  # noqa: E402
+from popdist.environment import (  # noqa: E402
+    checkNumIpusPerReplica,
+    getDeviceId,
+    getInstanceIndex,
+    getLocalInstanceIndex,
+    getNumInstances,
+    getNumIpusPerReplica,
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+    getReplicaIndexOffset,
+    isPopdistEnvSet,
+)
+
+__all__ = [
+    "allGather",
+    "allReduceSum",
+    "broadcast",
+    "checkNumIpusPerReplica",
+    "defaultCommunicatorId",
+    "execute_on_instances",
+    "finalizeBackend",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "getReplicaIndexOffset",
+    "init",
+    "initializeBackend",
+    "isBackendInitialized",
+    "isPopdistEnvSet",
+    "registerBackend",
+    "registerCommunicator",
+    "registerDefaultBackend",
+]

@@ -1,0 +1,322 @@
+"""What connects the instances: one rank of khorovod each, numbered alike."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import horovod.numpy as hvd
+from popdist.environment import division
+
+__all__ = [
+    "Group",
+    "confinement",
+    "connect",
+    "defaultCommunicatorId",
+    "execute_on_instances",
+    "finalizeBackend",
+    "group_of",
+    "init",
+    "initializeBackend",
+    "isBackendInitialized",
+    "registerBackend",
+    "registerCommunicator",
+    "registerDefaultBackend",
+]
+
+_Result = TypeVar("_Result")
+_DEFAULT_ID = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Instances that take part in collectives.
+
+    Attributes:
+        members: their indices, ascending.
+        process_set: khorovod's name for them; None for an instance alone, which has nobody to talk to.
+    """
+
+    members: tuple[int, ...]
+    process_set: hvd.ProcessSet | None
+
+
+class _Backend:
+    """Of this process.
+
+    Attributes:
+        is_ours: whether we have called ``hvd.init()``, so that ``hvd.shutdown()`` is ours, too.
+        is_up: whether ``initializeBackend`` was called, and ``finalizeBackend`` not.
+        groups: by members.
+        communicators: by id.
+    """
+
+    def __init__(self) -> None:
+        self.is_ours = self.is_up = self.is_registered = False
+        self.groups: dict[tuple[int, ...], Group] = {}
+        self.communicators: dict[int, Group] = {}
+
+
+_backend = _Backend()
+_confined: contextvars.ContextVar[Group | None] = contextvars.ContextVar("popdist instances", default=None)
+
+
+def registerDefaultBackend() -> None:
+    """Choose the backend: khorovod, the only one here."""
+
+
+def registerBackend(path: str) -> None:
+    """Refuse to load a library.
+
+    Args:
+        path: of the library.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        f"registerBackend({path!r}): khorovod is the only backend here; call popdist.init() instead"
+    )
+
+
+def init() -> None:
+    """Connect the instances, and disconnect them at the end of the process; does nothing when they are connected.
+
+    Raises:
+        RuntimeError: the job has not as many processes as instances.
+        InitError: the instances did not find each other.
+
+    Blocks until all instances called.
+    """
+    if isBackendInitialized():
+        return
+    registerDefaultBackend()
+    initializeBackend()
+    if not _backend.is_registered:
+        _backend.is_registered = True
+        atexit.register(_finalize)
+
+
+def initializeBackend() -> None:
+    """Connect the instances.
+
+    Raises:
+        RuntimeError: they are connected already, or the job has not as many processes as instances.
+        InitError: the instances did not find each other.
+
+    Blocks until all instances called.
+    """
+    if isBackendInitialized():
+        raise RuntimeError("popdist's backend is initialized already: call initializeBackend() once, or popdist.init()")
+    is_ours = not hvd.is_initialized()
+    hvd.init()
+    try:
+        _check_size()
+    except RuntimeError:
+        if is_ours:
+            hvd.shutdown()
+        raise
+    _backend.is_ours, _backend.is_up = is_ours, True
+
+
+def _check_size() -> None:
+    """One process for each instance, in the same order."""
+    found = division()
+    if not found.is_uniform:
+        return
+    instances, index = found.total // found.local, found.offset // found.local
+    if (hvd.size(), hvd.rank()) == (instances, index):
+        return
+    if not found.is_set:
+        raise RuntimeError(
+            f"this is rank {hvd.rank()} of {hvd.size()}, but nobody has said how replicas are divided among them; "
+            f"start the program with poprun --num-replicas={hvd.size()} --num-instances={hvd.size()}"
+        )
+    raise RuntimeError(
+        f"this is rank {hvd.rank()} of {hvd.size()}, but the POPDIST_ variables say instance {index} of {instances}; "
+        f"start the program with poprun, which sets both"
+    )
+
+
+def finalizeBackend() -> None:
+    """Disconnect the instances.
+
+    Raises:
+        RuntimeError: they are not connected.
+    """
+    if not isBackendInitialized():
+        raise RuntimeError("popdist's backend is not initialized: call popdist.init() before finalizeBackend()")
+    _finalize()
+
+
+def _finalize() -> None:
+    if _backend.is_ours and hvd.is_initialized():
+        hvd.shutdown()
+    _backend.is_ours = _backend.is_up = False
+    _forget()
+
+
+def _forget() -> None:
+    _backend.groups.clear()
+    _backend.communicators.clear()
+
+
+def isBackendInitialized() -> bool:
+    """Whether the instances are connected."""
+    return _backend.is_up and hvd.is_initialized()
+
+
+def connect(what: str) -> None:
+    """Raise where a collective would have nobody to talk to; ``hvd.init()`` by the script itself is good, too.
+
+    Args:
+        what: the function that needs it, for the message.
+
+    Raises:
+        RuntimeError: the instances are not connected.
+    """
+    if hvd.is_initialized():
+        if not _backend.is_up:
+            _check_size()
+        return
+    raise RuntimeError(
+        f"{what} needs the other instances, and they are not connected: call popdist.init() first, once, at the "
+        f"beginning of the program on every instance"
+    )
+
+
+def defaultCommunicatorId() -> int:
+    """Id of the communicator of all instances."""
+    return _DEFAULT_ID
+
+
+def registerCommunicator(instances: Iterable[int], communicatorId: int) -> None:
+    """Give some of the instances a number for collectives; all instances call this, in the same order.
+
+    Args:
+        instances: their indices.
+        communicatorId: the number; not that of all instances, and not one in use.
+
+    Raises:
+        ValueError: an instance does not exist, or the number is taken.
+        RuntimeError: the instances are not connected.
+
+    Blocks until all instances called.
+    """
+    connect("popdist.registerCommunicator()")
+    if communicatorId == _DEFAULT_ID or communicatorId in _backend.communicators:
+        raise ValueError(f"communicator {communicatorId} exists already; choose another number")
+    _backend.communicators[communicatorId] = _group(_checked(instances))
+
+
+def group_of(communicator: int | None, what: str) -> Group:
+    """The instances that a collective runs on.
+
+    Args:
+        communicator: number of a communicator; None for those that ``execute_on_instances`` has chosen, else all.
+        what: the function, for messages.
+
+    Raises:
+        ValueError: there is no such communicator, or this instance is not in it.
+        RuntimeError: the instances are not connected.
+    """
+    confined = _confined.get()
+    if communicator is None and confined is not None:
+        return confined
+    connect(what)
+    if communicator in (None, _DEFAULT_ID):
+        return _everybody()
+    group = _backend.communicators.get(communicator)
+    if group is None:
+        raise ValueError(f"{what}: there is no communicator {communicator}; see popdist.registerCommunicator")
+    if hvd.rank() not in group.members:
+        raise ValueError(
+            f"{what}: instance {hvd.rank()} is not in communicator {communicator}, which has {list(group.members)}"
+        )
+    return group
+
+
+def _everybody() -> Group:
+    size = hvd.size()
+    return Group(tuple(range(size)), hvd.global_process_set if size > 1 else None)
+
+
+def _checked(instances: Iterable[int]) -> tuple[int, ...]:
+    members = tuple(sorted(set(instances)))
+    count = hvd.size() if hvd.is_initialized() else division().total // division().local
+    wrong = [index for index in members if not 0 <= index < count]
+    if wrong or not members:
+        raise ValueError(f"instances {list(members)}: name at least one of 0 to {count - 1}")
+    return members
+
+
+def _group(members: tuple[int, ...]) -> Group:
+    """Known members have their group already; others are registered, which takes all instances."""
+    if len(members) == hvd.size():
+        return _everybody()
+    if members in _backend.groups:
+        return _backend.groups[members]
+    process_set = hvd.add_process_set(list(members)) if len(members) > 1 else None
+    _backend.groups[members] = Group(members, process_set)
+    return _backend.groups[members]
+
+
+def execute_on_instances(
+    instances: Iterable[int], func: Callable[..., _Result], *args: Any, **kwargs: Any
+) -> _Result | None:
+    """Call a function on some of the instances; collectives in it are among those instances only.
+
+    All instances call this; those that are not named go on at once. For a single instance it may as well be called by
+    that one alone, since nobody has to be told.
+
+    Args:
+        instances: their indices.
+        func: what to call.
+        *args: its arguments.
+        **kwargs: its named arguments.
+
+    Returns:
+        What the function returns; None on the other instances.
+
+    Raises:
+        ValueError: an instance does not exist, or is left out by an ``execute_on_instances`` around this one.
+        RuntimeError: several instances are named and they are not connected.
+    """
+    members = _checked(instances)
+    outer = _confined.get()
+    if outer is not None and not set(members) <= set(outer.members):
+        raise ValueError(f"instances {list(members)} are not all among {list(outer.members)}, where this runs")
+    if len(members) == 1:
+        group = Group(members, None)
+        own = division().offset // division().local
+    else:
+        connect("popdist.execute_on_instances()")
+        own = hvd.rank()
+        if outer is not None and outer.members != members and members not in _backend.groups:
+            raise ValueError(
+                f"instances {list(members)} are not known, and inside of execute_on_instances not all can be asked: "
+                f"call execute_on_instances or registerCommunicator with them outside once"
+            )
+        group = outer if outer is not None and outer.members == members else _group(members)
+    if own not in members:
+        return None
+    with _confined_to(group):
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _confined_to(group: Group) -> Iterator[None]:
+    token = _confined.set(group)
+    try:
+        yield
+    finally:
+        _confined.reset(token)
+
+
+def confinement() -> Group | None:
+    """The instances that ``execute_on_instances`` has chosen, inside of it."""
+    return _confined.get()

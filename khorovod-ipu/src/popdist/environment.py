@@ -1,0 +1,179 @@
+"""How a job is divided into instances and replicas, as ``poprun`` leaves it in the environment of each instance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "Division",
+    "checkNumIpusPerReplica",
+    "division",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "getReplicaIndexOffset",
+    "isPopdistEnvSet",
+]
+
+TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
+LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
+OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
+UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+
+
+@dataclass(frozen=True)
+class Division:
+    """The part of a job that one instance has.
+
+    Attributes:
+        is_set: whether a launcher has said so; else the job is one instance of one replica.
+        total: replicas of the job.
+        local: replicas of this instance.
+        offset: global index of this instance's first replica.
+        local_instance: index of this instance on its host.
+        ipus_per_replica: devices that one replica takes.
+        is_uniform: whether all instances have the same number of replicas.
+    """
+
+    is_set: bool
+    total: int
+    local: int
+    offset: int
+    local_instance: int
+    ipus_per_replica: int
+    is_uniform: bool
+
+
+def division(environ: Mapping[str, str] | None = None) -> Division:
+    """Read the division.
+
+    Args:
+        environ: where to read; the environment of this process when omitted.
+
+    Raises:
+        RuntimeError: a variable is no number, or they contradict each other.
+    """
+    found = os.environ if environ is None else environ
+    total, local = _number(found, TOTAL, 1, 1), _number(found, LOCAL, 1, 1)
+    offset = _number(found, OFFSET, 0, 0)
+    is_uniform = _number(found, UNIFORM, 1, 0) != 0
+    if offset + local > total:
+        raise RuntimeError(
+            f"{OFFSET}={offset} and {LOCAL}={local} are more than {TOTAL}={total}; poprun sets all three"
+        )
+    if is_uniform and (total % local or offset % local):
+        raise RuntimeError(
+            f"{TOTAL}={total} and {OFFSET}={offset} are no multiples of {LOCAL}={local}: instances that differ need "
+            f"{UNIFORM}=0"
+        )
+    return Division(
+        TOTAL in found, total, local, offset, _number(found, LOCAL_INSTANCE, 0, 0), _number(found, IPUS, 1, 1),
+        is_uniform,
+    )  # fmt: skip
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise RuntimeError(f"{name} must be a whole number of at least {least}; received {text!r}")
+    return number
+
+
+def isPopdistEnvSet() -> bool:
+    """Whether ``poprun`` started this process."""
+    return division().is_set
+
+
+def getNumTotalReplicas() -> int:
+    """Number of replicas of the job."""
+    return division().total
+
+
+def getNumLocalReplicas() -> int:
+    """Number of replicas of this instance."""
+    return division().local
+
+
+def getReplicaIndexOffset() -> int:
+    """Global index of this instance's first replica."""
+    return division().offset
+
+
+def getNumInstances() -> int:
+    """Number of instances of the job.
+
+    Raises:
+        RuntimeError: the instances have different numbers of replicas, so that nobody can tell from these.
+    """
+    found = _uniform("getNumInstances")
+    return found.total // found.local
+
+
+def getInstanceIndex() -> int:
+    """Index of this instance in the job.
+
+    Raises:
+        RuntimeError: the instances have different numbers of replicas, so that nobody can tell from these.
+    """
+    found = _uniform("getInstanceIndex")
+    return found.offset // found.local
+
+
+def _uniform(function: str) -> Division:
+    found = division()
+    if not found.is_uniform:
+        raise RuntimeError(
+            f"popdist.{function}() needs the same number of replicas on every instance, which {UNIFORM}=0 denies"
+        )
+    return found
+
+
+def getLocalInstanceIndex() -> int:
+    """Index of this instance among those of its host."""
+    return division().local_instance
+
+
+def getNumIpusPerReplica() -> int:
+    """Number of devices that one replica takes."""
+    return division().ipus_per_replica
+
+
+def checkNumIpusPerReplica(numIpus: int) -> bool:
+    """Whether a replica takes so many devices.
+
+    Args:
+        numIpus: what the program needs.
+    """
+    return division().ipus_per_replica == numIpus
+
+
+def getDeviceId(ipusPerReplica: int = 0) -> int:
+    """Number of the device for this instance: the software has one for each instance of a host.
+
+    Args:
+        ipusPerReplica: devices that one replica takes; 0 for what the job says.
+
+    Raises:
+        RuntimeError: another number than the job says.
+    """
+    found = division()
+    if ipusPerReplica and found.is_set and ipusPerReplica != found.ipus_per_replica:
+        raise RuntimeError(
+            f"getDeviceId({ipusPerReplica}): this job has {found.ipus_per_replica} IPUs per replica; start it with "
+            f"poprun --ipus-per-replica={ipusPerReplica}"
+        )
+    return found.local_instance

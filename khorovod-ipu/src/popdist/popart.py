@@ -1,0 +1,51 @@
+"""Hands the division of the job to PopART's session options and device manager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from popdist.environment import division, getDeviceId
+
+__all__ = ["configureSessionOptions", "getDevice"]
+
+
+def configureSessionOptions(opts: Any) -> Any:
+    """Say in ``SessionOptions`` how many replicas this instance has, and which ones of the job they are.
+
+    Args:
+        opts: the ``popart.SessionOptions``; changed.
+
+    Returns:
+        ``opts``.
+    """
+    found = division()
+    opts.enableReplicatedGraphs = found.local > 1
+    opts.replicatedGraphCount = found.local
+    opts.enableDistributedReplicatedGraphs = found.total > found.local
+    opts.globalReplicaOffset = found.offset
+    opts.globalReplicationFactor = found.total
+    return opts
+
+
+def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None) -> Any:
+    """A device for the replicas of this instance.
+
+    Args:
+        ipus_per_replica: devices that one replica takes; what the job says when omitted.
+        connectionType: when to attach; at once when omitted.
+
+    Returns:
+        A ``popart.DeviceInfo``.
+
+    Raises:
+        RuntimeError: the job was started with another number of devices per replica.
+    """
+    import popart
+
+    ipus = division().ipus_per_replica if ipus_per_replica is None else ipus_per_replica
+    getDeviceId(ipus)
+    count = ipus * division().local
+    manager: Any = getattr(popart, "DeviceManager")()  # noqa: B009 - of the SDK or of its imitation
+    if connectionType is None:
+        return manager.acquireAvailableDevice(count)
+    return manager.acquireAvailableDevice(count, connectionType=connectionType)

@@ -1,0 +1,37 @@
+"""Hands the division of the job to the configuration of TensorFlow for IPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from popdist.environment import division, getDeviceId, getInstanceIndex, getNumInstances
+
+__all__ = ["set_ipu_config"]
+
+
+def set_ipu_config(config: Any, ipus_per_replica: int | None = None, configure_device: bool = True) -> Any:
+    """Say in an ``IPUConfig`` which device this instance has, and which part of the job it is.
+
+    Args:
+        config: the ``IPUConfig``; changed.
+        ipus_per_replica: devices that one replica takes; what the job says when omitted.
+        configure_device: whether to choose the device, too.
+
+    Returns:
+        ``config``.
+
+    Raises:
+        RuntimeError: the job was started with another number of devices per replica.
+    """
+    found = division()
+    ipus = found.ipus_per_replica if ipus_per_replica is None else ipus_per_replica
+    if found.is_set and ipus != found.ipus_per_replica:
+        raise RuntimeError(
+            f"set_ipu_config: ipus_per_replica={ipus}, but the job was started for {found.ipus_per_replica}; start it "
+            f"with poprun --ipus-per-replica={ipus}"
+        )
+    if configure_device:
+        config.select_ipus = getDeviceId(ipus)
+    config.experimental.multi_replica_distribution.process_count = getNumInstances()
+    config.experimental.multi_replica_distribution.process_index = getInstanceIndex()
+    return config

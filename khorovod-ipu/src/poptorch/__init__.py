@@ -1,0 +1,74 @@
+"""PopTorch in software, as far as data-parallel training needs it.
+
+options         Options, and its groups
+data            DataLoader
+executor        trainingModel, inferenceModel
+replicas        several replicas of a model in one process
+instances       the same model in other processes
+optim           optimizers
+annotations     identity_loss, and hints that are accepted without effect
+choices         the words that all of them take
+"""
+
+from __future__ import annotations
+
+from khorovod_ipu.guard import refuse_beside_the_sdk
+
+refuse_beside_the_sdk()
+
+from khorovod_ipu import __version__  # noqa: E402 - the guard comes first
+from khorovod_ipu.names import nearest as _nearest  # noqa: E402
+from poptorch import hints as _hints  # noqa: E402
+from poptorch import choices as _choices  # noqa: E402
+from poptorch import optim  # noqa: E402
+from poptorch.hints import *  # noqa: E402, F403 - all of it, by its own list
+from poptorch.choices import *  # noqa: E402, F403 - all of it, by its own list
+from poptorch.data import AsynchronousDataAccessor, DataLoader  # noqa: E402
+from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel  # noqa: E402
+from poptorch.options import Options  # noqa: E402
+
+__all__ = [
+    "AsynchronousDataAccessor",
+    "DataLoader",
+    "Options",
+    "PoplarExecutor",
+    "__version__",
+    "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "optim",
+    "setLogLevel",
+    "trainingModel",
+]
+__all__ += _hints.__all__
+__all__ += _choices.__all__
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Whether there is a device of the hardware: never; models run in software.
+
+    Args:
+        num_ipus: how many would be needed.
+    """
+    return False
+
+
+def ipuHardwareVersion() -> int:
+    """Version of the hardware: 0, there is none."""
+    return 0
+
+
+def setLogLevel(level: str | int) -> None:
+    """Accepted, without effect.
+
+    Args:
+        level: any.
+    """
+
+
+def __getattr__(name: str) -> object:
+    meant = _nearest(name, __all__)
+    raise AttributeError(
+        f"module 'poptorch' has no attribute {name!r}"
+        + (f"; did you mean {meant!r}?" if meant else ": PopTorch in software has what data-parallel training needs")
+    )

@@ -1,0 +1,373 @@
+"""``trainingModel`` and ``inferenceModel``: a model on the software device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from poptorch.hints import recorded_losses
+from poptorch.choices import OutputMode, ReductionType
+from poptorch.instances import Instances
+from poptorch.optim import SGD
+from poptorch.options import Options
+from poptorch.replicas import Replicas, combined, micro_batch
+
+__all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
+
+
+class PoplarExecutor:
+    """A model and how it is run; made by ``trainingModel`` and ``inferenceModel``.
+
+    The device works on the model's own tensors, so that host and device never disagree. Attributes that are not its
+    own are those of the model.
+
+    Args:
+        model: the model.
+        options: how it is run.
+        training: whether a call makes steps of the optimizer.
+        optimizer: what makes them.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, options: Options, training: bool, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module; received {type(model).__name__}")
+        options._freeze()
+        self._user_model, self._options, self._training = model, options, training
+        self._optimizer = optimizer
+        self._hyperparameters: list[dict[str, Any]] = []
+        self._loss_scaling = 1.0
+        self._replicas: Replicas | None = None
+        self._instances: Instances | None = None
+        self._is_attached = False
+        if optimizer is not None:
+            self.setOptimizer(optimizer)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on a combined batch; for training, make one step for each device iteration.
+
+        Args:
+            *args: inputs, whose first dimension holds all micro-batches: device iterations, gradient accumulation,
+                replicas and batch, in this order.
+            **kwargs: inputs by name.
+
+        Returns:
+            What the model returns, of those micro-batches that the output mode says, along the first dimension.
+
+        Raises:
+            ValueError: an input cannot be divided, or a training model has no loss.
+
+        Blocks, when training, until all instances called.
+        """
+        self._ensure_ready()
+        assert self._replicas is not None
+        modes = {module: module.training for module in self._user_model.modules()}
+        if self._user_model.training != self._training:
+            self._user_model.train(self._training)
+        results: list[list[Any]] = []
+        try:
+            with self._replicas.running():
+                for iteration in range(self._options.device_iterations):
+                    if self._training:
+                        results.append(self._step(iteration, args, kwargs))
+                    else:
+                        with torch.no_grad():
+                            results.append([_detached(out) for out, _ in self._micro_batches(iteration, args, kwargs)])
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return self._outputs(results)
+
+    def _step(self, iteration: int, args: Any, kwargs: Any) -> list[Any]:
+        """One step of the optimizer, after the gradients of all micro-batches of all replicas."""
+        optimizer, instances = self._optimizer, self._instances
+        assert optimizer is not None and instances is not None
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        before = [p.grad for p in parameters]
+        outputs = []
+        try:
+            for p in parameters:
+                p.grad = None
+            for output, loss in self._micro_batches(iteration, args, kwargs):
+                (loss * self._loss_scaling).backward()  # type: ignore[no-untyped-call]
+                outputs.append(_detached(output))
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            instances.add_up(gradients)
+            training, divisor = self._options.Training, self._loss_scaling
+            if training.reduction == ReductionType.Mean:
+                divisor *= training.gradient_accumulation * instances.replicas
+            if divisor != 1:
+                torch._foreach_div_(gradients, divisor)
+            self._update(optimizer, parameters)
+        finally:
+            for p, gradient in zip(parameters, before, strict=True):
+                p.grad = gradient
+        return outputs
+
+    def _update(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+        """A step with the hyperparameters of the last ``setOptimizer``, whatever the optimizer says by now."""
+        limit = getattr(optimizer, "max_grad_norm", None)
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+        users = [_hyperparameters(group) for group in optimizer.param_groups]
+        try:
+            for group, values in zip(optimizer.param_groups, self._hyperparameters, strict=True):
+                group.update(values)
+            optimizer.step()
+        finally:
+            for group, values in zip(optimizer.param_groups, users, strict=True):
+                group.update(values)
+
+    def _micro_batches(self, iteration: int, args: Any, kwargs: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+        """Output and loss of each micro-batch of one device iteration."""
+        options, replicas = self._options, self._replicas
+        assert replicas is not None
+        accumulation = options.Training.gradient_accumulation if self._training else 1
+        count = options.device_iterations * accumulation * replicas.count
+        factors = (
+            f"{options.device_iterations} device iterations x {accumulation} gradient accumulation x "
+            f"{replicas.count} replicas"
+        )
+        for number in range(accumulation * replicas.count):
+            place = iteration * accumulation * replicas.count + number
+            own_args, own_kwargs = micro_batch((args, kwargs), place, count, factors)
+            with replicas.replica(number % replicas.count), recorded_losses() as losses:
+                output = self._user_model(*own_args, **own_kwargs)
+                yield output, _loss(output, losses) if self._training else torch.zeros(())
+
+    def _outputs(self, results: list[list[Any]]) -> Any:
+        mode, replicas = self._options.output_mode, self._options.replication_factor
+        if mode == OutputMode.Default:
+            mode = OutputMode.Final if self._training else OutputMode.All
+        if mode == OutputMode.Final:
+            return combined(results[-1][-replicas:])
+        if mode == OutputMode.Sum:
+            flat = [piece for step in results for piece in step]
+            return combined([_sum(flat[replica::replicas]) for replica in range(replicas)])
+        period = self._options.output_return_period if mode == OutputMode.EveryN else 1
+        return combined([piece for step in results[period - 1 :: period] for piece in step])
+
+    # -- getting ready -----------------------------------------------------------------------------------------------
+
+    def _ensure_ready(self) -> None:
+        if self._replicas is not None:
+            return
+        options = self._options
+        if not self._training and options.Training.gradient_accumulation != 1:
+            raise ValueError(
+                f"inferenceModel: gradientAccumulation={options.Training.gradient_accumulation} has no meaning without "
+                f"training; make options of their own for inference"
+            )
+        if options.output_mode == OutputMode.EveryN and options.device_iterations % options.output_return_period:
+            raise ValueError(
+                f"outputMode(EveryN, {options.output_return_period}) does not divide {options.device_iterations} "
+                f"device iterations"
+            )
+        first = options.replication_factor * options.Distributed.processId
+        if self._training:
+            self._instances = Instances(options)
+            self._instances.compare(self._user_model)
+            first = self._instances.first_replica
+        seed = torch.initial_seed() if options.random_seed is None else options.random_seed
+        self._replicas = Replicas(self._user_model, options.replication_factor, seed % (1 << 62), first)
+        self._is_attached = True
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Get ready for calls; nothing is translated. A training model finds the other instances here.
+
+        Args:
+            *args: inputs of a call; see whether they can be divided.
+            **kwargs: inputs by name.
+        """
+        self._ensure_ready()
+
+    def isCompiled(self) -> bool:
+        """Whether it is ready for calls."""
+        return self._replicas is not None
+
+    def destroy(self) -> None:
+        """Forget what it has made ready."""
+        self._replicas = self._instances = None
+        self._is_attached = False
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the hyperparameters of an optimizer from now on; what the present one has gathered stays.
+
+        Args:
+            optimizer: the same one with other values, or another of its kind for the same parameters.
+
+        Raises:
+            RuntimeError: this is an inference model.
+            TypeError: no optimizer, or another kind than before.
+            ValueError: other groups of parameters than before.
+        """
+        if not self._training:
+            raise RuntimeError("setOptimizer needs a training model: see poptorch.trainingModel")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"setOptimizer takes an optimizer; received {type(optimizer).__name__}")
+        present = self._optimizer
+        if present is not None and optimizer is not present:
+            if type(optimizer) is not type(present):
+                raise TypeError(
+                    f"setOptimizer: {type(optimizer).__name__} cannot follow {type(present).__name__}, whose state it "
+                    f"does not understand; make another training model"
+                )
+            if [len(g["params"]) for g in optimizer.param_groups] != [len(g["params"]) for g in present.param_groups]:
+                raise ValueError("setOptimizer: the groups of parameters are not those of the optimizer before")
+            optimizer.state = present.state
+        self._optimizer = optimizer
+        self._hyperparameters = [copy.deepcopy(_hyperparameters(group)) for group in optimizer.param_groups]
+        self._loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
+
+    # -- weights and device ------------------------------------------------------------------------------------------
+
+    def copyWeightsToHost(self) -> None:
+        """Bring the weights from the device; they are there already.
+
+        Raises:
+            RuntimeError: the model was not compiled.
+        """
+        self._need_compiled("copyWeightsToHost")
+
+    def copyWeightsToDevice(self) -> None:
+        """Bring the weights of the model to the device: all replicas begin again with its buffers.
+
+        Raises:
+            RuntimeError: the model was not compiled.
+        """
+        self._need_compiled("copyWeightsToDevice")
+        assert self._replicas is not None
+        self._replicas.forget_buffers()
+
+    def _need_compiled(self, function: str) -> None:
+        if self._replicas is None:
+            raise RuntimeError(f"{function}() before the model was compiled: call the model or compile() first")
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+        """Load weights into the model and to the device.
+
+        Args:
+            state_dict: as of the model's ``state_dict()``.
+            strict: whether names must be the same.
+        """
+        keys = self._user_model.load_state_dict(state_dict, strict=strict)
+        if self._replicas is not None:
+            self._replicas.forget_buffers()
+        return keys
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the model has a device."""
+        return self._is_attached
+
+    def attachToDevice(self) -> None:
+        """Take the device again."""
+        self._need_compiled("attachToDevice")
+        self._is_attached = True
+
+    def detachFromDevice(self) -> None:
+        """Leave the device to others; the next call takes it again."""
+        self._need_compiled("detachFromDevice")
+        self._is_attached = False
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """How it is run; frozen."""
+        return self._options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._user_model, name)
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_detached, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_detached, value))
+    if isinstance(value, dict):
+        return type(value)({key: _detached(item) for key, item in value.items()})
+    return value
+
+
+def _sum(pieces: list[Any]) -> Any:
+    first = pieces[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(pieces).sum(0)
+    if isinstance(first, (tuple, list)):
+        return type(first)(_sum(list(items)) for items in zip(*pieces, strict=True))
+    if isinstance(first, dict):
+        return {key: _sum([piece[key] for piece in pieces]) for key in first}
+    return first
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
+    """The last tensor that ``identity_loss`` marked; else the last number among the outputs that has a gradient."""
+    found = marked or [t for t in _tensors(output) if not t.dim() and t.requires_grad]
+    if not found:
+        raise ValueError(
+            "a training model returns its loss, a number that depends on its weights, and this one returns none: "
+            "compute the loss in forward(), mark it with poptorch.identity_loss(loss, reduction='mean'), and return it"
+        )
+    loss = found[-1]
+    if not loss.requires_grad:
+        raise ValueError("the loss depends on no weight that is trained: was it detached, or is everything frozen?")
+    return loss.sum() if loss.dim() else loss
+
+
+def trainingModel(
+    model: torch.nn.Module, options: Options | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> PoplarExecutor:
+    """A model that is trained by being called.
+
+    Args:
+        model: its ``forward`` takes data and targets and returns the loss, among other things.
+        options: how it is run.
+        optimizer: of ``poptorch.optim`` or ``torch.optim``; SGD with ``lr=0.01`` when omitted.
+
+    Raises:
+        TypeError: no model, or no optimizer.
+    """
+    optimizer = SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer
+    return PoplarExecutor(model, options or Options(), True, optimizer)
+
+
+def inferenceModel(model: torch.nn.Module, options: Options | None = None) -> PoplarExecutor:
+    """A model that is evaluated by being called.
+
+    Args:
+        model: the model; training the same one goes on changing it.
+        options: how it is run.
+
+    Raises:
+        TypeError: no model.
+    """
+    return PoplarExecutor(model, options or Options(), False, None)

@@ -1,0 +1,125 @@
+"""The other instances that train the same model: found, compared, and their gradients added up."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+import horovod.torch as hvd
+import popdist
+from popdist.backend import Group, confinement
+from poptorch.options import Options
+
+__all__ = ["Instances"]
+
+_WORDS = (
+    "device iterations", "gradient accumulation", "reduction of gradients", "random seed", "parameters",
+    "elements of parameters",
+)  # fmt: skip
+_made: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+
+class Instances:
+    """The instances of one training model; without others nothing is ever sent.
+
+    Args:
+        options: of the model.
+
+    Raises:
+        RuntimeError: there are others, and they are not connected, or not as many as the options say.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._group = _group(options)
+        members = self._group.members if self._group else ()
+        self._name = f"poptorch.{_made[members]}"
+        _made[members] += 1
+        #: Replicas of all instances together, and global number of this instance's first one.
+        self.replicas, self.first_replica = options.replication_factor, 0
+
+    def compare(self, model: torch.nn.Module) -> None:
+        """See that all have the same model and options, count replicas, and take the weights of the first instance.
+
+        Args:
+            model: the model.
+
+        Raises:
+            ValueError: they differ; names the instances.
+
+        Blocks until all instances have come here.
+        """
+        group = self._group
+        if group is None or group.process_set is None:
+            return
+        options, parameters = self._options, list(model.parameters())
+        own = [
+            options.replication_factor, options.device_iterations, options.Training.gradient_accumulation,
+            int(options.Training.reduction), -1 if options.random_seed is None else options.random_seed,
+            len(parameters), sum(parameter.numel() for parameter in parameters),
+        ]  # fmt: skip
+        table = hvd.allgather(torch.tensor([own]), name=f"{self._name}.options", process_set=group.process_set)
+        for column, word in enumerate(_WORDS, 1):
+            values = table[:, column].tolist()
+            if len(set(values)) > 1:
+                raise ValueError(_difference(word, group.members, values))
+        place = group.members.index(hvd.rank())
+        self.replicas, self.first_replica = int(table[:, 0].sum()), int(table[:place, 0].sum())
+        state = [value.detach() for value in (*model.parameters(), *model.buffers()) if value.numel()]
+        handles = [
+            hvd.broadcast_async_(
+                value, root_rank=group.members[0], name=f"{self._name}.weight.{i}", process_set=group.process_set
+            )
+            for i, value in enumerate(state)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def add_up(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Overwrite gradients with their sum over instances.
+
+        Args:
+            gradients: as many on all instances.
+
+        Blocks until all instances have come here.
+        """
+        if self._group is not None and self._group.process_set is not None and gradients:
+            hvd.grouped_allreduce_(
+                list(gradients), op=hvd.Sum, name=f"{self._name}.gradient", process_set=self._group.process_set
+            )
+
+
+def _group(options: Options) -> Group | None:
+    distributed = options.Distributed
+    if distributed.numProcesses == 1:
+        return None
+    confined = confinement()
+    if confined is not None:
+        return confined
+    if not hvd.is_initialized():
+        warnings.warn(
+            f"this model trains on {distributed.numProcesses} instances that are not connected yet: call "
+            f"popdist.init() at the beginning of the program; it is called now",
+            UserWarning,
+            stacklevel=2,
+        )
+        if popdist.isPopdistEnvSet():
+            popdist.init()
+        else:
+            hvd.init()
+    if (hvd.size(), hvd.rank()) != (distributed.numProcesses, distributed.processId):
+        raise RuntimeError(
+            f"options.Distributed says process {distributed.processId} of {distributed.numProcesses}, but this is rank "
+            f"{hvd.rank()} of {hvd.size()}: start the program with poprun --num-replicas=N --num-instances="
+            f"{distributed.numProcesses}, or call options.Distributed.disable()"
+        )
+    return Group(tuple(range(hvd.size())), hvd.global_process_set)
+
+
+def _difference(word: str, members: Sequence[int], values: Sequence[int]) -> str:
+    shown = ["none" if word == "random seed" and value == -1 else value for value in values]
+    found = ", ".join(f"instance {member}: {value}" for member, value in zip(members, shown, strict=True))
+    return f"the instances train different things: {word} differ ({found}); set the same on every instance"

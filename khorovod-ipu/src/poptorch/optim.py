@@ -1,0 +1,130 @@
+"""Optimizers: torch's own, with the arguments that PopTorch's have besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes"]
+
+
+class VariableAttributes:
+    """Says which attributes may change after compiling; here all may, by ``setOptimizer``.
+
+    Args:
+        variable_attributes: of the optimizer.
+        allowed_attributes: those that there are.
+    """
+
+    def __init__(self, variable_attributes: Any = None, allowed_attributes: Any = None) -> None:
+        pass
+
+    def markAsConstant(self, attr: str) -> None:
+        """Accepted, without effect."""
+
+    def markAsVariable(self, attr: str) -> None:
+        """Accepted, without effect."""
+
+
+_HARDWARE = (
+    "accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type", "use_combined_accum",
+    "use_tf_variant", "velocity_accum_type", "velocity_scaling",
+)  # fmt: skip
+
+
+class _WithLossScaling:
+    """What PopTorch's optimizers have besides torch's.
+
+    Attributes:
+        loss_scaling: the loss is multiplied by it before backward, and the gradients are divided by it afterwards.
+        variable_attrs: accepted, without effect.
+    """
+
+    loss_scaling: float
+    variable_attrs: VariableAttributes
+
+    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        scaling = kwargs.pop("loss_scaling", None)
+        for name in _HARDWARE:
+            kwargs.pop(name, None)
+        if "max_grad_norm" in kwargs:
+            self.max_grad_norm = kwargs.pop("max_grad_norm")
+        super().__init__(params, *args, **kwargs)  # type: ignore[call-arg]
+        self.loss_scaling = 1.0 if scaling is None else float(scaling)
+        if not self.loss_scaling > 0:
+            raise ValueError(f"loss_scaling must be above 0; received {scaling!r}")
+        self.variable_attrs = VariableAttributes()
+
+
+class SGD(_WithLossScaling, torch.optim.SGD):
+    """Stochastic gradient descent; see ``torch.optim.SGD`` and ``loss_scaling``."""
+
+    def __init__(self, params: Any, lr: float, *args: Any, **kwargs: Any) -> None:
+        super().__init__(params, lr, *args, **kwargs)
+
+
+class Adam(_WithLossScaling, torch.optim.Adam):
+    """Adam; see ``torch.optim.Adam`` and ``loss_scaling``."""
+
+
+class AdamW(_WithLossScaling, torch.optim.AdamW):
+    """Adam with decoupled weight decay; see ``torch.optim.AdamW`` and ``loss_scaling``."""
+
+
+class RMSprop(_WithLossScaling, torch.optim.RMSprop):
+    """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``."""
+
+
+class _Lamb(torch.optim.Optimizer):
+    """You et al., Large Batch Optimization for Deep Learning, https://arxiv.org/abs/1904.00962."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        bias_correction: bool = True,
+        max_weight_norm: float | None = None,
+    ) -> None:
+        values = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
+            "max_weight_norm": max_weight_norm,
+        }  # fmt: skip
+        super().__init__(params, values)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+        return loss
+
+    def _move(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+        state["step"] += 1
+        gradient = parameter.grad
+        assert gradient is not None
+        mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if group["bias_correction"]:
+            mean, square = mean / (1 - beta1 ** state["step"]), square / (1 - beta2 ** state["step"])
+        update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+        weight_norm, update_norm = parameter.norm(), update.norm()
+        if group["max_weight_norm"] is not None:
+            weight_norm = weight_norm.clamp(max=group["max_weight_norm"])
+        ratio = torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)
+        parameter.sub_(group["lr"] * ratio * update)
+
+
+class LAMB(_WithLossScaling, _Lamb):
+    """Adam whose steps are as long as the weights of their layer allow; and ``loss_scaling``."""

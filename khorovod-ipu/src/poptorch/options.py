@@ -1,0 +1,324 @@
+"""``poptorch.Options``: how a model is run, and its groups ``Training``, ``Distributed``, ``Precision`` and others.
+
+What matters to arithmetic and to data-parallel training is heeded. What places work on the hardware is kept, and shown
+by ``toDict``, and has no effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from khorovod_ipu.names import nearest
+from poptorch.choices import OutputMode, ReductionType
+
+__all__ = ["Options"]
+
+_Self = TypeVar("_Self", bound="_Group")
+
+# Names of methods that are accepted without effect.
+_OPTIONS = (
+    "appendToLocationExcludes", "autoRoundNumIPUs", "broadcastBuffers", "connectionType", "defaultOutputMode",
+    "disableModuleNamescope", "disableProfiling", "enableExecutableCaching", "enableProfiling", "enableStableNorm",
+    "enableSyntheticData", "loadFromFile", "logCycleCount", "logDir", "maxRepeatLogs", "modelName",
+    "relaxOptimizerAttributesChecks", "setAvailableMemoryProportion", "setExecutionStrategy",
+    "showCompilationProgressBar", "sourceLocationExcludes", "syncPattern", "updatableNamedBuffers", "useIpuId",
+    "useIpuModel", "useOfflineIpuTarget",
+)  # fmt: skip
+_TRAINING = (
+    "setAutomaticLossScaling", "setConvolutionDithering", "setMeanAccumulationAndReplicationReductionStrategy",
+)  # fmt: skip
+_PRECISION = (
+    "autocastEnabled", "autocastPolicy", "enableFloatingPointExceptions", "enableStochasticRounding",
+    "halfFloatCasting", "runningStatisticsAlwaysFloat", "runningVarianceAlwaysFloat", "setPartialsType",
+)  # fmt: skip
+_LOCATIONS = (
+    "numIOTiles", "setAccumulatorLocation", "setActivationLocation", "setOptimizerLocation", "setWeightLocation",
+)  # fmt: skip
+
+
+class _Group:
+    """Values that methods set, one after the other, until they are frozen.
+
+    Attributes:
+        without_effect: names of methods that only keep what they are given.
+    """
+
+    without_effect: tuple[str, ...] = ()
+
+    def __init__(self, **values: Any) -> None:
+        self._values: dict[str, Any] = dict(values)
+        self._is_frozen = False
+
+    def _set(self: _Self, name: str, value: Any) -> _Self:
+        if self._is_frozen:
+            raise AttributeError(
+                f"{type(self).__name__}: {name} cannot be changed any more: a model or a data loader was made with "
+                f"these options; make others for another one"
+            )
+        self._values[name] = value
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in type(self).without_effect:
+            known = [n for n in (*dir(type(self)), *type(self).without_effect) if not n.startswith("_")]
+            meant = nearest(name, known)
+            raise AttributeError(
+                f"{type(self).__name__!r} has no option {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+            )
+
+        def keep(*args: Any, **kwargs: Any) -> _Group:
+            value = (args[0] if len(args) == 1 else args or True) if not kwargs else {"args": args, **kwargs}
+            return self._set(name, value)
+
+        return keep
+
+    def toDict(self) -> dict[str, Any]:
+        """What was set, by name."""
+        return dict(self._values)
+
+    def _freeze(self) -> None:
+        self._is_frozen = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin._is_frozen = False  # a copy may be changed: that is what copies are made for
+        return twin
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1; received {value!r}")
+    return value
+
+
+class TrainingOptions(_Group):
+    """``Options.Training``: what an optimizer sees of several micro-batches and replicas."""
+
+    without_effect = _TRAINING
+
+    def __init__(self) -> None:
+        super().__init__(gradient_accumulation=1, accumulation_and_replication_reduction_type=ReductionType.Mean)
+
+    @property
+    def gradient_accumulation(self) -> int:
+        """Micro-batches that are added up before each step."""
+        return int(self._values["gradient_accumulation"])
+
+    @property
+    def reduction(self) -> ReductionType:
+        """How the gradients of micro-batches and replicas become one."""
+        return ReductionType(self._values["accumulation_and_replication_reduction_type"])
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
+        """Add up the gradients of so many micro-batches before each step of the optimizer.
+
+        Args:
+            gradient_accumulation: how many; 1 by default.
+        """
+        return self._set("gradient_accumulation", _count("gradientAccumulation", gradient_accumulation))
+
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> TrainingOptions:
+        """Take the mean, or the sum, of the gradients of micro-batches and of all replicas of all instances.
+
+        Args:
+            reduction_type: ``Mean``, the default, or ``Sum``.
+
+        Raises:
+            ValueError: another one.
+        """
+        if reduction_type not in (ReductionType.Mean, ReductionType.Sum):
+            raise ValueError(f"accumulationAndReplicationReductionType takes Mean or Sum; received {reduction_type!r}")
+        return self._set("accumulation_and_replication_reduction_type", ReductionType(reduction_type))
+
+    accumulationReductionType = accumulationAndReplicationReductionType
+
+
+class DistributedOptions(_Group):
+    """``Options.Distributed``: how many processes train together, and which one this is."""
+
+    without_effect = ("IPUoFConfigFiles", "getGcdConfigFile")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        self.setEnvVarNames(*self._names)
+
+    @property
+    def numProcesses(self) -> int:
+        """Number of processes that train together."""
+        return int(self._values["num_distributed_processes"])
+
+    @property
+    def processId(self) -> int:
+        """Number of this process."""
+        return int(self._values["distributed_process_id"])
+
+    def disable(self) -> DistributedOptions:
+        """Train in this process alone."""
+        return self.configureProcessId(0, 1)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
+        """Take number and count of processes from the environment.
+
+        Args:
+            var_num_processes: variable with their number.
+            var_process_id: variable with the number of this one.
+        """
+        count, own = os.environ.get(var_num_processes), os.environ.get(var_process_id)
+        if count is None or own is None:
+            import popdist
+
+            is_usual = (var_num_processes, var_process_id) == self._names
+            if not is_usual or not popdist.isPopdistEnvSet():
+                return self.configureProcessId(0, 1)
+            return self.configureProcessId(popdist.getInstanceIndex(), popdist.getNumInstances())
+        return self.configureProcessId(int(own), int(count))
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:
+        """Say which of how many processes this one is.
+
+        Args:
+            process_id: from 0.
+            num_processes: how many train together.
+
+        Raises:
+            ValueError: there is no such process.
+        """
+        if not 0 <= process_id < num_processes:
+            raise ValueError(f"process_id must be at least 0 and below {num_processes}; received {process_id}")
+        return self._set("distributed_process_id", process_id)._set("num_distributed_processes", num_processes)
+
+
+class PrecisionOptions(_Group):
+    """``Options.Precision``: kept, without effect: torch computes in the dtypes of the model."""
+
+    without_effect = _PRECISION
+
+
+class TensorLocationOptions(_Group):
+    """``Options.TensorLocations``: kept, without effect: everything lies in the host's memory."""
+
+    without_effect = _LOCATIONS
+
+
+class _PopartOptions(_Group):
+    def set(self, key: str, value: Any) -> _PopartOptions:
+        """Keep an option of PopART, without effect."""
+        return self._set(key, value)
+
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> _PopartOptions:
+        """Keep patterns, without effect."""
+        return self._set("patterns", (patterns, level))
+
+
+class Options(_Group):
+    """How a model is run. Methods return the object, so that calls can be strung together.
+
+    Attributes:
+        Training: see ``TrainingOptions``.
+        Distributed: see ``DistributedOptions``.
+        Precision: kept, without effect.
+        TensorLocations: kept, without effect.
+    """
+
+    without_effect = _OPTIONS
+
+    def __init__(self) -> None:
+        super().__init__(
+            replication_factor=1, device_iterations=1, output_mode=OutputMode.Default, output_return_period=1
+        )
+        self.Training = TrainingOptions()
+        self.Distributed = DistributedOptions()
+        self.Precision = PrecisionOptions()
+        self.TensorLocations = TensorLocationOptions()
+        self._Popart = _PopartOptions()
+
+    @property
+    def _groups(self) -> tuple[_Group, ...]:
+        return self.Training, self.Distributed, self.Precision, self.TensorLocations, self._Popart
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas in this process."""
+        return int(self._values["replication_factor"])
+
+    @property
+    def device_iterations(self) -> int:
+        """Batches that one call runs, one after the other."""
+        return int(self._values["device_iterations"])
+
+    @property
+    def output_mode(self) -> OutputMode:
+        """Which results come back."""
+        return OutputMode(self._values["output_mode"])
+
+    @property
+    def output_return_period(self) -> int:
+        """For ``OutputMode.EveryN``, its n."""
+        return int(self._values["output_return_period"])
+
+    @property
+    def random_seed(self) -> int | None:
+        """The seed, where one was set."""
+        return self._values.get("random_seed")
+
+    def replicationFactor(self, replication_factor: int) -> Options:
+        """Run so many replicas of the model in this process, each on its own part of a batch.
+
+        Args:
+            replication_factor: how many; 1 by default.
+        """
+        return self._set("replication_factor", _count("replicationFactor", replication_factor))
+
+    def deviceIterations(self, device_iterations: int) -> Options:
+        """Run so many batches one after the other in one call; training makes a step after each.
+
+        Args:
+            device_iterations: how many; 1 by default.
+        """
+        return self._set("device_iterations", _count("deviceIterations", device_iterations))
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
+        """Choose which results come back.
+
+        Args:
+            output_mode: ``Final`` is the default for training, ``All`` that for inference.
+            output_return_period: for ``EveryN``, its n, which divides the number of device iterations.
+        """
+        self._set("output_mode", OutputMode(output_mode))
+        return self._set("output_return_period", _count("output_return_period", output_return_period or 1))
+
+    anchorMode = outputMode
+
+    def randomSeed(self, random_seed: int) -> Options:
+        """Seed the replicas, each differently, and the order of shuffled data.
+
+        Args:
+            random_seed: the same on all instances.
+        """
+        return self._set("random_seed", int(random_seed))
+
+    def toDict(self) -> dict[str, Any]:
+        """What was set, by name; the groups with their values in the same dictionary."""
+        found = super().toDict()
+        for group in self._groups:
+            found.update(group.toDict())
+        return found
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        for group in self._groups:
+            group._freeze()
