@@ -21,9 +21,9 @@ PUBLIC = (
     "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
     "horovod.tensorflow.keras",
 )  # fmt: skip
-READS_SETTINGS = ("horovod.config", "horovod.world")
+READS_SETTINGS = ("horovod.config", "horovod.world", "popdist.environment", "poptorch.options")
 # They hand their environment on to processes that they start.
-PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util")
+PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util", "poprun")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef

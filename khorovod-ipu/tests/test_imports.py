@@ -16,7 +16,11 @@ LAUNCHERS = ("poprun",)
 
 def breaches(module: Module) -> list[str]:
     """Every import of a room of khorovod, as place and name."""
-    inner = ("horovod.launch", "horovod.config", "horovod.world") if module.name.startswith(LAUNCHERS) else ()
+    inner = (
+        ("horovod.launch", "horovod.config", "horovod.world", "horovod.cgroups")
+        if module.name.startswith(LAUNCHERS)
+        else ()
+    )
     return [
         f"{module.place}:{imported.line} {imported.target}"
         for imported in module.imports()

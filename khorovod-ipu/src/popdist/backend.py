@@ -231,7 +231,7 @@ def group_of(communicator: int | None, what: str) -> Group:
     if communicator in (None, _DEFAULT_ID):
         return _everybody()
     group = _backend.communicators.get(communicator)
-    if group is None:
+    if group is None or not _is_alive(group):
         raise ValueError(f"{what}: there is no communicator {communicator}; see popdist.registerCommunicator")
     if hvd.rank() not in group.members:
         raise ValueError(
@@ -258,11 +258,17 @@ def _group(members: tuple[int, ...]) -> Group:
     """Known members have their group already; others are registered, which takes all instances."""
     if len(members) == hvd.size():
         return _everybody()
-    if members in _backend.groups:
-        return _backend.groups[members]
+    known = _backend.groups.get(members)
+    if known is not None and _is_alive(known):
+        return known
     process_set = hvd.add_process_set(list(members)) if len(members) > 1 else None
     _backend.groups[members] = Group(members, process_set)
     return _backend.groups[members]
+
+
+def _is_alive(group: Group) -> bool:
+    """A ``hvd.shutdown()`` of the script's takes all process sets with it."""
+    return group.process_set is None or group.process_set.process_set_id is not None
 
 
 def execute_on_instances(

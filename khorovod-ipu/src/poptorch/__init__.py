@@ -18,13 +18,13 @@ refuse_beside_the_sdk()
 
 from khorovod_ipu import __version__  # noqa: E402 - the guard comes first
 from khorovod_ipu.names import nearest as _nearest  # noqa: E402
-from poptorch import hints as _hints  # noqa: E402
 from poptorch import choices as _choices  # noqa: E402
+from poptorch import hints as _hints  # noqa: E402
 from poptorch import optim  # noqa: E402
-from poptorch.hints import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.choices import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.data import AsynchronousDataAccessor, DataLoader  # noqa: E402
 from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel  # noqa: E402
+from poptorch.hints import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.options import Options  # noqa: E402
 
 __all__ = [

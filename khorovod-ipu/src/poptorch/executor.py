@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from poptorch.hints import recorded_losses
 from poptorch.choices import OutputMode, ReductionType
+from poptorch.hints import recorded_losses
 from poptorch.instances import Instances
 from poptorch.optim import SGD
 from poptorch.options import Options

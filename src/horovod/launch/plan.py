@@ -84,12 +84,14 @@ class Display:
 
     Attributes:
         launcher: name of the command that runs the job, for messages.
+        noun: what that command calls a rank.
         label: what stands before each line of output; ``{rank}`` and ``{stream}`` are filled in.
         is_always: whether a job of one rank has labels, too.
         hidden: ranks whose output is not shown; the last lines of one that fails are.
     """
 
     launcher: str = "horovodrun"
+    noun: str = "rank"
     label: str = "[{rank}]<{stream}>:"
     is_always: bool = False
     hidden: frozenset[int] = frozenset()

@@ -35,11 +35,12 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
         Lines; none when all went well.
     """
     lines = [outcome.error] if outcome.error else []
+    noun = plan.display.noun
     if outcome.interrupted:
         # Of those that the kernel ended, because the keeper did not answer, nobody reported.
         ended = plan.size - sum(1 for e in outcome.exits if not e.sent)
         name = signal.Signals(outcome.interrupted).name
-        ranks = f"{plan.size} rank{'s' * (plan.size != 1)}"
+        ranks = f"{plan.size} {noun}{'s' * (plan.size != 1)}"
         return [*lines, f"{name} received; ended {ended} of {ranks}, nothing is left running"]
     first = outcome.first_failure
     by_rank = {e.rank: e for e in outcome.exits}
@@ -49,14 +50,15 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     lines.append(first_failure_text(plan, first, oom_kills))
     tail = outcome.tails.get(first.rank, [])
     if tail:
-        lines.append(f"the last lines of rank {first.rank}'s stderr:")
+        what = "output" if first.rank in plan.display.hidden else "stderr"
+        lines.append(f"the last lines of {noun} {first.rank}'s {what}:")
         lines += [f"    {line[:_LONGEST_LINE]}" for line in tail]
     for rank in range(plan.size):
         other = by_rank.get(rank)
         if rank != first.rank:
             before = other is not None and outcome.exits.index(other) < outcome.exits.index(first)
             lines.append(
-                _other(plan, rank, other, outcome.lost) + (f", before rank {first.rank} failed" if before else "")
+                _other(plan, rank, other, outcome.lost) + (f", before {noun} {first.rank} failed" if before else "")
             )
     return lines
 
@@ -64,7 +66,8 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
 def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str:
     """One sentence on the rank that failed first; see ``report``."""
     return (
-        f"rank {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}{_memory(first, oom_kills)}"
+        f"{plan.display.noun} {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}"
+        f"{_memory(first, oom_kills)}"
     )
 
 
@@ -93,7 +96,7 @@ def _memory(first: Exit, oom_kills: int) -> str:
 
 
 def _other(plan: LaunchPlan, number: int, ended: Exit | None, lost: Mapping[int, str]) -> str:
-    rank = f"rank {number}" + (f" on {plan.host_of(number)}" if plan.counts else "")
+    rank = f"{plan.display.noun} {number}" + (f" on {plan.host_of(number)}" if plan.counts else "")
     if ended is None:
         return f"{rank}: was lost with its host" if number in lost else f"{rank}: was never started"
     if ended.sent and ended.status < 0:

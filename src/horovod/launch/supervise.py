@@ -86,6 +86,7 @@ class _Supervision:
         self._streams: dict[int, RankStream] = {}  # by the end of the pipe that we read
         self._far: dict[tuple[int, str], RankStream] = {}  # what comes with the news of other hosts
         self._stderr: list[RankStream] = []
+        self._hidden: dict[int, RankStream] = {}  # standard output that nobody has seen
         self._tracebacks = Tracebacks()
         self._poll = select.poll()
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -132,6 +133,8 @@ class _Supervision:
         )  # fmt: skip
         if name == "stderr":
             self._stderr.append(stream)
+        elif rank in display.hidden:
+            self._hidden[rank] = stream
         return stream
 
     def _open_pipe(self, stream: RankStream) -> int:
@@ -195,7 +198,11 @@ class _Supervision:
         for line in self._tracebacks.summary():
             self._say(line)
         self._flush()
-        self.outcome.tails = {rank: stream.last_lines(TAIL_LINES) for rank, stream in enumerate(self._stderr)}
+        for rank, stream in enumerate(self._stderr):
+            lines = stream.last_lines(TAIL_LINES)
+            if not lines and rank in self._hidden:
+                lines = self._hidden[rank].last_lines(TAIL_LINES)
+            self.outcome.tails[rank] = lines
 
     def _step(self) -> None:
         """Wait for one thing to happen and deal with it."""

@@ -1,0 +1,297 @@
+"""The command line of ``poprun``, and the files of ``--import-config`` and ``--export-config``. Pure but for those."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from khorovod_ipu.names import nearest
+
+__all__ = ["OPTIONS", "CommandLine", "Option", "UsageError", "help_text", "parse", "read_config", "write_config"]
+
+
+class UsageError(ValueError):
+    """The command line, or a file that it names, is wrong."""
+
+
+_TRUE, _FALSE = ("yes", "on", "1", "true", "y"), ("no", "off", "0", "false", "n")
+_V_IPU = "no V-IPU here"
+_NOTHING = "nothing to do here"
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError("yes or no (on/off, 1/0, true/false)")
+
+
+def _whole(least: int, most: int = 1 << 31) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise ValueError(f"a whole number of at least {least}" + (f" and at most {most}" if most < 1 << 31 else ""))
+        return number
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("a number of seconds above 0")
+    return number
+
+
+def _reset(text: str) -> str | bool:
+    return "auto" if text.lower() == "auto" else _boolean(text)
+
+
+def _version_format(text: str) -> str:
+    if text not in ("text", "full-text", "full-json"):
+        raise ValueError("text, full-text or full-json")
+    return text
+
+
+def _subnet(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("a subnet such as 10.1.0.0/16") from None
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("some text")
+    return text
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        read: makes a value of a text; its error says what is expected.
+        help: what it does.
+        default: its value when not given.
+        idle: why it has no effect; empty where it has one.
+        is_own: whether PopRun itself has no such option.
+    """
+
+    read: Callable[[str], Any]
+    help: str
+    default: Any = None
+    idle: str = ""
+    is_own: bool = False
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it may stand without a value, which then is yes."""
+        return self.read in (_boolean, _reset)
+
+
+OPTIONS: Mapping[str, Option] = {
+    "host": Option(_text, "hosts, such as host0,host1 or host[0-2,4]; instances are divided evenly (-H)"),
+    "hostfile": Option(_text, "file with a host on each line, instead of --host"),
+    "num-replicas": Option(_whole(1), "replicas of all instances together", 1),
+    "num-instances": Option(_whole(1), "processes; replicas are divided evenly (default: 1, or one on each host)"),
+    "ipus-per-replica": Option(_whole(1), "devices of one replica; told to the program", 1),
+    "num-ilds": Option(_whole(1), "IPU-Link domains; only shown in the topology (default: one for each host)"),
+    "executable-cache-path": Option(_text, "told to the program; nothing is compiled"),
+    "mpi-global-args": Option(str, "arguments of mpirun: -x NAME[=VALUE] and a few others are heeded", ""),
+    "mpi-local-args": Option(str, "as --mpi-global-args", ""),
+    "numa-aware": Option(_boolean, "bind the instances of a host to its NUMA nodes in turn", False),
+    "print-topology": Option(_boolean, "print how hosts, instances and replicas lie", False),
+    "only-output-from-instance": Option(_whole(0), "show the output of this one; the last lines of any that fails"),
+    "offline-mode": Option(_boolean, "without IPUs, which is always so", True, "there is no other mode here"),
+    "host-subnet": Option(_subnet, "network through which hosts talk; found by itself otherwise"),
+    "import-config": Option(_text, "read settings from a file; the command line has the last word"),
+    "export-config": Option(_text, "write the settings to a file"),
+    "overwrite-config": Option(_boolean, "whether that file may exist already", False),
+    "version-format": Option(_version_format, "text, full-text or full-json: with what it runs on", "text"),
+    "dry-run": Option(_boolean, "say what would be started, and start nothing", False, is_own=True),
+    "vipu-server-host": Option(_text, "server of the V-IPU", "localhost", _V_IPU),
+    "vipu-server-port": Option(_whole(1, 65535), "its port", 8090, _V_IPU),
+    "vipu-server-timeout": Option(_seconds, "patience with it, in seconds", 120.0, _V_IPU),
+    "vipu-partition": Option(_text, "partition to use or make", None, _V_IPU),
+    "vipu-partition-attempts": Option(_whole(1), "how often to look whether it is active", 1, _V_IPU),
+    "update-partition": Option(_boolean, "change an unsuitable one", False, _V_IPU),
+    "reset-partition": Option(_reset, "reset it before use", "auto", _V_IPU),
+    "remove-partition": Option(_boolean, "remove it afterwards", True, _V_IPU),
+    "vipu-cluster": Option(_text, "where to make it (deprecated)", None, _V_IPU),
+    "vipu-allocation": Option(_text, "where to make it", None, _V_IPU),
+    "sync-type": Option(_text, "how devices wait for each other", None, "no devices here"),
+    "allow-run-as-root": Option(_boolean, "root may always run jobs", True, "root may always run jobs"),
+    "synchronise-python-venv": Option(_boolean, "copy the environment to all hosts", False, _NOTHING),
+    "synchronise-poplar-sdk": Option(_boolean, "copy the SDK to all hosts", False, _NOTHING),
+    "distribute-ssh-key": Option(_boolean, "copy the ssh key to all hosts", False, _NOTHING),
+}
+"""Without leading dashes."""
+
+_NOT_IN_FILES = ("import-config", "export-config", "overwrite-config", "version-format", "dry-run")
+_SO_ANYWAY = ("offline-mode", "allow-run-as-root")
+_SHORT = {"-H": "host"}
+
+
+@dataclass
+class CommandLine:
+    """What was typed.
+
+    Attributes:
+        given: value by name, of those options that were given.
+        command: program and arguments.
+        verbosity: 0, 1 for ``-v``, 2 for ``-vv``.
+        wants_help: whether only help is wanted.
+        wants_version: whether only the version is wanted.
+    """
+
+    given: dict[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    verbosity: int = 0
+    wants_help: bool = False
+    wants_version: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given.get(name, OPTIONS[name].default)
+
+    def idle(self) -> list[str]:
+        """Options that were given and have no effect, with the reason."""
+        return [
+            f"--{name} ({OPTIONS[name].idle})"
+            for name, value in self.given.items()
+            if OPTIONS[name].idle and not (value is True and name in _SO_ANYWAY)
+        ]
+
+
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Read a command line: options up to the first word that is none, which is the program.
+
+    Args:
+        argv: the arguments, without the name ``poprun``.
+
+    Raises:
+        UsageError: an unknown option, or a wrong value.
+    """
+    found, words = CommandLine(), list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--" or not word.startswith("-") or word == "-":
+            found.command = tuple(words if word == "--" else [word, *words])
+            break
+        if word in ("-v", "-vv", "--verbose", "--vv"):
+            found.verbosity += 2 if word.endswith("vv") else 1
+        elif word in ("-h", "--help"):
+            found.wants_help = True
+        elif word == "--version":
+            found.wants_version = True
+        else:
+            _option(found, word, words)
+    return found
+
+
+def _option(found: CommandLine, word: str, rest: list[str]) -> None:
+    dashed, equals, text = word.partition("=")
+    name = _SHORT.get(dashed, dashed.removeprefix("--"))
+    if name not in OPTIONS or not (dashed.startswith("--") or dashed in _SHORT):
+        meant = nearest(name, OPTIONS)
+        raise UsageError(
+            f"unknown option {dashed}" + (f"; did you mean --{meant}?" if meant else "; see poprun --help")
+        )
+    option = OPTIONS[name]
+    if not equals:
+        if option.is_flag and not _is_value(option, rest):
+            text = "yes"
+        elif not rest:
+            raise UsageError(f"{dashed} needs a value")
+        else:
+            text = rest.pop(0)
+    found.given[name] = _value(dashed, option, text)
+
+
+def _is_value(option: Option, rest: Sequence[str]) -> bool:
+    """Whether the next word belongs to a flag; else it is the program, or another option."""
+    try:
+        option.read(rest[0])
+    except (ValueError, IndexError):
+        return False
+    return True
+
+
+def _value(shown: str, option: Option, text: str) -> Any:
+    try:
+        return option.read(text)
+    except ValueError as error:
+        raise UsageError(f"{shown} takes {error}; received {text!r}") from None
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Read the settings that ``write_config`` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UsageError: it cannot be read, or is no such file, or names an unknown option or a wrong value.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--import-config {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--import-config {path} is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"--import-config {path}: expected an object of options and values")
+    values = {}
+    for name, value in data.items():
+        if name not in OPTIONS or name in _NOT_IN_FILES:
+            meant = nearest(name, [known for known in OPTIONS if known not in _NOT_IN_FILES])
+            raise UsageError(f"{path}: unknown option {name!r}" + (f"; did you mean {meant!r}?" if meant else ""))
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        values[name] = _value(f"{path}: {name}", OPTIONS[name], text)
+    return values
+
+
+def write_config(path: str, given: Mapping[str, Any], may_overwrite: bool) -> None:
+    """Write settings to a file.
+
+    Args:
+        path: the file.
+        given: value by option.
+        may_overwrite: whether it may exist already.
+
+    Raises:
+        UsageError: it exists, or cannot be written.
+    """
+    values = {name: value for name, value in given.items() if name not in _NOT_IN_FILES}
+    try:
+        with open(path, "w" if may_overwrite else "x", encoding="utf-8") as file:
+            file.write(json.dumps(values, indent=2) + "\n")
+    except FileExistsError:
+        raise UsageError(f"--export-config {path}: the file exists; add --overwrite-config=yes to replace it") from None
+    except OSError as error:
+        raise UsageError(f"--export-config {path}: {error.strerror}") from error
+
+
+def help_text() -> str:
+    """What ``poprun --help`` prints."""
+    lines = ["usage: poprun [options] program [arguments]", "", "  -v, -vv, --verbose, --vv", "      say more"]
+    for name, option in OPTIONS.items():
+        default = "" if option.default is None or (option.is_flag and option.default is False) else option.default
+        shown = ("yes" if default is True else str(default)) if default != "" else ""
+        notes = [f"default: {shown}"] if shown and not option.idle else []
+        notes += [f"accepted, without effect: {option.idle}"] if option.idle else []
+        notes += ["khorovod's own"] if option.is_own else []
+        value = " [yes|no]" if option.is_flag else " VALUE"
+        lines += [f"  --{name}{value}", f"      {option.help}" + (f" ({'; '.join(notes)})" if notes else "")]
+    return "\n".join([*lines, "  --help, --version"])

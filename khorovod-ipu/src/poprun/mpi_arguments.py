@@ -1,0 +1,81 @@
+"""What of ``--mpi-global-args`` and ``--mpi-local-args`` means something without ``mpirun``. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from poprun.flags import UsageError
+
+__all__ = ["MpiArguments", "read_arguments"]
+
+# What poprun does anyway.
+_DONE_ANYWAY = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root", "--oversubscribe")
+_INTERFACES = ("btl_tcp_if_include", "oob_tcp_if_include")
+
+
+@dataclass
+class MpiArguments:
+    """What was found.
+
+    Attributes:
+        environ: variables for the instances.
+        networks: interfaces or subnets through which hosts shall talk.
+        output_dir: folder for the output of each instance, or empty.
+        timestamps: whether each line of output begins with date and time.
+        ignored: arguments of mpirun that mean nothing here.
+    """
+
+    environ: dict[str, str] = field(default_factory=dict)
+    networks: list[str] = field(default_factory=list)
+    output_dir: str = ""
+    timestamps: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+
+def read_arguments(text: str, environ: Mapping[str, str]) -> MpiArguments:
+    """Read arguments of ``mpirun``.
+
+    Args:
+        text: as on a command line.
+        environ: where ``-x NAME`` takes its value from.
+
+    Raises:
+        UsageError: quotes do not match, or a value is missing.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"arguments for mpirun: {error} in {text!r}") from None
+    found = MpiArguments()
+    while words:
+        word = words.pop(0)
+        if word in ("-x", "--x"):
+            name, equals, value = _value(word, words).partition("=")
+            if equals:
+                found.environ[name] = value
+            elif name in environ:
+                found.environ[name] = environ[name]
+            else:
+                found.ignored.append(f"-x {name} (it is not set)")
+        elif word in ("--mca", "-mca", "--prtemca"):
+            key, value = _value(word, words), _value(word, words)
+            if key in _INTERFACES:
+                found.networks += [entry for entry in value.split(",") if entry not in found.networks]
+            else:
+                found.ignored.append(f"{word} {key} {value}")
+        elif word in ("--output-filename", "-output-filename", "--output"):
+            found.output_dir = _value(word, words).removeprefix("dir=")
+        elif word in ("--timestamp-output", "-timestamp-output"):
+            found.timestamps = True
+        elif word not in _DONE_ANYWAY:
+            value = words.pop(0) if words and not words[0].startswith("-") else ""
+            found.ignored.append(f"{word} {value}".strip())
+    return found
+
+
+def _value(option: str, words: list[str]) -> str:
+    if not words:
+        raise UsageError(f"arguments for mpirun: {option} needs a value")
+    return words.pop(0)

@@ -1,0 +1,54 @@
+"""Which network interfaces of this machine lead into a subnet."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+from poprun.flags import UsageError
+
+__all__ = ["addresses_here", "interfaces_of"]
+
+_SIOCGIFADDR = 0x8915
+_IFREQ = struct.Struct("16s16x8x")
+
+
+def addresses_here() -> dict[str, str]:
+    """The IPv4 address of each interface that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _IFREQ.pack(name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def interfaces_of(networks: Sequence[str], addresses: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of interfaces.
+
+    Args:
+        networks: names, which stay, and subnets such as 10.1.0.0/16.
+        addresses: address by interface.
+
+    Raises:
+        UsageError: no interface of this machine leads into a subnet.
+    """
+    found: list[str] = []
+    for network in networks:
+        try:
+            subnet = ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            names = [network]
+        else:
+            names = [name for name, address in addresses.items() if ipaddress.ip_address(address) in subnet]
+            if not names:
+                there = ", ".join(f"{name} {address}" for name, address in addresses.items())
+                raise UsageError(f"no interface of this machine has an address in {network}; there are {there}")
+        found += [name for name in names if name not in found]
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""Which instance and which replicas are where; and the table of ``--print-topology``. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poprun.flags import UsageError
+
+__all__ = ["Topology", "divide", "expand_hosts", "instance_variables", "table"]
+
+_TITLE = "poprun topology"
+_LABELS = ("hosts", "ILDs", "instances", "replicas")
+_LABEL_WIDTH = max(map(len, _LABELS)) + 2
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a job is divided.
+
+    Attributes:
+        hosts: their names.
+        ilds: IPU-Link domains; only to be shown.
+        instances: processes of all hosts together.
+        replicas: of all instances together.
+    """
+
+    hosts: tuple[str, ...]
+    ilds: int
+    instances: int
+    replicas: int
+
+    @property
+    def replicas_each(self) -> int:
+        """Replicas of one instance."""
+        return self.replicas // self.instances
+
+    @property
+    def instances_each(self) -> int:
+        """Instances of one host."""
+        return self.instances // len(self.hosts)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Read ``host0,host1`` and ``host[0-2,4]``; numbers keep their leading zeros.
+
+    Args:
+        text: what ``--host`` was given.
+
+    Raises:
+        UsageError: it is not of that form, or names a host twice.
+    """
+    found = []
+    for entry in re.split(r",(?![^\[]*\])", text):
+        match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\]([^\[\]]*))?", entry.strip())
+        if not match or not entry.strip():
+            raise UsageError(f"--host {text}: expected names such as host0,host1 or host[0-2,4]; received {entry!r}")
+        before, ranges, after = match[1], match[2], match[3] or ""
+        if ranges is None:
+            found.append(before)
+            continue
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            last = last or first
+            if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+                raise UsageError(f"--host {text}: {part!r} is no range such as 0-2")
+            if int(last) - int(first) >= 10_000:
+                raise UsageError(f"--host {text}: {part!r} are more than 10000 hosts")
+            width = len(first) if first.startswith("0") else 0
+            found += [f"{before}{number:0{width}}{after}" for number in range(int(first), int(last) + 1)]
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise UsageError(f"--host {text}: {', '.join(twice)} is named twice; each host is named once")
+    return found
+
+
+def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int | None) -> Topology:
+    """Divide replicas among instances, and instances among hosts, evenly.
+
+    Args:
+        hosts: their names.
+        replicas: of all instances together.
+        instances: processes; one on each host when None.
+        ilds: IPU-Link domains; one for each host when None.
+
+    Raises:
+        UsageError: it does not come out even; says what would.
+    """
+    if instances is None:
+        instances = len(hosts)
+    ilds = len(hosts) if ilds is None else ilds
+    if replicas % instances:
+        near = replicas // instances * instances
+        raise UsageError(
+            f"--num-replicas={replicas} cannot be divided evenly among --num-instances={instances}; take "
+            f"{' or '.join(str(n) for n in (near, near + instances) if n)} replicas"
+        )
+    if instances % len(hosts):
+        near = instances // len(hosts) * len(hosts)
+        raise UsageError(
+            f"--num-instances={instances} cannot be divided evenly among {len(hosts)} hosts; take "
+            f"{' or '.join(str(n) for n in (near, near + len(hosts)) if n)} instances"
+        )
+    if replicas % ilds:
+        raise UsageError(f"--num-replicas={replicas} cannot be divided evenly among --num-ilds={ilds}")
+    return Topology(tuple(hosts), ilds, instances, replicas)
+
+
+def instance_variables(topology: Topology, index: int, ipus_per_replica: int) -> dict[str, str]:
+    """The environment variables that say to an instance who it is.
+
+    Args:
+        topology: of the job.
+        index: of the instance.
+        ipus_per_replica: devices of one replica.
+    """
+    values = {
+        "NUM_TOTAL_REPLICAS": topology.replicas,
+        "NUM_IPUS_PER_REPLICA": ipus_per_replica,
+        "NUM_LOCAL_REPLICAS": topology.replicas_each,
+        "UNIFORM_REPLICAS_PER_INSTANCE": 1,
+        "REPLICA_INDEX_OFFSET": index * topology.replicas_each,
+        "LOCAL_INSTANCE_INDEX": index % topology.instances_each,
+    }
+    return {f"POPDIST_{name}": str(value) for name, value in values.items()}
+
+
+def table(topology: Topology) -> str:
+    """The table of ``--print-topology``; each cell spans what is below it.
+
+    Args:
+        topology: of the job.
+    """
+    rows: list[list[str]] = [list(topology.hosts)]
+    rows += [list(map(str, range(n))) for n in (topology.ilds, topology.instances, topology.replicas)]
+    inner = _inner_width(rows, topology.replicas)
+    width = _LABEL_WIDTH + 1 + inner
+    lines = [" " + "=" * width, f"|{_TITLE:^{width}}|", f"|{'=' * width}|"]
+    for label, cells in zip(_LABELS, rows, strict=True):
+        if label != _LABELS[0]:
+            lines.append(f"|{'-' * _LABEL_WIDTH}|{'-' * inner}|")
+        each = (inner + 1) // len(cells) - 1
+        lines.append(f"|{f' {label}':<{_LABEL_WIDTH}}|" + "".join(f"{cell:^{each}}|" for cell in cells))
+    return "\n".join([*lines, " " + "-" * width])
+
+
+def _inner_width(rows: Sequence[Sequence[str]], replicas: int) -> int:
+    """Width of the cells, such that each has room and those of all rows end at the same places."""
+    widest = 3
+    for cells in rows:
+        below = replicas // len(cells)
+        needed = max(map(len, cells)) + 2
+        widest = max(widest, -(-(needed + 1) // below) - 1)
+    return max((widest + 1) * replicas - 1, -(-(len(_TITLE) + 2 - _LABEL_WIDTH) // replicas) * replicas - 1)
