@@ -42,7 +42,7 @@ def read_arguments(text: str, environ: Mapping[str, str]) -> MpiArguments:
         environ: where ``-x NAME`` takes its value from.
 
     Raises:
-        UsageError: quotes do not match, or a value is missing.
+        ValueError: quotes do not match, or a value is missing.
     """
     try:
         words = shlex.split(text)

@@ -37,7 +37,7 @@ def interfaces_of(networks: Sequence[str], addresses: Mapping[str, str]) -> tupl
         addresses: address by interface.
 
     Raises:
-        UsageError: no interface of this machine leads into a subnet.
+        ValueError: no interface of this machine leads into a subnet.
     """
     found: list[str] = []
     for network in networks:

@@ -49,7 +49,7 @@ def expand_hosts(text: str) -> list[str]:
         text: what ``--host`` was given.
 
     Raises:
-        UsageError: it is not of that form, or names a host twice.
+        ValueError: it is not of that form, or names a host twice.
     """
     found = []
     for entry in re.split(r",(?![^\[]*\])", text):
@@ -85,7 +85,7 @@ def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int
         ilds: IPU-Link domains; one for each host when None.
 
     Raises:
-        UsageError: it does not come out even; says what would.
+        ValueError: it does not come out even; says what would.
     """
     if instances is None:
         instances = len(hosts)

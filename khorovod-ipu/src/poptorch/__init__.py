@@ -18,9 +18,7 @@ refuse_beside_the_sdk()
 
 from khorovod_ipu import __version__  # noqa: E402 - the guard comes first
 from khorovod_ipu.names import nearest as _nearest  # noqa: E402
-from poptorch import choices as _choices  # noqa: E402
-from poptorch import hints as _hints  # noqa: E402
-from poptorch import optim  # noqa: E402
+from poptorch import choices, hints, optim  # noqa: E402
 from poptorch.choices import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.data import AsynchronousDataAccessor, DataLoader  # noqa: E402
 from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel  # noqa: E402
@@ -40,8 +38,8 @@ __all__ = [
     "setLogLevel",
     "trainingModel",
 ]
-__all__ += _hints.__all__
-__all__ += _choices.__all__
+__all__ += hints.__all__
+__all__ += choices.__all__
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
