@@ -158,6 +158,37 @@ class Config:
     flight_recorder_dir: str = _setting(
         "HOROVOD_FLIGHT_RECORDER_DIR", "", "Folder for the last operations of each rank after a stall or a failure.",
     )  # fmt: skip
+    controller: str = _setting(
+        "HOROVOD_CONTROLLER", "", "Engine between hosts, where HOROVOD_CPU_OPERATIONS names none: MPI or GLOO; set by "
+        "--mpi and --gloo.", choices=("", "mpi", "gloo"),
+    )  # fmt: skip
+    cpu_operations: str = _setting(
+        "HOROVOD_CPU_OPERATIONS", "",
+        "Engine between hosts: MPI or GLOO; by default MPI where mpirun started the ranks, else Gloo. On one host, what "
+        "to use instead of shared memory.", choices=("", "mpi", "gloo"),
+    )  # fmt: skip
+    gpu_operations: str = _setting(
+        "HOROVOD_GPU_OPERATIONS", "", "Engine between hosts for tensors of a GPU: NCCL, MPI or GLOO; by default the one "
+        "for all others.", choices=("", "nccl", "mpi", "gloo"),
+    )  # fmt: skip
+    hierarchical_allreduce: bool = _setting(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE", True,
+        "Between hosts, reduce inside each of them first; 0 = every rank for itself.",
+        flag="--hierarchical-allreduce", flag_off="--no-hierarchical-allreduce",
+        yaml_path="params.hierarchical_allreduce",
+    )  # fmt: skip
+    gloo_iface: str = _setting(
+        "HOROVOD_GLOO_IFACE", "", "Network interface for Gloo; by default the one that leads to rank 0.",
+    )  # fmt: skip
+    gloo_timeout_s: float = _setting(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, "How long Gloo waits for a rank, in the middle of an operation too.",
+        unit="seconds", flag="--gloo-timeout-seconds", yaml_path="library_options.gloo_timeout_seconds", minimum=0.001,
+    )  # fmt: skip
+    mpi_threads_disable: bool = _setting(
+        "HOROVOD_MPI_THREADS_DISABLE", False, "Ask MPI for no support of threads; then MPI cannot move data here.",
+        flag="--mpi-threads-disable", flag_off="--no-mpi-threads-disable",
+        yaml_path="library_options.mpi_threads_disable",
+    )  # fmt: skip
     elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size.", in_effect=False)
     dynamic_process_sets: bool = _setting(
         "HOROVOD_DYNAMIC_PROCESS_SETS", False, "Process sets may always be added and removed.", in_effect=False,
@@ -171,8 +202,6 @@ def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str =
 
 INERT: tuple[Setting, ...] = (
     _inert("HOROVOD_CYCLE_TIME", 1.0, "The engine is event driven.", "--cycle-time-ms", "params.cycle_time_ms"),
-    _inert("HOROVOD_HIERARCHICAL_ALLREDUCE", False, "For jobs of several hosts.",
-           "--hierarchical-allreduce", "params.hierarchical_allreduce"),
     _inert("HOROVOD_HIERARCHICAL_ALLGATHER", False, "For jobs of several hosts.",
            "--hierarchical-allgather", "params.hierarchical_allgather"),
     _inert("HOROVOD_TORUS_ALLREDUCE", False, "For jobs of several hosts.",
@@ -187,13 +216,6 @@ INERT: tuple[Setting, ...] = (
            "--autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples"),
     _inert("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, "See HOROVOD_AUTOTUNE.",
            "--autotune-gaussian-process-noise", "autotune.gaussian_process_noise"),
-    _inert("HOROVOD_CONTROLLER", "", "Ranks of one host always meet over shared memory."),
-    _inert("HOROVOD_CPU_OPERATIONS", "", "Ranks of one host always exchange tensors over shared memory."),
-    _inert("HOROVOD_GLOO_IFACE", "", "For jobs of several hosts."),
-    _inert("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, "See HOROVOD_START_TIMEOUT.",
-           "--gloo-timeout-seconds", "library_options.gloo_timeout_seconds"),
-    _inert("HOROVOD_MPI_THREADS_DISABLE", False, "For jobs over MPI.",
-           "--mpi-threads-disable", "library_options.mpi_threads_disable"),
     _inert("HOROVOD_NUM_NCCL_STREAMS", 1, "For jobs over NCCL.",
            "--num-nccl-streams", "library_options.num_nccl_streams"),
     _inert("HOROVOD_BATCH_D2D_MEMCOPIES", True, "For GPU operations of Horovod."),

@@ -175,7 +175,8 @@ class StoreClient:
         secret: the job's secret.
         endpoints: where the store may be reached; tried side by side, and the first that answers is taken.
         timeout_s: for how long to wait for anything, unless a call says otherwise.
-        check: called now and then while this rank waits; what it raises ends the waiting.
+        check: called now and then while this rank looks for the store; what it raises ends that.
+        server: what is closed together with this.
 
     Attributes:
         endpoint: which of them it was.
@@ -190,7 +191,9 @@ class StoreClient:
         endpoints: Sequence[str],
         timeout_s: float = 30.0,
         check: Callable[[], None] = lambda: None,
+        server: StoreServer | None = None,
     ) -> None:
+        self._server = server
         self._context: Context = zmq.Context()
         self._lock = threading.Lock()
         self._number = secrets.randbits(32)
@@ -273,6 +276,8 @@ class StoreClient:
         self._is_closed = True
         with self._lock:
             terminate(self._context)
+        if self._server is not None:
+            self._server.close()
 
     def _ask(
         self, verb: str, key: str, value: bytes = b"", amount: int = 0, timeout_s: float | None = None

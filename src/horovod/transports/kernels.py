@@ -53,6 +53,9 @@ class Kernels(Protocol):
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return an array of ``shape`` over ``memory`` at byte ``offset``; no copy."""
 
+    def raw(self, buffer: Buffer) -> Any:
+        """Return the bytes of ``buffer`` as a one-dimensional numpy array; no copy."""
+
     def scratch(self, dtype: str, count: int) -> Buffer:
         """Return an uninitialised private 1-D array."""
 

@@ -80,6 +80,10 @@ class NumpyKernels:
         view: Array = np.ndarray(shape, dtype=numpy_dtype(dtype), buffer=memory, offset=offset)
         return view
 
+    def raw(self, buffer: Array) -> Any:
+        """Return the bytes of ``buffer``."""
+        return buffer.reshape(-1).view(np.uint8)
+
     def scratch(self, dtype: str, count: int) -> Array:
         """Return an uninitialised private 1-D array."""
         return np.empty(count, dtype=numpy_dtype(dtype))

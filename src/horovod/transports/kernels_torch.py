@@ -96,6 +96,10 @@ class TorchKernels:
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset).view(shape)
 
+    def raw(self, buffer: torch.Tensor) -> Any:
+        """Return the bytes of ``buffer``."""
+        return buffer.detach().reshape(-1).view(torch.uint8).numpy()
+
     def scratch(self, dtype: str, count: int) -> torch.Tensor:
         """Return an uninitialised private 1-D tensor."""
         with torch.inference_mode(False):

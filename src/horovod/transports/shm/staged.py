@@ -15,37 +15,16 @@ from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Kernels, Reducer
 from horovod.transports.libraries import kernels_named
+from horovod.transports.pieces import LINE, Piece, aligned, pieces_of
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_staged"]
 
-_ALIGN = 64
 #: Up to this size, a few ranks rather read everything than synchronise twice per chunk.
 _READ_ALL_BYTES = 256 << 10
 #: Rounds whose views an entry remembers.
 _KNOWN_ROUNDS = 256
-
-
-class _Piece(NamedTuple):
-    segment: int
-    low: int
-    high: int
-    position: int
-
-
-def _pieces(nbytes: Sequence[int], itemsizes: Sequence[int], start: int, stop: int) -> list[_Piece]:
-    """Cut [start, stop) of the segments, laid end to end on cache lines, into pieces of one segment each."""
-    pieces = []
-    base = 0
-    for segment, (length, itemsize) in enumerate(zip(nbytes, itemsizes, strict=True)):
-        low, high = max(start - base, 0), min(stop - base, length)
-        if low < high:
-            pieces.append(_Piece(segment, low // itemsize, high // itemsize, base + low - start))
-        base += -(-length // _ALIGN) * _ALIGN
-        if base >= stop:
-            break
-    return pieces
 
 
 class _Layout:
@@ -67,7 +46,7 @@ class _Layout:
                     library.reducer(spec.dtype, request.op, request.prescale, request.postscale, divisor)
                 )
         self.itemsizes = [ITEMSIZE[dtype] for dtype in self.dtypes]
-        self.total = sum(-(-length // _ALIGN) * _ALIGN for length in self.nbytes)
+        self.total = sum(aligned(length) for length in self.nbytes)
         self.shared_pieces: dict[int, list[_SharedPiece]] = {}
         self.shares: dict[int, _Shares] = {}
 
@@ -79,8 +58,8 @@ class _Layout:
         self.shared_pieces.clear()
         self.shares.clear()
 
-    def pieces(self, start: int, stop: int) -> list[_Piece]:
-        return _pieces(self.nbytes, self.itemsizes, start, min(stop, self.total))
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        return pieces_of(self.nbytes, self.itemsizes, start, min(stop, self.total))
 
 
 def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
@@ -170,14 +149,14 @@ def _by_owner(
     """Let rank k reduce the k-th part of each round, and the others collect it."""
     arenas, arena, known, eviction = staging.arenas, staging.arena, layout.shares, staging.eviction
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
-    lines = -(-layout.total // _ALIGN)
+    lines = -(-layout.total // LINE)
     rounds = -(-layout.total // staging.exchange_bytes)
 
     def cut(round_: int, low: int, high: int, offset: int) -> list[tuple[int, int, int, int]]:
         """Return the pieces in lines ``low`` to ``high`` of a round, and where they lie in the buffer."""
         first, _ = part_of(lines, rounds, round_)
-        pieces = layout.pieces((first + low) * _ALIGN, (first + high) * _ALIGN)
-        return [(p.segment, p.low, p.high, offset + low * _ALIGN + p.position) for p in pieces]
+        pieces = layout.pieces((first + low) * LINE, (first + high) * LINE)
+        return [(p.segment, p.low, p.high, offset + low * LINE + p.position) for p in pieces]
 
     def shares(round_: int, offset: int) -> _Shares:
         found = known.get(round_)

@@ -1,0 +1,133 @@
+"""What a transport between hosts needs of the engine that moves its bytes: groups of ranks that exchange them.
+
+An engine only moves bytes; what they mean, and every reduction, is the business of ``hierarchical``. So each of them
+serves every dtype and every reduction, and all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from horovod.errors import HorovodInternalError
+from horovod.transports.base import Watch
+
+__all__ = ["Bytes", "Group", "Groups", "Pending", "Store", "failed", "wait_until"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+#: How often to ask whether there is still a point in waiting.
+SLICE_S = 0.1
+#: How long a rank whose connection broke may take to be known as lost.
+_GRACE_S = 3.0
+
+
+class Store(Protocol):
+    """A table that all ranks read and write; ``rendezvous.store.StoreClient``."""
+
+    endpoint: str
+    timeout_s: float
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout_s: float | None = None) -> bytes: ...
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def check(self, key: str) -> bool: ...
+
+    def delete(self, key: str) -> bool: ...
+
+    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Pending(Protocol):
+    """An operation of a group that is under way."""
+
+    def wait(self) -> None:
+        """Block until it is over.
+
+        Raises:
+            PeerLostError: a rank of the group died meanwhile.
+            StallError: one did not go on within the timeout.
+            HorovodInternalError: the engine failed.
+        """
+
+
+class Group(Protocol):
+    """Some ranks, which all call the same operations in the same order. Memory stays the group's until it is over.
+
+    Attributes:
+        ranks: global ranks, in their order in the group.
+        me: this rank's place among them.
+    """
+
+    ranks: tuple[int, ...]
+    me: int
+
+    def exchange(
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
+    ) -> Pending:
+        """Begin to send the i-th part of ``send`` to the i-th rank, and to receive its part for this one."""
+
+    def gather(self, part: Bytes, receive: Bytes, counts: Sequence[int]) -> Pending:
+        """Begin to concatenate all ranks' parts, whose lengths are ``counts``, on all of them."""
+
+    def broadcast(self, data: Bytes, root: int) -> Pending:
+        """Begin to copy the data of the rank at place ``root`` to all others."""
+
+
+class Groups(Protocol):
+    """An engine between hosts.
+
+    Attributes:
+        name: of the engine.
+    """
+
+    name: str
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Return the group of some ranks; when asked for first, all of them ask for it at the same point of the log."""
+
+    def close(self) -> None:
+        """End all groups."""
+
+
+def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Watch) -> None:
+    """Block until something is over.
+
+    Args:
+        is_over: takes for how many seconds to wait for it, and returns whether it is.
+        ranks: those that it depends on; this rank is not one of them.
+        watch: asked about them meanwhile.
+    """
+    started = time.monotonic()
+    while not is_over(SLICE_S):
+        waited_s = time.monotonic() - started
+        for rank in ranks:
+            watch.check(rank, waited_s)
+
+
+def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> HorovodInternalError:
+    """Return what to raise because an engine failed, unless that was because a rank is lost, which takes a moment.
+
+    Args:
+        error: of the engine.
+        name: of the engine.
+        ranks: the other ranks of the group.
+        watch: asked about them.
+
+    Raises:
+        PeerLostError: one of them is gone.
+    """
+    started = time.monotonic()
+    while time.monotonic() - started < _GRACE_S:
+        for rank in ranks:
+            watch.check(rank, 0.0)
+        time.sleep(SLICE_S / 2)
+    return HorovodInternalError(f"{name}, between hosts, failed with ranks {list(ranks)}: {error}")

@@ -1,0 +1,1 @@
+"""The ranks of several hosts: shared memory inside each of them, an engine of ``groups`` between them."""

@@ -1,0 +1,176 @@
+"""Allreduce of ranks on several hosts, as a pipeline of rounds.
+
+    fill      every rank shows its part of the tensors to the others on its host
+    reduce    each owner reduces its slice of it over the ranks of its host, and sends every other host's owner of the
+              same slice that one's part of it
+    gather    each owner reduces its own part over the hosts, and sends the result to all of them
+    publish   the slice is complete, and lies where the ranks of this host can read it
+    collect   every rank takes the slices of all owners
+
+While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
+and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner sends
+all of it to all hosts, in one step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horovod.splits import part_of
+from horovod.transports.groups import Pending
+from horovod.transports.hierarchical.stage import CHUNK_BYTES
+from horovod.transports.hierarchical.streams import Stream
+from horovod.transports.hierarchical.team import Team
+from horovod.transports.libraries import kernels_named
+from horovod.transports.pieces import LINE
+
+__all__ = ["SCRATCH_BYTES", "allreduce"]
+
+#: Up to this size what has to be moved matters less than how often.
+_WHOLE_BYTES = 32 << 10
+#: In how many rounds less than that is cut, so that they overlap.
+_LEAST_ROUNDS, _LEAST_CHUNK = 4, 256 << 10
+#: Rounds that are between hosts at the same time, and what each of them needs besides the buffers of the stage.
+_DEPTH = 3
+_PARTIAL, _RECEIVED, _PART = 0, CHUNK_BYTES, 3 * CHUNK_BYTES
+_ROUND_BYTES = 4 * CHUNK_BYTES
+SCRATCH_BYTES = _DEPTH * _ROUND_BYTES
+"""What this needs of the memory of one rank alone."""
+
+
+class _Round(NamedTuple):
+    """Bytes of the stream that a round moves; and of these, this owner's slice, and each host's part of that."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    parts: list[tuple[int, int]]
+
+
+def allreduce(team: Team, stream: Stream) -> None:
+    """Reduce the tensors of a stream over all members."""
+    rounds = _rounds(team, stream)
+    pipeline = _Pipeline(team, stream, rounds)
+    stage, count, base = team.stage, len(rounds), team.stage.part()
+    for k in range(count + _DEPTH):
+        if k < count:
+            pipeline.fill(k)
+        stage.post(base + 2 * k + 1)
+        if team.me < pipeline.slots:
+            if k < count:
+                stage.wait(base + 2 * k + 1)
+                pipeline.reduce(k)
+            if 1 <= k <= count:
+                pipeline.gather(k - 1)
+            if 2 <= k <= count + 1:
+                pipeline.publish(k - 2)
+        stage.post(base + 2 * k + 2)
+        if k >= _DEPTH:
+            stage.wait(base + 2 * k)
+            pipeline.collect(k - _DEPTH)
+
+
+def _rounds(team: Team, stream: Stream) -> list[_Round]:
+    """Cut a stream into rounds, the same on all hosts."""
+    slots = 1 if _is_whole(team, stream) else team.slots
+    step = min(CHUNK_BYTES, max(_LEAST_CHUNK, -(-stream.total // _LEAST_ROUNDS // LINE) * LINE))
+    rounds = []
+    for start in range(0, stream.total, step):
+        stop = min(start + step, stream.total)
+        low, high = _slice(stop - start, slots, min(team.me, slots - 1))
+        hosts = len(team.hosts)
+        lines = (high - low) // LINE
+        parts = [(a * LINE, b * LINE) for a, b in (part_of(lines, hosts, host) for host in range(hosts))]
+        rounds.append(_Round(start, stop, low, high, parts))
+    return rounds
+
+
+def _is_whole(team: Team, stream: Stream) -> bool:
+    return stream.total <= min(_WHOLE_BYTES, CHUNK_BYTES // len(team.hosts))
+
+
+def _slice(nbytes: int, slots: int, slot: int) -> tuple[int, int]:
+    low, high = part_of(nbytes // LINE, slots, slot)
+    return low * LINE, high * LINE
+
+
+class _Pipeline:
+    """One rank's part of every step; see the module."""
+
+    def __init__(self, team: Team, stream: Stream, rounds: list[_Round]) -> None:
+        self._team, self._stream, self._rounds = team, stream, rounds
+        self._whole = _is_whole(team, stream)
+        self.slots = 1 if self._whole else team.slots
+        self._moving: dict[int, Pending] = {}
+        self._library = kernels_named(stream.kernels)
+
+    def fill(self, k: int) -> None:
+        stream, stage, (start, stop, *_) = self._stream, self._team.stage, self._rounds[k]
+        for segment, low, high, position in stream.pieces(start, stop):
+            library = stream.libraries[segment]
+            place = stage.view(stage.me, k, position, library.name, stream.dtype, high - low)
+            library.copy(place, stream.inputs[segment][low:high])
+
+    def reduce(self, k: int) -> None:
+        team, stream, stage = self._team, self._stream, self._team.stage
+        _, _, low, high, parts = self._rounds[k]
+        if low == high:
+            return
+        count, members = (high - low) // stream.itemsize, len(team.local)
+        at = self._scratch(k, _PARTIAL)
+        if members == 1 and stream.steps.is_plain:
+            partial = stage.raw(stage.me, k, low, high)
+        else:
+            sources = [stage.view(i, k, low, stream.kernels, stream.dtype, count) for i in range(members)]
+            stream.steps.inside(team.scratch.view(stream.kernels, at, stream.dtype, count), sources)
+            partial = team.scratch.raw(at, at + high - low)
+        group, to = team.owners(), self._scratch(k, _RECEIVED)
+        if self._whole:
+            received = team.scratch.raw(to, to + len(parts) * (high - low))
+            self._moving[k] = group.gather(partial, received, [high - low] * len(parts))
+            return
+        mine = parts[team.here][1] - parts[team.here][0]
+        received = team.scratch.raw(to, to + len(parts) * mine)
+        self._moving[k] = group.exchange(partial, [b - a for a, b in parts], received, [mine] * len(parts))
+
+    def gather(self, k: int) -> None:
+        team, stream, stage = self._team, self._stream, self._team.stage
+        _, _, low, high, parts = self._rounds[k]
+        if low == high:
+            return
+        self._moving.pop(k).wait()
+        first, last = (0, high - low) if self._whole else parts[team.here]
+        nbytes, at, to = last - first, self._scratch(k, _RECEIVED), self._scratch(k, _PART)
+        count = nbytes // stream.itemsize
+        if count:
+            kernels, dtype = stream.kernels, stream.dtype
+            sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
+            target = (
+                stage.view(stage.me, k, low, kernels, dtype, count)
+                if self._whole
+                else team.scratch.view(kernels, to, dtype, count)
+            )
+            stream.steps.between(target, sources)
+        if not self._whole:
+            self._moving[k] = team.owners().gather(
+                team.scratch.raw(to, to + nbytes), stage.raw(stage.me, k, low, high), [b - a for a, b in parts]
+            )
+
+    def publish(self, k: int) -> None:
+        moving = self._moving.pop(k, None)
+        if moving is not None:
+            moving.wait()
+
+    def collect(self, k: int) -> None:
+        stream, stage, (start, stop, *_) = self._stream, self._team.stage, self._rounds[k]
+        for slot in range(self.slots):
+            first, last = _slice(stop - start, self.slots, slot)
+            for segment, low, high, position in stream.pieces(start + first, start + last):
+                library = stream.libraries[segment]
+                shown = stage.view(slot, k, first + position, library.name, stream.dtype, high - low)
+                library.copy(stream.outputs[segment][low:high], shown)
+
+    @staticmethod
+    def _scratch(k: int, what: int) -> int:
+        return k % _DEPTH * _ROUND_BYTES + what

@@ -1,0 +1,121 @@
+"""Buffers that the members of an entry on one host share, and how far each of them is.
+
+An entry passes through them in rounds, each of which has a buffer of its own until it comes around again. Whoever uses
+a buffer for round k has seen everybody begin round k - 1 or later, and nobody lags behind more than ``BUFFERS - 2``.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.transports.groups import Bytes
+from horovod.transports.kernels import Buffer
+from horovod.transports.libraries import kernels_named
+from horovod.transports.shm.control import PHASE_BITS
+from horovod.transports.shm.flags import DONE, Flags
+
+__all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "Memory", "Stage"]
+
+BUFFERS = 6
+CHUNK_BYTES = 2 << 20
+STAGE_BYTES = BUFFERS * CHUNK_BYTES
+_MOST_VIEWS = 2048
+
+
+class Memory:
+    """A stretch of memory, seen as bytes and as arrays.
+
+    Args:
+        memory: what it lies in; private memory of ``nbytes`` when None.
+        start: first byte.
+        nbytes: how much it is.
+    """
+
+    def __init__(self, memory: Any, start: int, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if memory is None else memory
+        self._start = start
+        self._bytes: Bytes = np.frombuffer(self._memory, np.uint8, nbytes, start)
+        self._views: dict[tuple[str, int, str, int], Buffer] = {}
+
+    def raw(self, low: int, high: int) -> Bytes:
+        """Return bytes ``low`` to ``high``."""
+        return self._bytes[low:high]
+
+    def view(self, kernels: str, low: int, dtype: str, count: int) -> Buffer:
+        """Return an array of ``count`` elements at byte ``low``."""
+        key = (kernels, low, dtype, count)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            found = kernels_named(kernels).view(self._memory, self._start + low, dtype, (count,))
+            self._views[key] = found
+        return found
+
+
+class Stage:
+    """See the module.
+
+    Args:
+        memories: ``STAGE_BYTES`` of each member.
+        me: this rank's place among them.
+        indices: the members as ``flags`` calls them.
+        flags: how far the ranks of this host are; None for a rank that is alone here.
+    """
+
+    def __init__(self, memories: Sequence[Memory], me: int, indices: Sequence[int], flags: Flags | None) -> None:
+        self.memories = memories
+        self.me = me
+        self._indices = tuple(indices)
+        self._flags = flags
+        self._base = 0
+        self._phase = 0
+
+    def begin(self, sequence: int, last: tuple[Sequence[int], int]) -> tuple[Sequence[int], int]:
+        """Begin a log entry.
+
+        Args:
+            sequence: its place in the log.
+            last: what this returned for the entry before: who used the buffers last, and when they are through.
+        """
+        if self._flags is None:
+            return last
+        self._base, self._phase = sequence << PHASE_BITS, 0
+        self._flags.wait(*last)
+        return self._indices, self._base | DONE
+
+    def end(self) -> None:
+        """Say that this rank is through with the entry."""
+        if self._flags is not None:
+            self._flags.post(self._base | DONE, self._indices)
+
+    def part(self) -> int:
+        """Begin a part of the entry that uses the buffers anew; return the phase from which its own are counted."""
+        if self._phase:
+            self.post(self._phase + 1)
+            self.wait(self._phase)
+        return self._phase
+
+    def post(self, phase: int) -> None:
+        """Say how far this rank is."""
+        self._phase = phase
+        if self._flags is not None:
+            self._flags.post(self._base + phase, self._indices)
+
+    def wait(self, phase: int) -> None:
+        """Block until all members have come so far."""
+        if self._flags is not None:
+            self._flags.wait(self._indices, self._base + phase)
+
+    def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
+        """Return an array in a member's buffer of a round."""
+        return self.memories[member].view(kernels, round_ % BUFFERS * CHUNK_BYTES + low, dtype, count)
+
+    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
+        """Return bytes of a member's buffer of a round."""
+        start = round_ % BUFFERS * CHUNK_BYTES
+        return self.memories[member].raw(start + low, start + high)

@@ -1,0 +1,201 @@
+"""All ranks of several hosts: what concerns one host stays in its shared memory, the rest goes through both.
+
+See ``allreduce``, ``assemble``, ``reducescatter`` and ``direct``; a rank that is alone on its host, or that is to use
+no shared memory, has buffers of its own instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, Response
+from horovod.transports.base import Entry, Watch, Work
+from horovod.transports.groups import Groups
+from horovod.transports.hierarchical import assemble, direct, reducescatter
+from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
+from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage
+from horovod.transports.hierarchical.streams import streams_of
+from horovod.transports.hierarchical.team import Team
+from horovod.transports.kernels import Kernels
+from horovod.transports.libraries import kernels_named
+from horovod.transports.local import run_alone
+from horovod.transports.results import ResultPool
+from horovod.transports.shm.arena import HEAP_START
+from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.threads import on_one_thread
+from horovod.transports.topology import Topology
+
+__all__ = ["HierarchicalTransport"]
+
+
+class HierarchicalTransport:
+    """See ``Transport``.
+
+    Args:
+        topology: which ranks share a host.
+        groups: the engine between hosts.
+        watch: asked while waiting.
+        shm: of this rank's host, used for nothing before; None where each rank is for itself.
+        indices: the ranks of this host as ``shm`` numbers them.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        groups: Groups,
+        watch: Watch,
+        shm: ShmTransport | None = None,
+        indices: dict[int, int] | None = None,
+    ) -> None:
+        self.name = groups.name if shm is None else f"{shm.name} and {groups.name}"
+        self._topology = topology if shm is not None else topology.flat()
+        self._groups, self._watch, self._shm = groups, watch, shm
+        self._indices = indices or {rank: index for index, rank in enumerate(self._topology.mine)}
+        self._is_awaited = False
+        self._adopted: ShmTransport | None = None
+        self._teams: dict[tuple[int, ...], Team] = {}
+        self._scratch = Memory(None, 0, SCRATCH_BYTES)
+        self._last: tuple[Sequence[int], int] = ((), 0)
+        self._results = ResultPool() if shm is None else shm.results
+        if shm is None:
+            self._memories = {topology.rank: Memory(None, 0, STAGE_BYTES)}
+        else:
+            # The first allocation lies at the same place in every arena.
+            self._block = shm.arena.allocate(STAGE_BYTES)
+            self._memories = {
+                rank: Memory(shm.arenas[index].memory, HEAP_START, STAGE_BYTES)
+                for rank, index in self._indices.items()
+                if rank in self._topology.mine
+            }
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread of this rank waits for a result."""
+        return self._is_awaited
+
+    @is_awaited.setter
+    def is_awaited(self, value: bool) -> None:
+        self._is_awaited = value
+        if self._shm is not None:
+            self._shm.is_awaited = value
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory of this rank's arena, or its own."""
+        return bytearray(nbytes) if self._shm is None else self._shm.allocate(nbytes)
+
+    def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """Return the offsets in this rank's arena; nothing unless all lie there."""
+        return () if self._shm is None else self._shm.place(addresses)
+
+    def fuse_class(self, request: Request) -> str:
+        """Return what allreduces of one kind have in common; where they lie does not matter here."""
+        dtypes = {spec.dtype for spec in request.tensors}
+        if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
+            return ""
+        if request.device != "cpu":
+            return ""
+        return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+
+    def inline(self, kernels: str, request: Request, members: int) -> None:
+        """Return None: data does not travel with requests between hosts."""
+
+    def offer(self, work: Work, inline: None) -> int:
+        """Return ``NO_NOTE``, as ``inline`` said."""
+        return NO_NOTE
+
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
+        """Execute one log entry."""
+        entry, work = batch[0]
+        members = entry.response.members
+        for _, one in batch:
+            one.lend = self._results.take
+        if len(members) == 1:
+            for entry, work in batch:
+                run_alone(entry, work)
+            return 0
+        if self._shm is not None and set(members) <= set(self._topology.mine):
+            return self._run_inside(sequence, batch)
+        library = kernels_named(work.kernels)
+        if library.threads() == 1:
+            self._execute(sequence, batch, library)
+        else:
+            with on_one_thread(library):
+                self._execute(sequence, batch, library)
+        return 0
+
+    def _run_inside(self, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> int:
+        """Execute an entry whose members all are on this host; its transport numbers them in its own way."""
+        assert self._shm is not None
+        for entry, _ in batch:
+            if entry.cache is None:
+                entry.cache = Entry(self._as_local(entry.response), self._indices[self._topology.rank])
+        return self._shm.run(sequence, [(entry.cache, work) for entry, work in batch], ())
+
+    def _as_local(self, response: Response) -> Response:
+        indices = self._indices
+        requests = tuple([replace(request, root=indices.get(request.root, 0)) for request in response.requests])
+        return replace(response, members=tuple([indices[rank] for rank in response.members]), requests=requests)
+
+    def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], library: Kernels) -> None:
+        entry, work = batch[0]
+        response = entry.response
+        team = self._team(response.members)
+        stage = team.stage
+        self._last = stage.begin(sequence, self._last)
+        kind, request = response.kind, response.requests[0] if response.requests else None
+        if kind is Kind.ALLREDUCE and request is not None and request.op is ReduceOp.ADASUM:
+            direct.adasum(team, entry, work)
+        elif kind is Kind.ALLREDUCE:
+            for stream in streams_of(batch, all(len(host) == 1 for host in team.hosts)):
+                allreduce(team, stream)
+        elif kind is Kind.ALLGATHER:
+            assemble.allgather(team, entry, work)
+        elif kind is Kind.BROADCAST:
+            assemble.broadcast(team, entry, work)
+        elif kind is Kind.ALLTOALL:
+            direct.alltoall(team, entry, work)
+        elif kind is Kind.REDUCESCATTER:
+            reducescatter.reducescatter(team, entry, work)
+        # Of a barrier, the log entry itself proves that everybody has come.
+        stage.end()
+
+    def _team(self, members: tuple[int, ...]) -> Team:
+        team = self._teams.get(members)
+        if team is None:
+            rank, shm = self._topology.rank, self._shm
+            hosts = self._topology.hosts_of(members)
+            local = next(host for host in hosts if rank in host)
+            memories = [self._memories[one] for one in local]
+            indices = [self._indices[one] for one in local]
+            stage = Stage(memories, local.index(rank), indices, None if shm is None else shm.flags)
+            team = self._teams[members] = Team(rank, hosts, stage, self._scratch, self._groups, self._watch)
+        return team
+
+    def settled(self, members: Sequence[int], fence: int) -> bool:
+        """Whether all ``members`` have done their part; only what stays on one host is asked for."""
+        return self._shm is None or self._shm.settled([self._indices[rank] for rank in members], fence)
+
+    def skip(self, work: Work) -> None:
+        """Nothing was sent along."""
+
+    def rest(self) -> None:
+        """Give back memory of results that are gone."""
+        self._results.rest()
+
+    def adopt(self, shm: ShmTransport | None) -> None:
+        """Close another transport together with this one, which does not use it."""
+        self._adopted = shm
+
+    def close(self) -> None:
+        """End the engine between hosts, and release what this process holds."""
+        self._groups.close()
+        if self._adopted is not None:
+            self._adopted.close()
+        self._teams.clear()
+        self._memories.clear()
+        if self._shm is not None:
+            del self._block
+            self._shm.close()

@@ -1,0 +1,161 @@
+"""MPI, through mpi4py: nonblocking operations on bytes, looked after until they are over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mpi4py
+import numpy as np
+
+from horovod.errors import InitError
+from horovod.transports.base import Watch
+from horovod.transports.groups import SLICE_S, Bytes, Group, Pending, failed
+
+__all__ = ["MpiGroups"]
+
+#: How long to look without a pause, and how long a pause may become: MPI moves data while it is looked after.
+_LOOKS_S, _PAUSE_S = 0.0005, 0.0002
+
+
+class _Operation:
+    """See ``Pending``.
+
+    Args:
+        request: of MPI.
+        group: whose operation it is.
+        kept: memory that is needed until it is over.
+    """
+
+    def __init__(self, request: Any, group: _MpiGroup, kept: object) -> None:
+        self._request, self._group, self._kept = request, group, kept
+
+    def wait(self) -> None:
+        request, group = self._request, self._group
+        started = checked = time.monotonic()
+        try:
+            while not request.Test():
+                clock = time.monotonic()
+                if clock - checked >= SLICE_S:
+                    checked = clock
+                    for rank in group.others:
+                        group.watch.check(rank, clock - started)
+                if clock - started < _LOOKS_S:
+                    os.sched_yield()
+                else:
+                    time.sleep(_PAUSE_S)
+        except group.error as error:
+            raise failed(error, "mpi", group.others, group.watch) from None
+        self._kept = None
+
+
+class _MpiGroup:
+    """See ``Group``.
+
+    Args:
+        communicator: MPI's.
+        ranks: global ranks.
+        me: this rank's place among them.
+        error: what mpi4py raises.
+        byte: MPI's type of a byte.
+        watch: asked while waiting.
+    """
+
+    def __init__(
+        self, communicator: Any, ranks: tuple[int, ...], me: int, error: type[Exception], byte: Any, watch: Watch
+    ) -> None:
+        self.ranks, self.me, self.watch, self.error = ranks, me, watch, error
+        self.others = [rank for rank in ranks if rank != ranks[me]]
+        self.communicator = communicator
+        self._byte = byte
+
+    def exchange(
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
+    ) -> Pending:
+        request = self.communicator.Ialltoallv(
+            [send, list(send_counts), _starts(send_counts), self._byte],
+            [receive, list(receive_counts), _starts(receive_counts), self._byte],
+        )
+        return _Operation(request, self, (send, receive))
+
+    def gather(self, part: Bytes, receive: Bytes, counts: Sequence[int]) -> Pending:
+        request = self.communicator.Iallgatherv(
+            [part, len(part), self._byte], [receive, list(counts), _starts(counts), self._byte]
+        )
+        return _Operation(request, self, (part, receive))
+
+    def broadcast(self, data: Bytes, root: int) -> Pending:
+        return _Operation(self.communicator.Ibcast([data, len(data), self._byte], root=root), self, data)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    starts: list[int] = np.cumsum([0, *counts[:-1]]).tolist()
+    return starts
+
+
+class MpiGroups:
+    """See ``Groups``.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        watch: asked while waiting.
+        threads_disabled: whether the user wants no threads in MPI.
+
+    Raises:
+        InitError: the ranks were not started by MPI, or the script has started MPI without support of threads.
+    """
+
+    name = "mpi"
+
+    def __init__(self, rank: int, size: int, watch: Watch, threads_disabled: bool = False) -> None:
+        if threads_disabled:
+            raise InitError(
+                "HOROVOD_MPI_THREADS_DISABLE=1 leaves MPI to the main thread, but a thread of its own moves data here: "
+                "unset it, or choose Gloo with HOROVOD_CPU_OPERATIONS=GLOO"
+            )
+        mpi4py.rc.thread_level = "multiple"
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise InitError(f"mpi4py finds no MPI library ({error}): start the job with the mpirun of yours") from None
+        self._mpi: Any = MPI
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        level = MPI.Query_thread()
+        if level < MPI.THREAD_SERIALIZED:
+            name = "MPI_THREAD_FUNNELED" if level == MPI.THREAD_FUNNELED else "MPI_THREAD_SINGLE"
+            raise InitError(
+                f"this script has started MPI with {name}, but threads of more than one move data here: set "
+                "`mpi4py.rc.thread_level = 'multiple'` before `from mpi4py import MPI`, or call hvd.init() first"
+            )
+        world = MPI.COMM_WORLD
+        if (world.Get_rank(), world.Get_size()) != (rank, size):
+            raise InitError(
+                f"rank {rank} of {size} is rank {world.Get_rank()} of {world.Get_size()} for MPI: its operations need "
+                "ranks that mpirun, or horovodrun --mpi, has started, all of them and in their order; else choose Gloo "
+                "with HOROVOD_CPU_OPERATIONS=GLOO"
+            )
+        self._rank, self._watch = rank, watch
+        # A script's own messages must not meet those of this package.
+        self._world = world.Dup()
+        self._world.Set_errhandler(MPI.ERRORS_RETURN)
+        self._groups: dict[tuple[int, ...], _MpiGroup] = {}
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        key, mpi = tuple(ranks), self._mpi
+        found = self._groups.get(key)
+        if found is None:
+            part = self._world.Get_group().Incl(list(key))
+            communicator = self._world.Create_group(part)
+            part.Free()
+            communicator.Set_errhandler(mpi.ERRORS_RETURN)
+            found = _MpiGroup(communicator, key, key.index(self._rank), mpi.Exception, mpi.BYTE, self._watch)
+            self._groups[key] = found
+        return found
+
+    def close(self) -> None:
+        # To free a communicator all must call, and some ranks may be gone: they end with the process.
+        self._groups.clear()

@@ -1,0 +1,83 @@
+"""Which engine moves data between hosts. Pure: what is asked for, who started the job, and what is installed.
+
+An explicit setting decides; else MPI where mpirun started the ranks, else Gloo. Inside a host it is always shared
+memory, unless a job on one host asks for an engine by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+from horovod.config import Config
+from horovod.errors import InitError
+
+__all__ = ["Choice", "choose", "installed"]
+
+#: Launchers whose ranks are processes of MPI.
+_MPI_LAUNCHERS = ("openmpi", "mpich", "alps", "pals", "jsrun")
+#: Engine -> the module that it comes with, and what to install.
+_NEEDS = {"gloo": ("torch", "torch"), "nccl": ("torch", "torch"), "mpi": ("mpi4py", "khorovod[mpi]")}
+
+
+class Choice(NamedTuple):
+    """What moves data between hosts.
+
+    Attributes:
+        engine: "gloo", "mpi" or "nccl".
+        is_hierarchical: whether shared memory is used inside hosts.
+        why: in words.
+    """
+
+    engine: str
+    is_hierarchical: bool
+    why: str
+
+    def __str__(self) -> str:
+        inside = "shared memory inside hosts" if self.is_hierarchical else "also inside hosts"
+        return f"data between hosts moves over {self.engine} ({self.why}), {inside}"
+
+
+def installed() -> frozenset[str]:
+    """Return which engines can be had here; loads none."""
+    return frozenset(engine for engine, (module, _) in _NEEDS.items() if importlib.util.find_spec(module) is not None)
+
+
+def choose(settings: Config, launcher: str, several_hosts: bool, there: frozenset[str]) -> Choice | None:
+    """Return what moves data between hosts; None where all moves through shared memory.
+
+    Args:
+        settings: the settings.
+        launcher: who started the job, see ``World.launcher``.
+        several_hosts: whether the ranks are on several hosts.
+        there: the engines that are installed.
+
+    Raises:
+        InitError: what is needed is not installed.
+    """
+    asked = settings.cpu_operations
+    if not several_hosts:
+        if not asked:
+            return None
+        return Choice(_checked(asked, there, f"HOROVOD_CPU_OPERATIONS={asked}"), False, "HOROVOD_CPU_OPERATIONS")
+    is_hierarchical = settings.hierarchical_allreduce
+    for name, engine in (("HOROVOD_CPU_OPERATIONS", asked), ("HOROVOD_CONTROLLER", settings.controller)):
+        if engine:
+            return Choice(_checked(engine, there, f"{name}={engine}"), is_hierarchical, name)
+    if launcher in _MPI_LAUNCHERS and "mpi" in there:
+        return Choice("mpi", is_hierarchical, "mpirun started the ranks")
+    if "gloo" in there:
+        return Choice("gloo", is_hierarchical, "the default")
+    wanted = "pip install 'khorovod[mpi]'" if launcher in _MPI_LAUNCHERS else "pip install torch"
+    other = "torch, for Gloo" if launcher in _MPI_LAUNCHERS else "khorovod[mpi], and start the job with mpirun"
+    raise InitError(
+        f"ranks on several hosts need an engine between hosts, and there is neither torch (for Gloo) nor mpi4py: "
+        f"{wanted} on all hosts; or {other}"
+    )
+
+
+def _checked(engine: str, there: frozenset[str], said: str) -> str:
+    if engine not in there:
+        module, name = _NEEDS[engine]
+        raise InitError(f"{said} needs {module}, which is not installed here: pip install '{name}' on all hosts")
+    return engine

@@ -1,0 +1,47 @@
+"""Which ranks share a host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Topology"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The hosts of a job.
+
+    Attributes:
+        rank: this rank.
+        hosts: the ranks of each host, ascending; hosts by their lowest rank.
+    """
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.hosts))
+
+    @property
+    def mine(self) -> tuple[int, ...]:
+        """The ranks of this rank's host."""
+        return next(host for host in self.hosts if self.rank in host)
+
+    def flat(self) -> Topology:
+        """Return the topology in which each rank has a host of its own."""
+        return Topology(self.rank, tuple((rank,) for rank in sorted(rank for host in self.hosts for rank in host)))
+
+    def hosts_of(self, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the hosts of some ranks, with these ranks alone, by their lowest rank.
+
+        Args:
+            members: ranks, ascending.
+        """
+        of_host = {rank: index for index, host in enumerate(self.hosts) for rank in host}
+        found: dict[int, list[int]] = {}
+        for rank in members:
+            found.setdefault(of_host[rank], []).append(rank)
+        return tuple(map(tuple, found.values()))

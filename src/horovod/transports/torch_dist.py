@@ -1,0 +1,283 @@
+"""Gloo and NCCL: process groups of torch.distributed, made directly. The script's own default group is not touched."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+from horovod.errors import HorovodInternalError, InitError
+from horovod.transports.base import Watch
+from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
+
+__all__ = ["TorchGroups", "address_towards"]
+
+#: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
+_THREADS = 3
+_LOOPBACK = "127.0.0.1"
+
+
+class _Table(dist.Store):
+    """A ``Store`` as torch's engines want it."""
+
+    def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
+        super().__init__()
+        self._store, self._prefix, self._timeout_s = store, prefix, timeout_s
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._store.set(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(self._prefix + key, self._timeout_s)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._store.add(self._prefix + key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._store.check(self._prefix + key) for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        self._store.wait([self._prefix + key for key in keys], limit_s)
+
+    def delete_key(self, key: str) -> bool:
+        return self._store.delete(self._prefix + key)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+
+class _Operation:
+    """See ``Pending``.
+
+    Args:
+        works: what torch returned.
+        group: whose operation it is.
+        kept: memory that is needed until it is over.
+        after: called when it is.
+    """
+
+    def __init__(
+        self, works: Sequence[Any], group: _TorchGroup, kept: object, after: Callable[[], None] | None = None
+    ) -> None:
+        self._works, self._group, self._kept, self._after = works, group, kept, after
+
+    def wait(self) -> None:
+        group = self._group
+        for work in self._works:
+            try:
+                wait_until(lambda slice_s, work=work: _is_over(work, slice_s), group.others, group.watch)  # type: ignore[misc]
+            except RuntimeError as error:
+                if isinstance(error, HorovodInternalError):
+                    raise
+                raise failed(error, group.name, group.others, group.watch) from None
+        if self._after is not None:
+            self._after()
+        self._kept = None
+
+
+def _is_over(work: Any, slice_s: float) -> bool:
+    """Wait for a moment; raise what went wrong if it is over and failed."""
+    try:
+        work.wait(timedelta(seconds=slice_s))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+class _TorchGroup:
+    """See ``Group``.
+
+    Args:
+        group: torch's.
+        ranks: global ranks.
+        me: this rank's place among them.
+        name: of the engine.
+        device: where the engine wants the data; None if it takes it where it lies.
+        watch: asked while waiting.
+    """
+
+    def __init__(
+        self, group: Any, ranks: tuple[int, ...], me: int, name: str, device: torch.device | None, watch: Watch
+    ) -> None:
+        self.ranks, self.me, self.name, self.watch = ranks, me, name, watch
+        self.others = [rank for rank in ranks if rank != ranks[me]]
+        self._group = group
+        self._device = device
+
+    def exchange(
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
+    ) -> Pending:
+        source, target = self._to_device(send), self._on_device(receive)
+        work = self._group.alltoall_base(target, source, list(receive_counts), list(send_counts))
+        return self._operation(work, source, target, receive)
+
+    def gather(self, part: Bytes, receive: Bytes, counts: Sequence[int]) -> Pending:
+        if len(set(counts)) == 1 and counts[0]:
+            source, target = self._to_device(part), self._on_device(receive)
+            return self._operation(self._group._allgather_base(target, source), source, target, receive)
+        size = len(self.ranks)
+        return self.exchange(np.tile(part, size), [len(part)] * size, receive, counts)
+
+    def broadcast(self, data: Bytes, root: int) -> Pending:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        target = self._to_device(data)
+        return self._operation(self._group.broadcast([target], options), target, target, data)
+
+    def _operation(self, work: Any, source: torch.Tensor, target: torch.Tensor, receive: Bytes) -> Pending:
+        if self._device is None:
+            return _Operation([work], self, (source, target))
+        return _Operation([work], self, source, lambda: _over(receive).copy_(target))
+
+    def _to_device(self, data: Bytes) -> torch.Tensor:
+        return _over(data) if self._device is None else _over(data).to(self._device, copy=True)
+
+    def _on_device(self, data: Bytes) -> torch.Tensor:
+        return _over(data) if self._device is None else torch.empty(len(data), dtype=torch.uint8, device=self._device)
+
+    def abort(self) -> None:
+        """End it; what is under way fails."""
+        self._group.abort()
+
+
+def _over(data: Bytes) -> torch.Tensor:
+    if not data.flags.writeable:
+        # Only read, but torch knows no such tensors, and would complain.
+        data = np.frombuffer((ctypes.c_char * len(data)).from_address(data.ctypes.data), np.uint8)
+    return torch.from_numpy(data)
+
+
+class TorchGroups:
+    """See ``Groups``.
+
+    Args:
+        engine: "gloo" or "nccl".
+        rank: this rank.
+        store: where ranks say where they listen.
+        watch: asked while waiting.
+        timeout_s: how long the engine waits for a rank.
+        interface: network interface; empty for the one with ``address``.
+        address: of this host, as the others reach it.
+        device: where the data must lie; None leaves it in host memory. NCCL wants the GPU of this rank.
+
+    Raises:
+        InitError: torch has no such engine, or this host no such interface.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        rank: int,
+        store: Store,
+        watch: Watch,
+        timeout_s: float,
+        interface: str = "",
+        address: str = _LOOPBACK,
+        device: torch.device | None = None,
+    ) -> None:
+        self.name = engine
+        self._rank, self._store, self._watch, self._timeout_s = rank, store, watch, timeout_s
+        self._device = device
+        self._groups: dict[tuple[int, ...], _TorchGroup] = {}
+        self._makers: list[threading.Thread] = []
+        self._listener: Any = None
+        if engine == "nccl":
+            if not (dist.is_nccl_available() and torch.cuda.is_available()):
+                raise InitError("HOROVOD_GPU_OPERATIONS=NCCL needs a GPU, and a torch that is built with NCCL")
+            self._device = device or torch.device("cuda", torch.cuda.current_device())
+        elif not dist.is_gloo_available():
+            raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
+        else:
+            gloo = dist.ProcessGroupGloo
+            try:
+                self._listener = (
+                    gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
+                )
+            except RuntimeError as error:
+                where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
+                raise InitError(f"Gloo cannot listen on {where}: {error}") from None
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        key = tuple(ranks)
+        found = self._groups.get(key)
+        if found is None:
+            me = key.index(self._rank)
+            found = _TorchGroup(self._make(key, me), key, me, self.name, self._device, self._watch)
+            self._groups[key] = found
+        return found
+
+    def _make(self, ranks: tuple[int, ...], me: int) -> Any:
+        """Connect to the others; in a thread of its own, since torch waits there without a look at anything else."""
+        table = _Table(self._store, f"{self.name}/{','.join(map(str, ranks))}/", self._timeout_s)
+        made: list[Any] = []
+
+        def connect() -> None:
+            try:
+                made.append(self._connect(table, me, len(ranks)))
+            except Exception as error:
+                made.append(error)
+
+        maker = threading.Thread(target=connect, name=f"horovod-{self.name}", daemon=True)
+        self._makers.append(maker)
+        maker.start()
+        others = [rank for rank in ranks if rank != self._rank]
+
+        def is_over(slice_s: float) -> bool:
+            maker.join(slice_s)
+            return bool(made)
+
+        wait_until(is_over, others, self._watch)
+        self._makers.remove(maker)
+        if isinstance(made[0], Exception):
+            raise failed(made[0], self.name, others, self._watch)
+        return made[0]
+
+    def _connect(self, table: _Table, me: int, size: int) -> Any:
+        limit = timedelta(seconds=self._timeout_s)
+        if self.name == "nccl":
+            choices = dist.ProcessGroupNCCL.Options()
+            choices._timeout = limit
+            return dist.ProcessGroupNCCL(table, me, size, choices)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
+        return dist.ProcessGroupGloo(table, me, size, options)
+
+    def close(self) -> None:
+        self._store.close()
+        for maker in self._makers:
+            # It waits for the store, which is closed now, or for a connection, for which it has a limit.
+            maker.join(self._timeout_s)
+        for group in self._groups.values():
+            group.abort()
+        self._groups.clear()
+
+
+def address_towards(endpoint: str) -> str:
+    """Return the address of this host from which packets to ``endpoint`` leave; the loopback's if it is no network's.
+
+    Args:
+        endpoint: such as ``tcp://10.0.0.1:5555``.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+        return _LOOPBACK
+    for family, kind, protocol, _, where in socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(where)  # of a datagram socket: nothing is sent
+            except OSError:
+                continue
+            found: str = probe.getsockname()[0]
+            return found
+    return _LOOPBACK
