@@ -58,6 +58,8 @@ FRAMEWORK_HOMES = {
     "horovod.torch": ("torch",),
     "horovod.tensorflow": ("tensorflow",),
     "horovod.transports.kernels_torch": ("torch",),
+    "horovod.transports.torch_dist": ("torch",),
+    "horovod.transports.mpi": ("mpi4py",),
     "horovod.jax": ("jax", "jaxlib", "optax"),
     "horovod.keras": ("keras",),
     "horovod._keras.on_tensorflow": ("tensorflow",),

@@ -164,12 +164,13 @@ class Config:
     )  # fmt: skip
     cpu_operations: str = _setting(
         "HOROVOD_CPU_OPERATIONS", "",
-        "Engine between hosts: MPI or GLOO; by default MPI where mpirun started the ranks, else Gloo. On one host, what "
-        "to use instead of shared memory.", choices=("", "mpi", "gloo"),
+        "Engine between hosts: MPI or GLOO; by default MPI where mpirun started the ranks, else Gloo. On one host, what"
+        " to use instead of shared memory.", choices=("", "mpi", "gloo"),
     )  # fmt: skip
     gpu_operations: str = _setting(
-        "HOROVOD_GPU_OPERATIONS", "", "Engine between hosts for tensors of a GPU: NCCL, MPI or GLOO; by default the one "
-        "for all others.", choices=("", "nccl", "mpi", "gloo"),
+        "HOROVOD_GPU_OPERATIONS", "",
+        "Engine between hosts for tensors of a GPU: NCCL, MPI or GLOO; by default the one for all others.",
+        choices=("", "nccl", "mpi", "gloo"),
     )  # fmt: skip
     hierarchical_allreduce: bool = _setting(
         "HOROVOD_HIERARCHICAL_ALLREDUCE", True,

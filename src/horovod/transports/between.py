@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from horovod.config import Config
@@ -24,7 +25,7 @@ def between_hosts(
     launcher: str,
     topology: Topology,
     shm: ShmTransport | None,
-    store: Store | None,
+    open_store: Callable[[], Store],
     watch: Watch,
 ) -> Transport | None:
     """Return the transport of this rank; None where shared memory is all that is needed.
@@ -34,7 +35,8 @@ def between_hosts(
         launcher: who started the job, see ``World.launcher``.
         topology: which ranks share a host.
         shm: of this rank's host, used for nothing before; closed by what is returned.
-        store: where ranks say where they listen; closed by what is returned. MPI needs none.
+        open_store: returns the table in which ranks say where they listen, if the engine needs one; closed by what is
+            returned.
         watch: asked about ranks, by their numbers in the job.
 
     Raises:
@@ -45,7 +47,7 @@ def between_hosts(
         return None
     if topology.rank == 0:
         logger.info(str(choice))
-    groups = _groups(choice, settings, topology, store, watch)
+    groups = _groups(choice, settings, topology, open_store, watch)
     if shm is None or not choice.is_hierarchical:
         transport = HierarchicalTransport(topology, groups, watch)
         transport.adopt(shm)
@@ -56,23 +58,28 @@ def between_hosts(
     return HierarchicalTransport(topology, groups, watch, shm, indices)
 
 
-def _groups(choice: Choice, settings: Config, topology: Topology, store: Store | None, watch: Watch) -> Groups:
+def _groups(
+    choice: Choice, settings: Config, topology: Topology, open_store: Callable[[], Store], watch: Watch
+) -> Groups:
     groups: Groups
     if choice.engine == "mpi":
         module = importlib.import_module("horovod.transports.mpi")
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
-    assert store is not None
     module = importlib.import_module("horovod.transports.torch_dist")
-    address = "" if settings.gloo_iface else _address(topology, store, module.address_towards)
-    limit_s = settings.gloo_timeout_s
-    groups = module.TorchGroups(choice.engine, topology.rank, store, watch, limit_s, settings.gloo_iface, address)
+    store = open_store()
+    try:
+        address = "" if settings.gloo_iface else _address(topology, store, module.address_towards(store.endpoint))
+        limit_s = settings.gloo_timeout_s
+        groups = module.TorchGroups(choice.engine, topology.rank, store, watch, limit_s, settings.gloo_iface, address)
+    except BaseException:
+        store.close()
+        raise
     return groups
 
 
-def _address(topology: Topology, store: Store, towards: object) -> str:
-    """Return the address of this host at which the others reach it."""
-    own = str(towards(store.endpoint)) if callable(towards) else ""
+def _address(topology: Topology, store: Store, own: str) -> str:
+    """Return the address of this host at which the others reach it; ``own`` is where it speaks with rank 0 from."""
     if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
         return own
     if topology.mine is topology.hosts[0]:

@@ -26,24 +26,34 @@ _GRACE_S = 3.0
 
 
 class Store(Protocol):
-    """A table that all ranks read and write; ``rendezvous.store.StoreClient``."""
+    """A table that all ranks read and write.
+
+    Attributes:
+        endpoint: where it was reached.
+    """
 
     endpoint: str
-    timeout_s: float
 
-    def set(self, key: str, value: bytes) -> None: ...
+    def set(self, key: str, value: bytes) -> None:
+        """Let ``key`` have ``value``, for all ranks."""
 
-    def get(self, key: str, timeout_s: float | None = None) -> bytes: ...
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """Return the value of ``key``, as soon as some rank has set it."""
 
-    def add(self, key: str, amount: int) -> int: ...
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first, and return the sum."""
 
-    def check(self, key: str) -> bool: ...
+    def check(self, key: str) -> bool:
+        """Return whether ``key`` has a value."""
 
-    def delete(self, key: str) -> bool: ...
+    def delete(self, key: str) -> bool:
+        """Forget ``key``; return whether it had a value."""
 
-    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None: ...
+    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
+        """Block until all ``keys`` have values."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection; who waits in another thread gets a ConnectionError."""
 
 
 class Pending(Protocol):

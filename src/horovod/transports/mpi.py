@@ -145,6 +145,7 @@ class MpiGroups:
         self._groups: dict[tuple[int, ...], _MpiGroup] = {}
 
     def group(self, ranks: Sequence[int]) -> Group:
+        """Return the group of some ranks."""
         key, mpi = tuple(ranks), self._mpi
         found = self._groups.get(key)
         if found is None:
@@ -157,5 +158,6 @@ class MpiGroups:
         return found
 
     def close(self) -> None:
+        """Use no group any more."""
         # To free a communicator all must call, and some ranks may be gone: they end with the process.
         self._groups.clear()

@@ -34,8 +34,8 @@ class Choice(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        inside = "shared memory inside hosts" if self.is_hierarchical else "also inside hosts"
-        return f"data between hosts moves over {self.engine} ({self.why}), {inside}"
+        inside = ", with shared memory inside hosts" if self.is_hierarchical else ""
+        return f"tensors move over {self.engine} ({self.why}){inside}"
 
 
 def installed() -> frozenset[str]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 from torch import distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
@@ -25,7 +26,7 @@ _THREADS = 3
 _LOOPBACK = "127.0.0.1"
 
 
-class _Table(dist.Store):
+class _Table(c10d.Store):
     """A ``Store`` as torch's engines want it."""
 
     def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
@@ -44,15 +45,15 @@ class _Table(dist.Store):
     def check(self, keys: list[str]) -> bool:
         return all(self._store.check(self._prefix + key) for key in keys)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+    def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
+        limit_s = self._timeout_s if limit is None else limit.total_seconds()
         self._store.wait([self._prefix + key for key in keys], limit_s)
 
     def delete_key(self, key: str) -> bool:
         return self._store.delete(self._prefix + key)
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout_s = timeout.total_seconds()
+    def set_timeout(self, limit: timedelta) -> None:
+        self._timeout_s = limit.total_seconds()
 
 
 class _Operation:
@@ -138,7 +139,7 @@ class _TorchGroup:
     def _operation(self, work: Any, source: torch.Tensor, target: torch.Tensor, receive: Bytes) -> Pending:
         if self._device is None:
             return _Operation([work], self, (source, target))
-        return _Operation([work], self, source, lambda: _over(receive).copy_(target))
+        return _Operation([work], self, source, lambda: _bring_back(receive, target))
 
     def _to_device(self, data: Bytes) -> torch.Tensor:
         return _over(data) if self._device is None else _over(data).to(self._device, copy=True)
@@ -151,10 +152,14 @@ class _TorchGroup:
         self._group.abort()
 
 
+def _bring_back(receive: Bytes, target: torch.Tensor) -> None:
+    _over(receive).copy_(target)
+
+
 def _over(data: Bytes) -> torch.Tensor:
     if not data.flags.writeable:
         # Only read, but torch knows no such tensors, and would complain.
-        data = np.frombuffer((ctypes.c_char * len(data)).from_address(data.ctypes.data), np.uint8)
+        data = np.frombuffer(memoryview((ctypes.c_char * len(data)).from_address(data.ctypes.data)), np.uint8)
     return torch.from_numpy(data)
 
 
@@ -199,7 +204,7 @@ class TorchGroups:
         elif not dist.is_gloo_available():
             raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
         else:
-            gloo = dist.ProcessGroupGloo
+            gloo = c10d.ProcessGroupGloo
             try:
                 self._listener = (
                     gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
@@ -209,6 +214,7 @@ class TorchGroups:
                 raise InitError(f"Gloo cannot listen on {where}: {error}") from None
 
     def group(self, ranks: Sequence[int]) -> Group:
+        """Return the group of some ranks; connects them when they ask for it first."""
         key = tuple(ranks)
         found = self._groups.get(key)
         if found is None:
@@ -249,11 +255,13 @@ class TorchGroups:
             choices = dist.ProcessGroupNCCL.Options()
             choices._timeout = limit
             return dist.ProcessGroupNCCL(table, me, size, choices)
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = c10d.ProcessGroupGloo
+        options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
-        return dist.ProcessGroupGloo(table, me, size, options)
+        return gloo(table, me, size, options)
 
     def close(self) -> None:
+        """End all groups, and close the store."""
         self._store.close()
         for maker in self._makers:
             # It waits for the store, which is closed now, or for a connection, for which it has a limit.

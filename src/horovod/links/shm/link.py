@@ -22,12 +22,15 @@ from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
 from horovod.rendezvous.messages import Meeting
 from horovod.rendezvous.unix import meet
+from horovod.transports.between import between_hosts
+from horovod.transports.groups import Store
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.capacity import arena_bytes
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import create_memfd
 from horovod.transports.shm.transport import ShmTransport
+from horovod.transports.topology import Topology
 from horovod.world import World
 
 __all__ = ["Shared", "assemble", "sharing"]
@@ -74,8 +77,37 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         channel = CoordinatorChannel(control, coordinator, ranks)
     else:
         channel = WorkerChannel(control)
-    transport = ShmTransport(control, arenas, Liveness(world.rank, generation, peers, board, observer))
+    watch = Liveness(world.rank, generation, peers, board, observer)
+    shm = ShmTransport(control, arenas, watch)
+    try:
+        # An engine that the user has named instead.
+        topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s)
+        transport = between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
+    except BaseException:
+        shm.close()
+        raise
     return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board)
+
+
+def topology_of(world: World) -> Topology:
+    """Return the topology of a job on one host."""
+    return Topology(world.rank, (tuple(range(world.size)),))
+
+
+def local_store(world: World, number: int, timeout_s: float) -> Store:
+    """Return the store of a job on one host; rank 0 holds it.
+
+    Args:
+        world: who this process is.
+        number: of the meeting.
+        timeout_s: how long to wait for rank 0.
+    """
+    # ZeroMQ takes a while to load, and few jobs on one host need it.
+    from horovod.rendezvous.store import StoreClient, StoreServer, local_address
+
+    address = local_address(world.key, world.job, number)
+    server = StoreServer(world.key, [address]) if world.rank == 0 else None
+    return StoreClient(world.key, [address], timeout_s, server=server)
 
 
 @contextmanager

@@ -8,8 +8,8 @@
     collect   every rank takes the slices of all owners
 
 While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
-and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner sends
-all of it to all hosts, in one step.
+and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner
+sends all of it to all hosts, in one step.
 """
 
 from __future__ import annotations

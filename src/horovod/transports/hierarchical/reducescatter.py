@@ -91,9 +91,7 @@ class _Tensor:
             for place in range(len(self._order)):
                 low, high = self._range(k, slot, place)
                 if low < high:
-                    view = stage.view(
-                        stage.me, k, self._position(slot, place), self._kernels, self._dtype, high - low
-                    )
+                    view = stage.view(stage.me, k, self._position(slot, place), self._kernels, self._dtype, high - low)
                     self._library.copy(view, self._source[low:high])
 
     def _send(self, k: int) -> None:
@@ -103,9 +101,7 @@ class _Tensor:
         if len(team.local) == 1 and self._steps.is_plain:
             partial = stage.raw(stage.me, k, start, start + nbytes)
         else:
-            sources = [
-                stage.view(i, k, start, self._kernels, self._dtype, count) for i in range(len(team.local))
-            ]
+            sources = [stage.view(i, k, start, self._kernels, self._dtype, count) for i in range(len(team.local))]
             self._steps.inside(team.scratch.view(self._kernels, at + _PARTIAL, self._dtype, count), sources)
             partial = team.scratch.raw(at + _PARTIAL, at + _PARTIAL + nbytes)
         each = self._each * self._itemsize
