@@ -191,7 +191,10 @@ class LogRunner:
         # One by one: what another thread submits at this moment must not get lost.
         with contextlib.suppress(IndexError):
             while True:
-                handles.append(self.inbox.popleft())
+                handle = self.inbox.popleft()
+                if handle.signature.name is not None:
+                    self._named.pop(handle.signature.name, None)
+                handles.append(handle)
         for handle in handles:
             self._transport.skip(handle)
             handle.finish(make_error())

@@ -129,6 +129,8 @@ class Progress:
                 continue
             # Another thread may have waited for something else meanwhile, and got it.
             self._awaited = handle.record
+            if self._is_asleep:
+                self._wake()
             if self.is_over:
                 self._stepper.sweep()
 
