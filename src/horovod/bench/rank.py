@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from horovod.bench.observed import run_observed
 from horovod.bench.ours import Ours
 from horovod.bench.profile import run_profile
 from horovod.bench.sharding import run_optimizer
+from horovod.bench.siblings import core_facts, slowdown, stolen_share
 from horovod.bench.stepping import run_train
 from horovod.bench.train import ddp_arm, horovod_arm, local_arm
 
@@ -62,10 +64,13 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
     elif args.command == "profile":
         rows = run_profile(args.sizes, control, tell, rounds=args.rounds)
+        more["cores"] = core_facts(control) | {"slowdown": slowdown(control, args.rounds)}
     else:
         rows = run_idle(control, tell, seconds=args.seconds)
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
+    if "cores" in more:
+        more["cores"]["stolen"] = stolen_share(used, os.cpu_count() or 1)
     report(result(args.command, typed, control.size, host, rows, **more))
     hvd.shutdown()
     return 0

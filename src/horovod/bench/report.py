@@ -11,6 +11,7 @@ from rich.table import Table
 
 from horovod.bench import plot
 from horovod.bench.cases import LIMIT, OPS, PARTS, format_bytes, format_seconds
+from horovod.bench.siblings import describe
 
 __all__ = ["markdown", "notes", "picture", "table"]
 
@@ -203,6 +204,8 @@ def notes(result: Result) -> list[str]:
             f"memory limit: all ranks read and write in place what the operation must at least read and write "
             f"({limit / 1e9:.1f} GB/s at {format_bytes(nbytes)}; small sizes stay in caches)"
         )
+    if "cores" in result:
+        said += describe(result["cores"])
     others = result.get("others_cores", {})
     if sum(others.values()) > _QUIET_CORES:
         said.append(
