@@ -117,6 +117,10 @@ class Config:
         "HOROVOD_START_TIMEOUT", 30.0, "How long init() waits for the other ranks.",
         unit="seconds", flag="--start-timeout",
     )  # fmt: skip
+    host_timeout_s: float = _setting(
+        "HOROVOD_HOST_TIMEOUT", 10.0, "How long a host may not answer until all ranks raise PeerLostError.",
+        unit="seconds", minimum=1,
+    )  # fmt: skip
     stall_check_disable: bool = _setting(
         "HOROVOD_STALL_CHECK_DISABLE", False, "Neither warn nor stop when ranks do not submit the same tensors.",
         flag="--stall-check", flag_off="--no-stall-check", yaml_path="stall_check.enabled", inverted=True,

@@ -29,6 +29,8 @@ class Liveness:
     def __init__(self, rank: int, generation: Generation, peers: Peers, board: Board, observer: Observer) -> None:
         self._rank = rank
         self._generation = generation
+        # Who brings the log here: without them nothing can be waited for.
+        self._sources = [other for other in (generation.neighbours(rank)[0], generation.home) if other != rank]
         self._peers = peers
         self._board = board
         self._observer = observer
@@ -52,13 +54,14 @@ class Liveness:
             channel: its path to the coordinator.
             waited_s: how long this rank has waited, in seconds.
         """
-        peers, home = self._peers, self._generation.home
+        peers = self._peers
         lost = peers.gone()
         if lost is not None:
             raise self._lost(lost, self._waited_in(log))
         # Who waits for nothing may go on alone.
-        if self._rank != home and peers.has_left(home) and not log.is_idle() and not log.has_news():
-            raise self._lost(peers.culprit_of(home), self._waited_in(log))
+        for source in self._sources:
+            if peers.has_left(source) and not log.is_idle() and not log.has_news():
+                raise self._lost(peers.culprit_of(source), self._waited_in(log))
         late = log.late()
         if late >= 0:
             self.check(late, waited_s)

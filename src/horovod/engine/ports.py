@@ -156,6 +156,11 @@ class Peers(Protocol):
     def fate(self, rank: int, why: str = "") -> str:
         """Return in words how ``rank`` ended; ``why`` is what it said itself."""
 
+    def process(self, rank: int) -> tuple[str, float]:
+        """Return what the kernel says about the process of ``rank``: the letter of its state in /proc, X when it is
+        gone and ``?`` when that is not known here (yet); and the seconds of processor time that it has used.
+        """
+
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
 

@@ -75,7 +75,8 @@ class Observer:
         )  # fmt: skip
         if board is not None and peers is not None:
             self._queries = Queries(board, self._describe, self._fulfil)
-            reports = StatusReports(self._queries, [member.pid for member in generation.members], generation.describe)
+            pids = [member.pid for member in generation.members]
+            reports = StatusReports(self._queries, pids, peers.process, generation.describe)
             self._stalls = StallWatch(config, rank, size, reports, self._recorder.after_failure)
 
     def start(self) -> None:

@@ -32,14 +32,14 @@ class Blocked(msgspec.Struct, array_like=True):
     Attributes:
         request: the operation.
         members: the ranks of its process set.
-        since_ns: when it was submitted, on the clock of the host.
+        waited_s: how long ago it was submitted, when this was said.
         executing: whether all members have come, and the operation is under way.
         times: how often this rank has submitted it, this time included.
     """
 
     request: Request
     members: tuple[int, ...]
-    since_ns: int
+    waited_s: float
     executing: bool
     times: int = 0
 
@@ -173,4 +173,5 @@ def _blocked(
 ) -> Blocked:
     _, submitted, _, _, started, *_ = handle.record
     request = handle.signature.request
-    return Blocked(request, members_of(request.process_set), submitted, started > 0, count(request)[0])
+    waited_s = (now() - submitted) / 1e9
+    return Blocked(request, members_of(request.process_set), waited_s, started > 0, count(request)[0])

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
 from horovod.engine.ports import Query
-from horovod.engine.records import now
 from horovod.observe.queries import PATIENCE_S, Queries, Status
 from horovod.phrases import list_ranks
-from horovod.world import process_status
 
-__all__ = ["ProcessState", "StatusReports", "process_state"]
+__all__ = ["StatusReports"]
 
 _INDENT = "    "
 _CANNOT_ANSWER = "TtZX"
-
-
-class ProcessState(NamedTuple):
-    """What the kernel says about a process.
-
-    Attributes:
-        state: its letter in /proc: R, S, D, T, t, Z; X when it is gone.
-        cpu_s: seconds of processor time that it has used.
-    """
-
-    state: str
-    cpu_s: float
-
-
-def process_state(pid: int) -> ProcessState:
-    """Look at a process."""
-    try:
-        words = process_status(Path("/proc"), pid)
-    except OSError:
-        return ProcessState("X", 0.0)
-    return ProcessState(words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"))
 
 
 class StatusReports:
@@ -49,31 +23,37 @@ class StatusReports:
     Args:
         queries: asks them.
         pids: process ids, by rank.
+        process: returns what the kernel says of a rank's process, see ``Peers``.
         name: returns what to call a rank.
 
     Attributes:
         name: the same.
     """
 
-    def __init__(self, queries: Queries, pids: Sequence[int], name: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        queries: Queries,
+        pids: Sequence[int],
+        process: Callable[[int], tuple[str, float]],
+        name: Callable[[int], str],
+    ) -> None:
         self._queries = queries
         self._pids = pids
+        self._process = process
         self.name = name
-        self._at_first: dict[int, ProcessState] = {}
+        self._at_first: dict[int, tuple[str, float]] = {}
 
     def ask(self, ranks: Iterable[int], wanted: int = Query.STATUS) -> None:
         """Ask what these ranks are doing."""
         asked = list(ranks)
-        self._at_first = {rank: process_state(self._pids[rank]) for rank in asked}
+        self._at_first = {rank: self._process(rank) for rank in asked}
         self._queries.ask(asked, wanted)
 
     def is_complete(self, ranks: Sequence[int]) -> bool:
         """Whether it is known what these ranks do, as far as it ever will be."""
         answered = self._queries.answers(ranks)
         return all(
-            rank in answered
-            or self._queries.waited_s(rank) > PATIENCE_S
-            or process_state(self._pids[rank]).state in _CANNOT_ANSWER
+            rank in answered or self._queries.waited_s(rank) > PATIENCE_S or self._process(rank)[0] in _CANNOT_ANSWER
             for rank in ranks
         )
 
@@ -111,7 +91,7 @@ class StatusReports:
 
     def _tell(self, rank: int, status: Status | None, waits: Waiting | None) -> list[str]:
         who, pid = self.name(rank), self._pids[rank]
-        state, cpu_s = process_state(pid)
+        state, cpu_s = self._process(rank)
         if state in "ZX":
             return [f"{who} is dead"]
         if state in "Tt" and status is None:
@@ -119,7 +99,8 @@ class StatusReports:
             return [f"{who} is stopped by {by}"]
         if status is None:
             waited_s = self._queries.waited_s(rank)
-            used_s = cpu_s - self._at_first[rank].cpu_s if rank in self._at_first else 0.0
+            before, before_s = self._at_first.get(rank, ("?", 0.0))
+            used_s = cpu_s - before_s if before != "?" else 0.0
             return [
                 f"{who} does not answer: it is alive, but its engine thread cannot run. It used {used_s:.1f} s of "
                 f"processor time in the last {waited_s:.1f} s.",
@@ -138,7 +119,7 @@ class StatusReports:
 def _blocked(status: Status, waits: Waiting | None) -> str:
     blocked = status.blocked
     assert blocked is not None
-    request, for_s = blocked.request, (now() - blocked.since_ns) / 1e9
+    request, for_s = blocked.request, blocked.waited_s
     what = describe_waiting(request, blocked.times)
     if request.process_set:
         what += f" of process set {request.process_set} (ranks {list(blocked.members)})"

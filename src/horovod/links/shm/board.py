@@ -6,10 +6,11 @@ It lies behind the control page in the same memfd. Per rank of the job, those of
     ANSWER    number of the question that ANSWER_TEXT answers, 0 while it is being written
     REASON   1 when REASON_TEXT says why this rank failed
     TRACE_*   head and tail of this rank's ring of trace events, and the last recording that it has finished
-    ARRIVALS  a table of when this rank submitted what it executed lately
+    ARRIVALS  a table of when this rank submitted what it executed lately, and ARRIVED, how many it noted, in a ring
 
-and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer. Two ranks that ask at the same
-moment may overwrite each other's question; the answer to either serves both.
+and once SESSION, the recording that rank 0 makes. Each word but ASK has one writer, for a rank of another host the
+leader of this one. Two ranks that ask at the same moment may overwrite each other's question; the answer to either
+serves both.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from horovod.transports.shm.mapping import map_shared
 __all__ = ["ShmBoard"]
 
 _LINE = 64
-_WORDS_PER_RANK = 6
-_ASK, _ANSWER, _REASON, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE = range(_WORDS_PER_RANK)
+_WORDS_PER_RANK = 7
+_ASK, _ANSWER, _REASON, _TRACE_HEAD, _TRACE_TAIL, _TRACE_DONE, _ARRIVED = range(_WORDS_PER_RANK)
 _SESSION, _SINCE, _BEGIN, _END = range(4)
 _ANSWER_BYTES = 32 << 10
 _REASON_BYTES = 16 << 10
 _LENGTH_BYTES = 4
 _TRACE_BYTES = 1 << 20
 _ARRIVALS = 8192
-_RANK_BYTES = _ANSWER_BYTES + _REASON_BYTES + _TRACE_BYTES + 16 * _ARRIVALS
+_RANK_BYTES = _ANSWER_BYTES + _REASON_BYTES + _TRACE_BYTES + (16 + 8) * _ARRIVALS
 
 
 def _pages(nbytes: int) -> int:
@@ -62,10 +63,9 @@ class ShmBoard:
         self._whole = memoryview(self._map)
         self._words = self._whole[:header].cast("Q")
         self._texts = _pages(header)
-        self._arrivals = [
-            self._whole[start : start + 16 * _ARRIVALS].cast("Q")
-            for start in (self._text(rank + 1) - 16 * _ARRIVALS for rank in range(self.size))
-        ]
+        starts = [self._text(rank + 1) - (16 + 8) * _ARRIVALS for rank in range(self.size)]
+        self._arrivals = [self._whole[start : start + 16 * _ARRIVALS].cast("Q") for start in starts]
+        self._recent = [self._whole[start + 16 * _ARRIVALS : start + 24 * _ARRIVALS].cast("Q") for start in starts]
         self._seen = 0
 
     @staticmethod
@@ -81,16 +81,22 @@ class ShmBoard:
 
     # -- questions and answers -----------------------------------------------------------------------------------
 
-    def ask(self, rank: int, wanted: int) -> int:
+    def ask(self, rank: int, wanted: int, asker: int = -1) -> int:
         """Ask ``rank`` for something.
+
+        Args:
+            rank: who is asked.
+            wanted: for what.
+            asker: who asks; this rank when omitted.
 
         Returns:
             The number of the question, for ``answer``.
         """
+        asker = self.rank if asker < 0 else asker
         index = self._index(rank, _ASK)
         word = self._words[index]
         number, asked_before = word >> 24, word & 0xFF if self._words[self._index(rank, _ANSWER)] < word >> 24 else 0
-        self._words[index] = (number + 1) << 24 | self.rank << 8 | asked_before | wanted
+        self._words[index] = (number + 1) << 24 | asker << 8 | asked_before | wanted
         self._control.rouse(self._indices[rank])
         return int(number + 1)
 
@@ -105,20 +111,26 @@ class ShmBoard:
         if word == self._seen:
             return None
         self._seen = word
+        return self.asked(self.rank)
+
+    def asked(self, rank: int) -> tuple[int, int, int]:
+        """Return (number, wanted, who asks) of the last question to ``rank``; the first one has number 1."""
+        word = self._words[self._index(rank, _ASK)]
         return word >> 24, word & 0xFF, word >> 8 & 0xFFFF
 
-    def give_answer(self, number: int, text: bytes) -> None:
-        """Answer question ``number`` and all before it."""
-        self._publish(self._index(self.rank, _ANSWER), self._text(self.rank), _ANSWER_BYTES, number, text)
+    def give_answer(self, number: int, text: bytes, rank: int = -1) -> None:
+        """Answer question ``number`` and all before it; in the place of ``rank`` if that is on another host."""
+        rank = self.rank if rank < 0 else rank
+        self._publish(self._index(rank, _ANSWER), self._text(rank), _ANSWER_BYTES, number, text)
 
     def answer(self, rank: int, number: int) -> bytes | None:
         """Return the answer of ``rank`` to question ``number``, or None while there is none."""
         return self._read(self._index(rank, _ANSWER), self._text(rank), number)
 
-    def give_reason(self, text: bytes) -> None:
-        """Say why this rank fails; to be called before its state says that it did."""
-        area = self._text(self.rank) + _ANSWER_BYTES
-        self._publish(self._index(self.rank, _REASON), area, _REASON_BYTES, 1, text)
+    def give_reason(self, text: bytes, rank: int = -1) -> None:
+        """Say why this rank, or one of another host, fails; to be called before its state says that it did."""
+        rank = self.rank if rank < 0 else rank
+        self._publish(self._index(rank, _REASON), self._text(rank) + _ANSWER_BYTES, _REASON_BYTES, 1, text)
 
     def reason(self, rank: int) -> bytes | None:
         """Return why ``rank`` failed, or None if it did not say."""
@@ -138,21 +150,22 @@ class ShmBoard:
         futex.fence()
         self._words[_SESSION] = session.number << 1 | session.mark_cycles
 
-    def finish_session(self, number: int) -> None:
-        """Say that everything this rank had to tell about recording ``number`` stands in its ring."""
-        self._words[self._index(self.rank, _TRACE_DONE)] = number
+    def finish_session(self, number: int, rank: int = -1) -> None:
+        """Say that everything this rank, or one of another host, had to tell about ``number`` stands in its ring."""
+        self._words[self._index(self.rank if rank < 0 else rank, _TRACE_DONE)] = number
 
     def has_finished(self, rank: int, number: int) -> bool:
         """Whether ``rank`` has told everything about recording ``number``."""
         return bool(self._words[self._index(rank, _TRACE_DONE)] >= number)
 
-    def put_trace(self, data: bytes) -> bool:
-        """Append to this rank's ring of trace events; False when there is no room."""
-        head_index = self._index(self.rank, _TRACE_HEAD)
-        head, tail = self._words[head_index], self._words[self._index(self.rank, _TRACE_TAIL)]
+    def put_trace(self, data: bytes, rank: int = -1) -> bool:
+        """Append to the ring of trace events of this rank, or of one of another host; False when there is no room."""
+        rank = self.rank if rank < 0 else rank
+        head_index = self._index(rank, _TRACE_HEAD)
+        head, tail = self._words[head_index], self._words[self._index(rank, _TRACE_TAIL)]
         if len(data) > _TRACE_BYTES - (head - tail):
             return False
-        area, start = self._text(self.rank) + _ANSWER_BYTES + _REASON_BYTES, head % _TRACE_BYTES
+        area, start = self._text(rank) + _ANSWER_BYTES + _REASON_BYTES, head % _TRACE_BYTES
         cut = min(len(data), _TRACE_BYTES - start)
         self._whole[area + start : area + start + cut] = data[:cut]
         self._whole[area : area + len(data) - cut] = data[cut:]
@@ -161,7 +174,7 @@ class ShmBoard:
         return True
 
     def take_trace(self, rank: int) -> bytes:
-        """Return what ``rank`` appended since the last call; on rank 0."""
+        """Return what ``rank`` appended since the last call; on rank 0, or in the leader of another host."""
         tail_index = self._index(rank, _TRACE_TAIL)
         head, tail = self._words[self._index(rank, _TRACE_HEAD)], self._words[tail_index]
         if head == tail:
@@ -174,12 +187,22 @@ class ShmBoard:
         self._words[tail_index] = head
         return data
 
-    def note_arrival(self, key: int, at_ns: int) -> None:
-        """Let the others know when this rank submitted something; ``key`` is the same on all ranks."""
-        slots, slot = self._arrivals[self.rank], _slot(key)
+    def note_arrival(self, key: int, at_ns: int, rank: int = -1) -> None:
+        """Let the others know when this rank, or one of another host, submitted something; all know its ``key``."""
+        rank = self.rank if rank < 0 else rank
+        slots, slot = self._arrivals[rank], _slot(key)
         slots[slot] = 0
         slots[slot + 1] = at_ns
         slots[slot] = key
+        count = self._index(rank, _ARRIVED)
+        self._recent[rank][self._words[count] % _ARRIVALS] = key
+        self._words[count] += 1
+
+    def arrived(self, rank: int, since: int) -> tuple[int, list[int]]:
+        """Return how many arrivals ``rank`` has noted, and the keys of those after the first ``since`` of them."""
+        count = int(self._words[self._index(rank, _ARRIVED)])
+        recent = self._recent[rank]
+        return count, [int(recent[index % _ARRIVALS]) for index in range(max(since, count - _ARRIVALS), count)]
 
     def arrival(self, rank: int, key: int) -> int:
         """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
@@ -189,7 +212,7 @@ class ShmBoard:
 
     def close(self) -> None:
         """Unmap the board."""
-        for slots in self._arrivals:
+        for slots in (*self._arrivals, *self._recent):
             slots.release()
         self._words.release()
         self._whole.release()

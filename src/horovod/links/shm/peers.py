@@ -8,14 +8,16 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
 from horovod.errors import HorovodInternalError
 from horovod.transports.shm.control import Control, State
+from horovod.world import process_status
 
-__all__ = ["ShmPeers"]
+__all__ = ["ShmPeers", "process_state"]
 
 # struct pidfd_info of ioctl PIDFD_GET_INFO, Linux 6.13; the exit code since 6.15.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -42,10 +44,16 @@ class ShmPeers:
         self._rank = ranks[control.rank]
         self._indices = {rank: index for index, rank in enumerate(ranks)}
         self._fds = dict(zip(ranks, pid_fds, strict=True))
+        self._pids = [member.pid for member in generation.members]
         self._poll = select.poll()
         for rank, fd in self._fds.items():
             if rank != self._rank:
                 self._poll.register(fd, select.POLLIN)
+
+    @property
+    def fds(self) -> Mapping[int, int]:
+        """The pidfds, by rank."""
+        return self._fds
 
     def enter(self) -> None:
         """Say that this rank takes part."""
@@ -133,7 +141,7 @@ class ShmPeers:
             return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"
         if state is State.LEFT and why:
             return why
-        if state is State.LEFT or not self.is_dead(rank):
+        if state is State.LEFT or not self.has_ended(rank):
             return f"{who} {LEFT}"
         code = self._exit_code(rank)
         if code is None:
@@ -141,6 +149,10 @@ class ShmPeers:
         if os.WIFSIGNALED(code):
             return f"{who} was killed by {signal.Signals(os.WTERMSIG(code)).name}"
         return f"{who} exited with code {os.WEXITSTATUS(code)} without hvd.shutdown()"
+
+    def process(self, rank: int) -> tuple[str, float]:
+        """Return what the kernel says about the process of ``rank``; see ``Peers``."""
+        return process_state(self._pids[rank])
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         """Wait until the process of ``rank`` has ended, ``timeout_s`` seconds at most."""
@@ -169,6 +181,15 @@ class ShmPeers:
                 return int(code)
             time.sleep(_COLLECT_PAUSE_S)
         return None
+
+
+def process_state(pid: int) -> tuple[str, float]:
+    """Return the letter of a process in /proc, X when it is gone, and the seconds of processor time it has used."""
+    try:
+        words = process_status(Path("/proc"), pid)
+    except OSError:
+        return "X", 0.0
+    return words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _is_pidfd(fd: int) -> bool:

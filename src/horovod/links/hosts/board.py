@@ -1,0 +1,24 @@
+"""The board of a host among several; who closes it ends the relay first."""
+
+from __future__ import annotations
+
+from horovod.links.hosts.relay import Relay
+from horovod.links.shm.board import ShmBoard
+
+__all__ = ["HostsBoard"]
+
+
+class HostsBoard(ShmBoard):
+    """See ``ShmBoard``.
+
+    Attributes:
+        relay: the leader's; None on other ranks.
+    """
+
+    relay: Relay | None = None
+
+    def close(self) -> None:
+        """End the relay, and unmap the board."""
+        if self.relay is not None:
+            self.relay.close()
+        super().close()

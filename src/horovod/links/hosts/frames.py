@@ -1,0 +1,233 @@
+"""What the leaders of hosts say to rank 0's, and it to them: typed messages, several to a frame.
+
+    leader to hub    Declare, Submit, Leave        what its ranks ask for
+    hub to leader    Declared, Run                 the log
+    both             State, Question, Answer, Kernel, Recording, Trace, Told, Arrivals, Ping, Pong, Bye
+
+What does not fit its type, or is too long, is no frame. Each frame has a number, one more than the one before it on the
+same connection: who hears another number has lost one, or hears one again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from horovod.core.requests import Request, Response
+
+__all__ = [
+    "MAX_ITEMS",
+    "Answer",
+    "Arrivals",
+    "Bye",
+    "Declare",
+    "Declared",
+    "Kernel",
+    "Leave",
+    "Message",
+    "Ping",
+    "Pong",
+    "Question",
+    "Recording",
+    "Run",
+    "State",
+    "Submit",
+    "Told",
+    "Trace",
+    "decode",
+    "encode",
+    "number_of",
+    "numbered",
+]
+
+#: Messages of one frame, at most.
+MAX_ITEMS = 1 << 16
+_HEAD = struct.Struct("<Q")
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+
+
+class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """From now on ``signature`` stands for ``request``, when ``rank`` submits it."""
+
+    rank: Rank
+    signature: int
+    request: Request
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """``rank`` submits what ``signature`` stands for."""
+
+    rank: Rank
+    signature: int
+    note: int
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """``rank`` takes part no more."""
+
+    rank: Rank
+    reason: str
+
+
+class Declared(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Log entry: from now on ``id`` stands for ``response``."""
+
+    id: int
+    response: Response
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """Log entry: the members of these responses execute them."""
+
+    ids: tuple[int, ...]
+    notes: tuple[int, ...] = ()
+
+
+class State(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """What a rank says of itself, or what its leader or the hub has found out.
+
+    Attributes:
+        rank: which.
+        state: see ``transports.shm.control.State``, or ``mirror.DEAD``.
+        cause: the rank because of which, or -1.
+        fate: how it ended, in words.
+        reason: what it has left on the board.
+    """
+
+    rank: Rank
+    state: Annotated[int, msgspec.Meta(ge=0, le=4)]
+    cause: int = -1
+    fate: str = ""
+    reason: Text | None = None
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """``asker`` wants something of ``rank``; ``number`` counts the questions that its host puts to it."""
+
+    rank: Rank
+    asker: Rank
+    wanted: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    number: int
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """What ``rank`` answers to question ``number`` of the host of ``asker``."""
+
+    rank: Rank
+    asker: Rank
+    number: int
+    text: Text
+
+
+class Kernel(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """What the kernel says about the process of ``rank``, for ``asker``."""
+
+    rank: Rank
+    asker: Rank
+    state: Annotated[str, msgspec.Meta(min_length=1, max_length=1)]
+    cpu_s: float
+
+
+class Recording(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Rank 0 has begun or ended a recording; see ``engine.ports.Session``. Times are rank 0's host's."""
+
+    number: int
+    mark_cycles: bool
+    since_ns: int
+    begin: int
+    end: int
+
+
+class Trace(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Trace events of ``rank``."""
+
+    rank: Rank
+    data: Text
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """``rank`` has told all about recording ``number``."""
+
+    rank: Rank
+    number: int
+
+
+class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """When ``rank`` submitted what: pairs of a key and a time, on the clock of rank 0's host."""
+
+    rank: Rank
+    pairs: list[tuple[int, int]]
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """A sign of life; ``sent_ns`` comes back."""
+
+    sent_ns: int
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """The answer to a ping, and the time at which it was given."""
+
+    sent_ns: int
+    at_ns: int
+
+
+class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """The last message on a connection; the other side answers with the same, and then either may close it."""
+
+
+Message = (
+    Declare
+    | Submit
+    | Leave
+    | Declared
+    | Run
+    | State
+    | Question
+    | Answer
+    | Kernel
+    | Recording
+    | Trace
+    | Told
+    | Arrivals
+    | Ping
+    | Pong
+    | Bye
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]).decode
+
+
+def encode(messages: Sequence[Message]) -> bytes:
+    """Return the body of a frame."""
+    return _encode(messages)
+
+
+def decode(frame: bytes) -> list[Message]:
+    """Return the messages of a frame.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if len(frame) < _HEAD.size:
+        raise ValueError(f"{len(frame)} bytes are no frame")
+    try:
+        messages: list[Message] = _decode(memoryview(frame)[_HEAD.size :])
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    return messages
+
+
+def numbered(number: int, body: bytes) -> bytes:
+    """Return a frame."""
+    return _HEAD.pack(number) + body
+
+
+def number_of(frame: bytes) -> int:
+    """Return the number of a frame; -1 if it is none."""
+    return int(_HEAD.unpack_from(frame)[0]) if len(frame) >= _HEAD.size else -1

@@ -1,0 +1,149 @@
+"""The ranks of several hosts: they meet on each; its leader meets the others', and tells its host who takes part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import zmq
+
+from horovod.config import Config
+from horovod.core.coordinator import Coordinator
+from horovod.engine.liveness import Liveness
+from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
+from horovod.errors import PeerLostError
+from horovod.links.hosts.board import HostsBoard
+from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
+from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.peers import HostsPeers
+from horovod.links.hosts.relay import HUB, HostMemory, Relay
+from horovod.links.hosts.roster import Roster, await_places, await_roster, ended, publish, publish_refusal
+from horovod.links.shm.channel import WorkerChannel
+from horovod.links.shm.doorbell import ShmDoorbell
+from horovod.links.shm.link import sharing
+from horovod.rendezvous.messages import Meeting
+from horovod.transports.shm.transport import ShmTransport
+from horovod.world import World
+
+__all__ = ["MakeTransport", "MeetHosts", "Met", "assemble"]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a leader has after the meeting of the hosts.
+
+    Attributes:
+        roster: who takes part.
+        socket: at rank 0's host a ROUTER, elsewhere a DEALER that is connected with it.
+        ids: routing ids of the leaders, by host.
+    """
+
+    roster: Roster
+    socket: zmq.Socket[bytes]
+    ids: Sequence[bytes]
+
+
+#: Meets the other leaders. Takes the ranks of this host and their process ids, and what raises when one has ended.
+MeetHosts = Callable[[Sequence[int], Sequence[int], Callable[[], None]], Met]
+#: Makes what moves data. Takes the roster, the transport inside this host, and whom to ask about ranks of the job.
+MakeTransport = Callable[[Roster, ShmTransport, Watch], Transport]
+
+
+def assemble(
+    world: World, settings: Config, number: int, observer: Observer, meet: MeetHosts, make_transport: MakeTransport
+) -> Link:
+    """Meet the other ranks and return this rank's link.
+
+    Args:
+        world: who this process is.
+        settings: the settings.
+        number: counts the meetings of this job that came about.
+        observer: knows of stalls.
+        meet: meets the other hosts, called by the leader.
+        make_transport: makes what moves data.
+
+    Raises:
+        InitError: this machine cannot do it, or the ranks did not find each other.
+        PeerLostError: another rank died meanwhile.
+
+    Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
+    """
+    # Two hosts of a test may be one machine.
+    own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}#on {world.hostname}")
+    page = HostsBoard.nbytes(world.local_size, world.size)
+    with sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)) as shared:
+        meeting = shared.meeting
+        mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
+        mirror.come(world.local_rank, world.rank)
+        met: Met | None = None
+        try:
+            if world.local_rank == 0:
+                met = _lead(mirror, meeting, settings.start_timeout_s, meet)
+                roster = met.roster
+            else:
+                roster = await_roster(mirror, meeting.pid_fds[0], settings.start_timeout_s)
+        except BaseException:
+            for fd in meeting.pid_fds:
+                os.close(fd)
+            raise
+        generation = roster.generation(number)
+        ranks = generation.neighbours(world.rank)
+        indices = [ranks.index(rank) if rank in ranks else 0 for rank in range(world.size)]
+        board = HostsBoard(meeting.control_fd, shared.control, world.rank, indices)
+    peers = HostsPeers(shared.control, generation, world.rank, meeting.pid_fds, mirror, settings.host_timeout_s)
+    coordinator: Coordinator | None = None
+    channel: Channel = WorkerChannel(shared.control)
+    if met is not None:
+        host = HostMemory(shared.control, board, mirror, peers)
+        relay = board.relay = Relay(generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s)
+        decider: HubDecider | RemoteDecider = RemoteDecider(relay)
+        if roster.index == HUB:
+            coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
+            decider = HubDecider(coordinator, relay)
+        channel = LeaderChannel(shared.control, decider, ranks)
+    watch = Liveness(world.rank, generation, peers, board, observer)
+    try:
+        shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
+        transport = make_transport(roster, shm, watch)
+    except BaseException:
+        board.close()
+        peers.close()
+        raise
+    doorbell = ShmDoorbell(shared.control)
+    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board)
+
+
+class _Inside:
+    """A watch over the ranks of this host, for what knows them by their local ranks.
+
+    Args:
+        ranks: of this host, by local rank.
+        watch: over all ranks.
+    """
+
+    def __init__(self, ranks: Sequence[int], watch: Watch) -> None:
+        self._ranks = ranks
+        self._watch = watch
+
+    def check(self, rank: int, waited_s: float) -> None:
+        """Raise when there is no point in waiting for a local rank; see ``Watch``."""
+        self._watch.check(self._ranks[rank], waited_s)
+
+
+def _lead(mirror: Mirror, meeting: Meeting, timeout_s: float, meet: MeetHosts) -> Met:
+    """Meet the other hosts, and tell the ranks of this one."""
+    try:
+        ranks = await_places(mirror, meeting.pid_fds, timeout_s)
+
+        def check() -> None:
+            for index in ended(meeting.pid_fds):
+                pid = meeting.pids[index]
+                raise PeerLostError(f"rank {ranks[index]} (pid {pid}) died inside init()", rank=ranks[index], pid=pid)
+
+        met = meet(ranks, meeting.pids, check)
+    except BaseException as error:
+        publish_refusal(mirror, error)
+        raise
+    publish(mirror, met.roster)
+    return met

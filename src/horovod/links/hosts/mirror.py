@@ -1,0 +1,168 @@
+"""What the ranks of a host know of those of other hosts; their leader writes it, in memory that they share.
+
+It lies behind the board, in the same memfd. Once:
+
+    ROSTER   0, then 1 when the text says who takes part, or 2 when it says why there is no job
+    BEAT     when the leader was last known to run, by the clock of the host
+    LOST     how many ranks of other hosts have died or failed
+    OFFSET   what to add to this host's clock to get that of rank 0's host
+
+per local rank PLACE, its rank in the job and one more; and per rank of another host STATE and because of which rank,
+what the kernel says about its process, and in words how it ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+
+from horovod.transports.shm import futex
+from horovod.transports.shm.mapping import map_shared
+
+__all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "Mirror"]
+
+#: States of a rank besides those of ``control.State``; LEFT and FAILED are the same there.
+LEFT, FAILED, DEAD = 2, 3, 4
+REFUSED = 2
+_READY = 1
+_LINE_WORDS = 8
+_ROSTER, _ROSTER_BYTES, _BEAT, _LOST, _OFFSET = range(5)
+_STATE, _FATE_BYTES, _KERNEL, _CPU_MS = range(4)
+_FATE_ROOM = 2 << 10
+_ROSTER_ROOM, _ROSTER_ROOM_PER_RANK = 64 << 10, 1 << 10
+_POLL_S = 0.002
+_HALF = 1 << 63
+
+
+class Mirror:
+    """One rank's view of it.
+
+    Args:
+        fd: the memfd; stays the caller's.
+        offset: where it begins there.
+        local_size: number of ranks on this host.
+        size: number of ranks.
+    """
+
+    def __init__(self, fd: int, offset: int, local_size: int, size: int) -> None:
+        self._places = _LINE_WORDS
+        self._ranks = self._places + _LINE_WORDS * local_size
+        words = self._ranks + _LINE_WORDS * size
+        self._fates = words * 8
+        self._roster = self._fates + _FATE_ROOM * size
+        self._roster_room = _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
+        self._local_size = local_size
+        self._map = map_shared(fd, self._roster + self._roster_room, offset)
+        self._whole = memoryview(self._map)
+        self._words = self._whole[: words * 8].cast("Q")
+
+    @staticmethod
+    def nbytes(local_size: int, size: int) -> int:
+        """Return how many bytes it takes, in whole pages."""
+        words = _LINE_WORDS * (1 + local_size + size)
+        nbytes = words * 8 + _FATE_ROOM * size + _ROSTER_ROOM + _ROSTER_ROOM_PER_RANK * size
+        return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+    # -- who takes part ------------------------------------------------------------------------------------------
+
+    def come(self, local_rank: int, rank: int) -> None:
+        """Say which rank of the job this one is."""
+        self._words[self._places + _LINE_WORDS * local_rank] = rank + 1
+
+    def places(self) -> list[int] | None:
+        """Return the ranks of this host, in the order of their local ranks; None until all have come."""
+        ranks = [int(self._words[self._places + _LINE_WORDS * index]) - 1 for index in range(self._local_size)]
+        return None if -1 in ranks else ranks
+
+    def publish(self, verdict: int, text: bytes) -> None:
+        """Say who takes part, or why there is no job."""
+        text = text[: self._roster_room]
+        self._whole[self._roster : self._roster + len(text)] = text
+        self._words[_ROSTER_BYTES] = len(text)
+        futex.fence()
+        self._words[_ROSTER] = verdict
+
+    def wait(self, is_over: Callable[[], bool]) -> tuple[int, bytes]:
+        """Return what the leader has published; (0, nothing) when ``is_over`` comes first."""
+        while not (verdict := int(self._words[_ROSTER])):
+            if is_over() and not self._words[_ROSTER]:
+                return 0, b""
+            time.sleep(_POLL_S)
+        futex.fence()
+        return verdict, bytes(self._whole[self._roster : self._roster + self._words[_ROSTER_BYTES]])
+
+    # -- the others ----------------------------------------------------------------------------------------------
+
+    def set_state(self, rank: int, state: int, cause: int, fate: str) -> None:
+        """Note what became of a rank of another host; what has ended stays so."""
+        word = self._word(rank, _STATE)
+        if self._words[word] & 0xFF >= LEFT:
+            return
+        text = fate.encode(errors="backslashreplace")[:_FATE_ROOM]
+        start = self._fates + _FATE_ROOM * rank
+        self._whole[start : start + len(text)] = text
+        self._words[self._word(rank, _FATE_BYTES)] = len(text)
+        futex.fence()
+        self._words[word] = state | (cause + 1) << 8
+        if state >= FAILED:
+            self._words[_LOST] += 1
+
+    def state_of(self, rank: int) -> int:
+        """Return the state of a rank of another host."""
+        return int(self._words[self._word(rank, _STATE)] & 0xFF)
+
+    def cause_of(self, rank: int) -> int:
+        """Return the rank because of which it left or failed, or -1."""
+        return int(self._words[self._word(rank, _STATE)] >> 8) - 1
+
+    def fate_of(self, rank: int) -> str:
+        """Return in words how it ended; empty if that is not known."""
+        futex.fence()
+        start = self._fates + _FATE_ROOM * rank
+        return bytes(self._whole[start : start + self._words[self._word(rank, _FATE_BYTES)]]).decode(errors="replace")
+
+    @property
+    def lost(self) -> int:
+        """How many ranks of other hosts have died or failed."""
+        return int(self._words[_LOST])
+
+    def set_kernel(self, rank: int, state: str, cpu_s: float) -> None:
+        """Note what the kernel of another host says about a process."""
+        self._words[self._word(rank, _CPU_MS)] = max(0, int(cpu_s * 1000))
+        self._words[self._word(rank, _KERNEL)] = ord(state)
+
+    def kernel_of(self, rank: int) -> tuple[str, float]:
+        """Return what the kernel said: the letter of the state, and seconds of processor time; ``?`` when nothing."""
+        state = int(self._words[self._word(rank, _KERNEL)])
+        return (chr(state) if state else "?"), self._words[self._word(rank, _CPU_MS)] / 1000
+
+    # -- the leader ----------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Say that the leader runs."""
+        self._words[_BEAT] = time.monotonic_ns()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the leader has not said so."""
+        return (time.monotonic_ns() - self._words[_BEAT]) / 1e9
+
+    @property
+    def offset_ns(self) -> int:
+        """What to add to this host's clock to get that of rank 0's host."""
+        word = int(self._words[_OFFSET])
+        return word - (1 << 64) if word >= _HALF else word
+
+    @offset_ns.setter
+    def offset_ns(self, value: int) -> None:
+        self._words[_OFFSET] = value % (1 << 64)
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._words.release()
+        self._whole.release()
+        self._map.close()
+
+    def _word(self, rank: int, word: int) -> int:
+        return self._ranks + _LINE_WORDS * rank + word

@@ -1,0 +1,122 @@
+"""Is everybody still there? The ranks of this host as processes, those of other hosts as their leader tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from horovod.core.departures import LEFT as HAS_LEFT
+from horovod.core.generation import Generation
+from horovod.links.hosts.mirror import DEAD, FAILED, Mirror
+from horovod.links.shm.peers import ShmPeers, process_state
+from horovod.transports.shm.control import Control, State
+
+__all__ = ["HostsPeers"]
+
+_POLL_S = 0.02
+
+
+class HostsPeers(ShmPeers):
+    """The other ranks of a job on several hosts; see ``Peers``.
+
+    Args:
+        control: the control page of this host.
+        generation: who takes part.
+        rank: this rank.
+        pid_fds: of this host's ranks; owned from now on.
+        others: what is known of the ranks of other hosts; owned from now on.
+        timeout_s: how long the leader of this host may be stopped.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        generation: Generation,
+        rank: int,
+        pid_fds: Sequence[int],
+        others: Mirror,
+        timeout_s: float,
+    ) -> None:
+        ranks = generation.neighbours(rank)
+        super().__init__(control, generation, ranks, pid_fds)
+        self._mirror = others
+        self._leader = ranks[0]
+        self._timeout_s = timeout_s
+        self._others = [other for other in range(generation.size) if other not in ranks]
+
+    def gone(self) -> int | None:
+        """Return a rank that died, or failed, without leaving properly; None while all is well.
+
+        Raises:
+            HorovodInternalError: something in this process has closed descriptors of this package.
+        """
+        lost = super().gone()
+        if lost is None and self._mirror.lost:
+            lost = next((self.culprit_of(rank) for rank in self._others if self._is_lost(rank)), None)
+        if lost is None and self._is_leader_stopped():
+            lost = self._leader
+        return lost
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether the process of ``rank`` has ended, as far as that is known here."""
+        return super().is_dead(rank) if rank in self._indices else self._mirror.state_of(rank) == DEAD
+
+    def has_ended(self, rank: int) -> bool:
+        """The same for any thread without the engine's lock."""
+        return super().has_ended(rank) if rank in self._indices else self._mirror.state_of(rank) == DEAD
+
+    def fate(self, rank: int, why: str = "") -> str:
+        """Return in words how ``rank`` ended, as far as it can be known."""
+        if rank == self._rank:
+            return f"{self._describe(rank)} was stopped, or cut off, for so long that the other ranks have given it up"
+        if rank in self._indices:
+            if rank == self._leader and self._is_leader_stopped():
+                return (
+                    f"{self._describe(rank)} is stopped, and with it the connection of this host to the others, for "
+                    f"{self._mirror.silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT={self._timeout_s:g})"
+                )
+            return super().fate(rank, why)
+        state = self._mirror.state_of(rank)
+        if state == FAILED:
+            return f"{self._describe(rank)} failed: {why}" if why else f"{self._describe(rank)} failed"
+        if state == DEAD:
+            return self._mirror.fate_of(rank) or f"{self._describe(rank)} died"
+        return why or f"{self._describe(rank)} {HAS_LEFT}"
+
+    def process(self, rank: int) -> tuple[str, float]:
+        """Return what the kernel says about the process of ``rank``."""
+        if rank in self._indices:
+            return process_state(self._pids[rank])
+        return ("X", 0.0) if self._mirror.state_of(rank) == DEAD else self._mirror.kernel_of(rank)
+
+    def wait_for_end(self, rank: int, timeout_s: float) -> None:
+        """Wait until the process of ``rank`` has ended, as far as that is known here, ``timeout_s`` seconds at most."""
+        if rank in self._indices:
+            super().wait_for_end(rank, timeout_s)
+            return
+        deadline = time.monotonic() + timeout_s
+        while self._mirror.state_of(rank) != DEAD and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Close the pidfds and what is known of the others."""
+        super().close()
+        self._mirror.close()
+
+    def _is_lost(self, rank: int) -> bool:
+        return self._mirror.state_of(rank) in (FAILED, DEAD)
+
+    def _is_leader_stopped(self) -> bool:
+        """Whether nobody relays for this host, because the process that should is stopped."""
+        if self._rank == self._leader or self._mirror.silent_s < self._timeout_s:
+            return False
+        return self._state_of(self._leader) is State.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"
+
+    def _state_of(self, rank: int) -> State:
+        if rank in self._indices:
+            return super()._state_of(rank)
+        state = self._mirror.state_of(rank)
+        return State.FAILED if state == DEAD else State(state)
+
+    def _cause_of(self, rank: int) -> int:
+        return super()._cause_of(rank) if rank in self._indices else self._mirror.cause_of(rank)

@@ -1,0 +1,126 @@
+"""A recording of the timeline, on its way between hosts: what rank 0 began, what ranks did, and when they came.
+
+Between hosts all times are those of the clock of rank 0's host; each leader converts them to its own and back.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+
+from horovod.engine.ports import Session
+from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
+from horovod.links.hosts.mirror import Mirror
+from horovod.links.shm.board import ShmBoard
+
+__all__ = ["Recordings"]
+
+
+class Recordings:
+    """See the module.
+
+    Args:
+        board: this host's.
+        mirror: knows the distance of the clocks.
+        ranks: of this host.
+        is_hub: whether rank 0 is one of them.
+        send: sends messages towards the host of a rank.
+        send_all: sends messages to all other hosts that one can reach directly, except one.
+    """
+
+    def __init__(
+        self,
+        board: ShmBoard,
+        mirror: Mirror,
+        ranks: Sequence[int],
+        is_hub: bool,
+        send: Callable[[int, Sequence[Message]], None],
+        send_all: Callable[..., None],
+    ) -> None:
+        self._board, self._mirror, self._is_hub = board, mirror, is_hub
+        self._send, self._send_all = send, send_all
+        self._session: Session | None = None
+        self._arrived = dict.fromkeys(ranks, 0)
+        self._told = dict.fromkeys(ranks, 0)
+        self._lock = threading.Lock()
+        self._parked: dict[int, collections.deque[Trace | Told]] = collections.defaultdict(collections.deque)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a recording is under way, or some rank of this host has not told all of it."""
+        session = self._board.session
+        if not session.number or self._is_hub:
+            return bool(session.number) and not session.end
+        return not session.end or min(self._told.values()) < session.number
+
+    def look(self) -> None:
+        """Pass on what is new on this host's board."""
+        session = self._board.session
+        if not session.number:
+            return
+        if self._is_hub:
+            self._place()
+            if session != self._session:
+                self._session = session
+                self._send_all([Recording(*session)])
+        self._tell_arrivals()
+        if not self._is_hub:
+            self._tell_traces(session.number)
+
+    def take(self, host: int, message: Recording | Trace | Told | Arrivals) -> None:
+        """Take what has come from another host."""
+        if isinstance(message, Arrivals):
+            offset = self._mirror.offset_ns
+            for key, at_ns in message.pairs:
+                self._board.note_arrival(key, at_ns - offset, message.rank)
+            if self._is_hub:
+                self._send_all([message], but=host)
+        elif isinstance(message, Recording):
+            if not self._is_hub:
+                session = Session(message.number, message.mark_cycles, message.since_ns, message.begin, message.end)
+                self._board.set_session(session._replace(since_ns=max(1, session.since_ns - self._mirror.offset_ns)))
+        elif self._is_hub:
+            self._parked[message.rank].append(message)
+            self._place()
+
+    def _place(self) -> None:
+        """Put what other hosts' ranks have told where rank 0 reads it, as far as there is room."""
+        if not self._lock.acquire(False):
+            return  # at the next look
+        try:
+            self._place_all()
+        finally:
+            self._lock.release()
+
+    def _place_all(self) -> None:
+        for rank, parked in list(self._parked.items()):
+            while parked:
+                first = parked[0]
+                if isinstance(first, Told):
+                    self._board.finish_session(first.number, rank)
+                elif not self._board.put_trace(first.data, rank):
+                    break
+                parked.popleft()
+
+    def _tell_arrivals(self) -> None:
+        offset, news = self._mirror.offset_ns, []
+        for rank, before in self._arrived.items():
+            self._arrived[rank], keys = self._board.arrived(rank, before)
+            pairs = [(key, at_ns + offset) for key in keys if (at_ns := self._board.arrival(rank, key))]
+            if pairs:
+                news.append(Arrivals(rank, pairs))
+        if news:
+            self._send_all(news)
+
+    def _tell_traces(self, number: int) -> None:
+        news: list[Message] = []
+        for rank, told in self._told.items():
+            has_finished = told < number and self._board.has_finished(rank, number)
+            if data := self._board.take_trace(rank):
+                news.append(Trace(rank, data))
+            if has_finished:
+                self._told[rank] = number
+                news.append(Told(rank, number))
+        if news:
+            self._send_all(news)

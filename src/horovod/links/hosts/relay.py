@@ -1,0 +1,317 @@
+"""The thread of a host's leader that relays between the memory of its host and the other hosts.
+
+It needs no engine: deaths, questions, answers and signs of life pass while the leader computes, or is in the middle of
+a collective. The hub is rank 0's leader; what the others tell each other passes through it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from horovod.core.departures import LEFT
+from horovod.core.generation import Generation
+from horovod.links.hosts import frames, mirror
+from horovod.links.hosts.clock import Clock
+from horovod.links.hosts.inquiries import Inquiries
+from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.recordings import Recordings
+from horovod.links.hosts.wire import Wire, descriptor_of, has_more
+from horovod.links.shm.board import ShmBoard
+from horovod.links.shm.peers import ShmPeers
+from horovod.rendezvous.curve import terminate
+from horovod.transports.shm.control import Control, State
+
+__all__ = ["HUB", "HostMemory", "Relay"]
+
+HUB = 0
+"""The host, among all, whose leader is rank 0."""
+_TICK_S = 0.1
+#: While a recording is under way.
+_RECORDING_TICK_S = 0.02
+_PING_S = 0.5
+_FIRST_PINGS = 8
+_END_S = 5.0
+#: A host that was heard so lately did not fall silent: its connection was ended.
+_SILENT_S = 2.5
+#: How long a departure may wait for the log before it.
+_BEHIND_S = 1.0
+
+
+class HostMemory(NamedTuple):
+    """What the ranks of a host share."""
+
+    control: Control
+    board: ShmBoard
+    mirror: Mirror
+    peers: ShmPeers
+
+
+class Relay:
+    """See the module.
+
+    Args:
+        generation: who takes part.
+        index: this host.
+        host: what the ranks of this host share.
+        socket: connected with the other leaders, or with the hub; its own from now on.
+        ids: routing ids of the leaders, by host.
+        timeout_s: how long a host may be silent; the socket sees to it, this is for errors.
+
+    Attributes:
+        requests: at the hub, what ranks of other hosts ask for; read by the engine.
+        log: elsewhere, the log; read by the engine.
+        wire: the connection.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        index: int,
+        host: HostMemory,
+        socket: zmq.Socket[bytes],
+        ids: Sequence[bytes],
+        timeout_s: float,
+    ) -> None:
+        self._generation, self._index = generation, index
+        self._control, self._board, self._mirror, self._neighbours = host
+        self._timeout_s = timeout_s
+        self._ranks = generation.hosts[index]
+        self.requests: collections.deque[frames.Message] = collections.deque()
+        self.log: collections.deque[frames.Message] = collections.deque()
+        self._departing: set[int] = set()
+        self._behind: tuple[int, float] = (0, 0.0)
+        self.wire = Wire(socket, ids, index, self._take, self._lose)
+        self._context = socket.context
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if index != HUB else None
+        self._told: dict[int, tuple[int, int]] = {}
+        self._heard_s = dict.fromkeys(self.wire.peers, time.monotonic())
+        self._pinged_s = 0.0
+        self._clock = Clock()
+        ranks = self._ranks
+        self._inquiries = Inquiries(
+            host.board, host.mirror, ranks, [member.pid for member in generation.members], self.send
+        )
+        self._recordings = Recordings(host.board, host.mirror, ranks, index == HUB, self.send, self.send_all)
+        self._handlers: dict[type, Callable[[int, frames.Message], None]] = {
+            **dict.fromkeys((frames.Declare, frames.Submit, frames.Leave), self._take_request),
+            **dict.fromkeys((frames.Declared, frames.Run), lambda _, message: self.log.append(message)),
+            **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_inquiry),
+            **dict.fromkeys((frames.Recording, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
+            frames.State: self._take_state,
+            frames.Ping: self._take_ping,
+            frames.Pong: self._take_pong,
+        }
+        self._bell, self._poll = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), select.poll()
+        self._deaths = {fd: rank for rank, fd in host.peers.fds.items() if rank != generation.hosts[index][0]}
+        for fd in (self._bell, self.wire.fd, *self._deaths):
+            self._poll.register(fd, select.POLLIN)
+        if self._monitor is not None:
+            self._poll.register(descriptor_of(self._monitor), select.POLLIN)
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="horovod-relay", daemon=True)
+        host.mirror.beat()
+        self._thread.start()
+
+    # -- for the engine ------------------------------------------------------------------------------------------
+
+    def send(self, rank: int, messages: Sequence[frames.Message]) -> None:
+        """Send messages towards the host of ``rank``, which is another one."""
+        host = self._generation.host_of(rank) if self._index == HUB else HUB
+        if not self.wire.is_lost(host):
+            self.wire.post((host,), messages)
+
+    def send_all(self, messages: Sequence[frames.Message], but: int = -1) -> None:
+        """Send messages to the hub; at the hub, to all other hosts, except ``but``."""
+        self.wire.post([h for h in self.wire.peers if h != but and not self.wire.is_lost(h)], messages)
+
+    def depart(self, departures: Iterable[frames.State]) -> None:
+        """Take note of ranks that have left, as soon as what the log said before has reached this host's ranks."""
+        for message in departures:
+            self._apply(message)
+
+    def close(self) -> None:
+        """Tell the last news, and end the connection."""
+        self._is_ending = True
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+        self._thread.join(_END_S)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending:
+                tick_s = _RECORDING_TICK_S if self._recordings.is_busy else _TICK_S
+                for fd, _ in self._poll.poll(tick_s * 1000):
+                    if fd == self._bell:
+                        os.eventfd_read(fd)
+                    elif fd in self._deaths:
+                        self._note_death(fd)
+                self._turn()
+            self._turn()
+        finally:
+            if self._monitor is not None:
+                self._poll.unregister(descriptor_of(self._monitor))
+            self.wire.close()
+            terminate(self._context)
+            os.close(self._bell)
+
+    def _turn(self) -> None:
+        self._mirror.beat()
+        self.wire.pump()
+        self._hear_monitor()
+        self._note_states()
+        self._catch_up()
+        questions = self._inquiries.news()
+        self._recordings.look()  # what is asked may be to look at what rank 0 has begun before it asked
+        self._inquiries.look(questions)
+        if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.samples >= _FIRST_PINGS else 0.0):
+            self._pinged_s = time.monotonic()
+            self.send_all([frames.Ping(time.monotonic_ns())])
+        if (self.requests or self.log) and not self._is_ending:
+            self._control.ring(self._control.rank)
+
+    def _hear_monitor(self) -> None:
+        monitor = self._monitor
+        while monitor is not None and has_more(monitor):
+            if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+                self.wire.hang_up(HUB)
+
+    def _note_states(self) -> None:
+        """Tell the other hosts what the ranks of this one say of themselves."""
+        news = []
+        for index, rank in enumerate(self._ranks):
+            state, cause = self._control.state_of(index), self._control.cause_of(index)
+            if self._told.get(rank) != (state, cause):
+                self._told[rank] = (state, cause)
+                reason = self._board.reason(rank) if state >= State.LEFT else None
+                news.append(frames.State(rank, state, cause, reason=reason))
+        if news:
+            self.send_all(news)
+
+    def _note_death(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        rank = self._deaths.pop(fd)
+        self._note_states()
+        if self._told[rank][0] < State.LEFT:
+            self.send_all([frames.State(rank, mirror.DEAD, fate=self._neighbours.fate(rank))])
+
+    def _catch_up(self) -> None:
+        """Let departures count that wait for a log which the engine does not read: it is busy."""
+        departures = [message for message in tuple(self.log) if isinstance(message, frames.State)]
+        if not departures:
+            self._behind = (0, 0.0)
+        elif self._behind[0] != id(departures[0]):
+            self._behind = (id(departures[0]), time.monotonic())
+        elif time.monotonic() - self._behind[1] > _BEHIND_S:
+            self.depart(departures)
+
+    # -- what comes, under the wire's lock -----------------------------------------------------------------------
+
+    def _take(self, host: int, message: frames.Message) -> None:
+        self._heard_s[host] = time.monotonic()
+        self._handlers[type(message)](host, message)
+
+    def _speaks_for(self, host: int, rank: int) -> bool:
+        """Whether a host may say something of a rank: the hub of all other hosts', the others of their own."""
+        if rank >= self._generation.size:
+            return False
+        return rank not in self._ranks if host == HUB else rank in self._generation.hosts[host]
+
+    def _take_request(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Declare | frames.Submit | frames.Leave)
+        if host != HUB and self._speaks_for(host, message.rank):
+            self.requests.append(message)
+
+    def _take_inquiry(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Question | frames.Answer | frames.Kernel)
+        if max(message.rank, message.asker) < self._generation.size:
+            self._inquiries.take(message)
+
+    def _take_recording(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Recording | frames.Trace | frames.Told | frames.Arrivals)
+        if isinstance(message, frames.Recording) or self._speaks_for(host, message.rank):
+            self._recordings.take(host, message)
+
+    def _take_state(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.State)
+        if not self._speaks_for(host, message.rank):
+            return
+        if self._index == HUB:
+            self.send_all([message], but=host)
+        if self._index != HUB and message.state == State.LEFT:
+            # It has left after what the log says so far.
+            self._departing.add(message.rank)
+            self.log.append(message)
+        else:
+            self._apply(message)
+
+    def _take_ping(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Ping)
+        self.wire.post((host,), [frames.Pong(message.sent_ns, time.monotonic_ns())])
+
+    def _take_pong(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Pong)
+        self._clock.note(message.sent_ns, message.at_ns, time.monotonic_ns())
+        if self._index != HUB:
+            self._mirror.offset_ns = self._clock.offset_ns
+
+    def _apply(self, message: frames.State) -> None:
+        if message.reason is not None:
+            self._board.give_reason(message.reason, message.rank)
+        self._mirror.set_state(message.rank, message.state, message.cause, message.fate)
+        if not self._is_ending:
+            self._control.ring_all(range(self._control.size))
+
+    def _lose(self, host: int, why: str) -> None:
+        """A host cannot be reached any more."""
+        if self.wire.is_lost(host):
+            return
+        self.wire.drop(host)
+        silent_s = time.monotonic() - self._heard_s[host]
+        ranks, members, describe = self._generation.hosts[host], self._generation.members, self._generation.describe
+        leader, name = ranks[0], members[ranks[0]].host
+        if leader in self._departing or self._mirror.state_of(leader) == State.LEFT:
+            self._part_from(host)
+            return
+        if why:
+            fate = f"{describe(leader)} is lost: the connection with host {name} had to be ended, because {why}"
+        elif silent_s > _SILENT_S:
+            fate = (
+                f"{describe(leader)} is lost: host {name} has not answered for {silent_s:.0f} s (limit: "
+                f"HOROVOD_HOST_TIMEOUT={self._timeout_s:g}). It has lost its power or its network, or its first rank, "
+                f"rank {leader}, is stopped"
+            )
+        else:
+            fate = f"{describe(leader)} died: its connection ended, and host {name} cannot be reached without it"
+        lost = [frames.State(leader, mirror.DEAD, fate=fate)]
+        if self._index == HUB:
+            lost += [
+                frames.State(rank, mirror.DEAD, leader, f"{describe(rank)} is lost with {name}") for rank in ranks[1:]
+            ]
+            self.send_all(lost, but=host)
+        for message in lost:
+            self._apply(message)
+
+    def _part_from(self, host: int) -> None:
+        """The leader of a host has left, and nobody speaks for its other ranks any more; elsewhere rank 0 has."""
+        if self._index != HUB:
+            return
+        ranks, describe = self._generation.hosts[host], self._generation.describe
+        for rank in ranks[1:]:
+            if self._mirror.state_of(rank) < State.LEFT:
+                text = f"{describe(rank)} is out of reach: {describe(ranks[0])}, the first rank of its host, {LEFT}"
+                left = frames.State(rank, State.LEFT, reason=f"\n{text}".encode())
+                self.requests.append(frames.Leave(rank, text))
+                self.send_all([left], but=host)
+                self._apply(left)

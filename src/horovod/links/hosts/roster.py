@@ -1,0 +1,131 @@
+"""Who takes part in a job on several hosts: the leaders learn it from each other, and each tells its host."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from horovod.core.generation import Generation, Member
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
+from horovod.links.hosts.mirror import REFUSED, Mirror
+
+__all__ = ["Host", "Roster", "await_places", "await_roster", "publish", "publish_refusal"]
+
+#: How much longer than the leader the other ranks of a host wait, so that its explanation arrives.
+_GRACE_S = 5.0
+_POLL_S = 0.002
+
+
+class Host(msgspec.Struct, array_like=True, frozen=True):
+    """One host of a job.
+
+    Attributes:
+        name: of the host.
+        ranks: in the order of their local ranks; the first one leads.
+        pids: their process ids.
+        store: where rank 0's store listens; empty on other hosts.
+    """
+
+    name: str
+    ranks: list[int]
+    pids: list[int]
+    store: list[str] = []
+
+
+class Roster(msgspec.Struct, array_like=True, frozen=True):
+    """Who takes part.
+
+    Attributes:
+        hosts: rank 0's first.
+        index: the host that this is told to.
+    """
+
+    hosts: list[Host]
+    index: int
+
+    def generation(self, number: int) -> Generation:
+        """Return the membership; ``number`` counts the meetings of the job."""
+        members = {
+            rank: Member(pid, host.name) for host in self.hosts for rank, pid in zip(host.ranks, host.pids, strict=True)
+        }
+        ranks = [host.ranks for host in self.hosts]
+        return Generation([members[rank] for rank in range(len(members))], number=number, hosts=ranks)
+
+
+class _Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """Why there is no job; ``lost`` is the rank that died, if that is why, else -1."""
+
+    error: str
+    lost: int = -1
+
+
+def await_places(mirror: Mirror, pid_fds: Sequence[int], timeout_s: float) -> list[int]:
+    """Return the ranks of this host, in the order of their local ranks.
+
+    Raises:
+        PeerLostError: one of them has ended.
+        InitError: one of them does not go on.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (ranks := mirror.places()) is None:
+        if dead := ended(pid_fds):
+            raise PeerLostError(f"local rank {dead[0]} of this host died inside init()", rank=-1)
+        if time.monotonic() > deadline:
+            raise InitError(
+                f"not all ranks of this host went on within {timeout_s:g} s in init() (HOROVOD_START_TIMEOUT); is one "
+                "of them stopped?"
+            )
+        time.sleep(_POLL_S)
+    return ranks
+
+
+def publish(mirror: Mirror, roster: Roster) -> None:
+    """Tell the other ranks of this host who takes part."""
+    mirror.publish(1, msgspec.msgpack.encode(roster))
+
+
+def publish_refusal(mirror: Mirror, error: BaseException) -> None:
+    """Tell the other ranks of this host why there is no job."""
+    lost = error.rank if isinstance(error, PeerLostError) else -1
+    text = str(error) if isinstance(error, HorovodInternalError) else f"the first rank of this host failed: {error!r}"
+    mirror.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, lost)))
+
+
+def await_roster(mirror: Mirror, leader_fd: int, timeout_s: float) -> Roster:
+    """Return who takes part, as the leader of this host says.
+
+    Args:
+        mirror: where it says so.
+        leader_fd: a pidfd of the leader.
+        timeout_s: seconds that it may take.
+
+    Raises:
+        InitError: there is no job.
+        PeerLostError: a rank has ended.
+    """
+    deadline = time.monotonic() + timeout_s + _GRACE_S
+    verdict, text = mirror.wait(lambda: bool(ended([leader_fd])) or time.monotonic() > deadline)
+    if not verdict:
+        if ended([leader_fd]):
+            raise PeerLostError("the first rank of this host died inside init()", rank=-1)
+        raise InitError(
+            f"the first rank of this host did not meet the other hosts within {timeout_s:g} s (HOROVOD_START_TIMEOUT)"
+        )
+    if verdict == REFUSED:
+        refusal = msgspec.msgpack.decode(text, type=_Refusal)
+        if refusal.lost >= 0:
+            raise PeerLostError(refusal.error, rank=refusal.lost)
+        raise InitError(refusal.error)
+    return msgspec.msgpack.decode(text, type=Roster)
+
+
+def ended(pid_fds: Sequence[int]) -> list[int]:
+    """Return the indices of those processes that have ended."""
+    poll = select.poll()
+    for fd in pid_fds:
+        poll.register(fd, select.POLLIN)
+    found = {fd for fd, _ in poll.poll(0)}
+    return [index for index, fd in enumerate(pid_fds) if fd in found]

@@ -1,0 +1,230 @@
+"""The connection between the leader of a host and that of rank 0's host: frames, in order, none twice.
+
+Any thread may send and receive: who holds the lock does both, for all. The socket's descriptor tells that there is
+something to be done, once; so whoever has used the socket looks whether something has come.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import zmq
+
+from horovod.links.hosts import frames
+from horovod.links.hosts.frames import Message
+from horovod.logs import logger
+
+__all__ = ["Wire", "descriptor_of", "has_more"]
+
+#: Bytes that may wait for a host that takes nothing, before it counts as lost.
+_MOST_WAITING = 256 << 20
+_PART_S, _LOOK_MS, _LINGER_MS = 2.0, 50, 1000
+_wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+class Wire:
+    """See the module.
+
+    Args:
+        socket: at the hub a ROUTER, elsewhere a DEALER; its own from now on.
+        ids: by host, the routing id of its leader; elsewhere than at the hub only the hub's counts, which is ignored.
+        index: this host; 0 is the hub.
+        take: called with a host and each message that has come from it, by the thread that holds the lock.
+        lose: called with a host that cannot be reached any more, and why, in the same way.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        ids: Sequence[bytes],
+        index: int,
+        take: Callable[[int, Message], None],
+        lose: Callable[[int, str], None],
+    ) -> None:
+        self._socket = socket
+        self._is_hub = index == 0
+        self._ids = list(ids)
+        self._hosts = {routing_id: host for host, routing_id in enumerate(ids)}
+        self._take, self._lose = take, lose
+        self._lock = threading.Lock()
+        self._is_dirty = False
+        self.peers = [host for host in range(len(ids)) if host != index] if self._is_hub else [0]
+        self._outgoing: dict[int, collections.deque[bytes]] = {host: collections.deque() for host in self.peers}
+        self._sent, self._heard = dict.fromkeys(self.peers, 0), dict.fromkeys(self.peers, 0)
+        self._lost: set[int] = set()
+        # Who has said the last word, and to whom it was said.
+        self._parted: set[int] = set()
+        self._greeted: set[int] = set()
+        self._fds: set[int] = set()
+        _wires.add(self)
+        self._has_complained = False
+        self._is_closed = False
+        if self._is_hub:
+            socket.router_mandatory = True
+        self.fd = descriptor_of(socket)
+
+    def post(self, hosts: Iterable[int], messages: Sequence[Message]) -> None:
+        """Send messages to hosts; never blocks."""
+        for start in range(0, len(messages), frames.MAX_ITEMS):
+            body = frames.encode(messages[start : start + frames.MAX_ITEMS])
+            for host in hosts:
+                if host not in self._greeted:
+                    self._outgoing[host].append(body)
+        self._is_dirty = True
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what waits, and take what has come, unless another thread does it anyway."""
+        while True:
+            if not self._lock.acquire(False):
+                return  # who holds it sees what was posted before
+            try:
+                if self._is_closed:
+                    return
+                self._is_dirty = False
+                unreachable = self._send()
+                self._receive()
+                for host, why in unreachable.items():
+                    self._lose(host, why)
+            finally:
+                self._lock.release()
+            if not self._is_dirty:
+                return
+
+    def hang_up(self, host: int) -> None:
+        """Give a host up whose connection has ended, after all that it said before."""
+        with self._lock:
+            if not self._is_closed:
+                self._receive()
+                self._lose(host, "")
+
+    def drop(self, host: int) -> None:
+        """Neither send to a host nor hear it any more."""
+        self._lost.add(host)
+
+    def is_lost(self, host: int) -> bool:
+        """Whether it was dropped."""
+        return host in self._lost
+
+    def close(self) -> None:
+        """Say the last word to all, and close the socket when they have said theirs, or after two seconds.
+
+        Who closes a connection on which something still arrives may destroy what the other side has not read yet.
+        """
+        self._part(self.peers)
+        poll, deadline = select.poll(), time.monotonic() + _PART_S
+        poll.register(self.fd, select.POLLIN)
+        while not self._parted.issuperset(set(self.peers) - self._lost) and time.monotonic() < deadline:
+            poll.poll(_LOOK_MS)
+            self.pump()
+        with self._lock:
+            self._is_closed = True
+            _wires.discard(self)
+            self._socket.close(linger=_LINGER_MS)
+
+    def close_in_child(self) -> None:
+        """Give the connections back that a forked child has inherited: else they would outlive this process."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _send(self) -> dict[int, str]:
+        """Send what can be sent; return the hosts that cannot be reached, and why."""
+        unreachable = {}
+        for host, waiting in self._outgoing.items():
+            if host in self._lost:
+                waiting.clear()
+            while waiting:
+                frame = frames.numbered(self._sent[host], waiting[0])
+                try:
+                    if self._is_hub:
+                        self._socket.send_multipart((self._ids[host], frame), zmq.NOBLOCK)
+                    else:
+                        self._socket.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    if sum(map(len, tuple(waiting))) > _MOST_WAITING:
+                        unreachable[host] = "it does not take what it is sent"
+                    break
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:
+                        raise
+                    unreachable[host] = ""
+                    break
+                self._sent[host] += 1
+                waiting.popleft()
+        return unreachable
+
+    def _receive(self) -> None:
+        socket = self._socket
+        while has_more(socket):
+            if len(self._fds) < len(self.peers):
+                received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                self._fds.add(int(received[-1].get(zmq.SRCFD)))
+                parts = [frame.bytes for frame in received]
+            else:
+                parts = socket.recv_multipart(zmq.NOBLOCK)
+            host = self._hosts.get(parts.pop(0), -1) if self._is_hub else 0
+            if host not in self._lost:
+                self._hear(host, parts)
+
+    def _hear(self, host: int, parts: Sequence[bytes]) -> None:
+        number = frames.number_of(parts[0]) if len(parts) == 1 else -1
+        if host not in self._heard or number < self._heard[host]:
+            self._complain(f"what came from host {host} is no frame, or one that was heard before")
+            return
+        if number > self._heard[host]:
+            self._lose(host, f"frame {self._heard[host]} of it was lost, {number} came")
+            return
+        self._heard[host] += 1
+        try:
+            messages = frames.decode(parts[0])
+        except ValueError as error:
+            self._complain(f"frame {number} of host {host} cannot be read: {error}")
+            return
+        for message in messages:
+            if isinstance(message, frames.Bye):
+                self._parted.add(host)
+                self._part((host,))
+            else:
+                self._take(host, message)
+
+    def _part(self, hosts: Iterable[int]) -> None:
+        """Say the last word to hosts, unless it was said already."""
+        fresh = [host for host in hosts if host not in self._greeted]
+        self.post(fresh, [frames.Bye()])
+        self._greeted.update(fresh)
+
+    def _complain(self, text: str) -> None:
+        """Say once that something is ignored."""
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning(f"between hosts: {text}; it is ignored, as will be others, without further notice")
+
+
+def descriptor_of(socket: zmq.Socket[bytes]) -> int:
+    """Return what becomes readable, once, when there is something to be done with a socket."""
+    fd = socket.getsockopt(zmq.FD)
+    assert isinstance(fd, int)
+    return fd
+
+
+def has_more(socket: zmq.Socket[bytes]) -> bool:
+    """Whether something can be received."""
+    events = socket.get(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & zmq.POLLIN)
+
+
+def _after_fork() -> None:
+    for wire in list(_wires):
+        wire.close_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
