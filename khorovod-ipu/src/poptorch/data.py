@@ -61,7 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options: of the model that is fed.
         dataset: where samples come from.
         batch_size: of one micro-batch of one replica; None for no batches.
-        shuffle: whether to reshuffle in each epoch.
+        shuffle: whether to reshuffle in each epoch; with ``randomSeed`` the order is the same however many processes
+            divide the data.
         num_workers: processes that load data.
         drop_last: whether to leave out what makes no whole batch.
         persistent_workers: whether those processes live on between epochs; if there are any, when omitted.
@@ -110,11 +111,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                         f"{processes} processes cannot divide an IterableDataset, which has no length: let it give "
                         f"each process its part by itself, and say auto_distributed_partitioning=False"
                     )
-            elif processes > 1:
+            elif processes > 1 or (shuffle and options.random_seed is not None):
                 sampler = self._part(cast(Any, dataset), bool(shuffle), drop_last)
                 shuffle = None
-        if shuffle and options.random_seed is not None and "generator" not in kwargs:
-            kwargs["generator"] = torch.Generator().manual_seed(options.random_seed)
         if isinstance(dataset, IterableDataset):
             shuffle = None
         has_batch_sampler = kwargs.get("batch_sampler") is not None

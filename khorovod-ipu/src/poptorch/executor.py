@@ -28,7 +28,7 @@ class PoplarExecutor:
         model: the model.
         options: how it is run.
         training: whether a call makes steps of the optimizer.
-        optimizer: what makes them.
+        optimizer: what makes them; SGD with ``lr=0.01`` when None.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class PoplarExecutor:
             raise TypeError(f"the model must be a torch.nn.Module; received {type(model).__name__}")
         options._freeze()
         self._user_model, self._options, self._training = model, options, training
-        self._optimizer = optimizer
+        self._optimizer: torch.optim.Optimizer | None = None
         self._hyperparameters: list[dict[str, Any]] = []
         self._loss_scaling = 1.0
         self._replicas: Replicas | None = None
         self._instances: Instances | None = None
         self._is_attached = False
-        if optimizer is not None:
-            self.setOptimizer(optimizer)
+        if training:
+            self.setOptimizer(SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -356,7 +356,6 @@ def trainingModel(
     Raises:
         TypeError: no model, or no optimizer.
     """
-    optimizer = SGD(model.parameters(), lr=0.01) if optimizer is None else optimizer
     return PoplarExecutor(model, options or Options(), True, optimizer)
 
 

@@ -1,0 +1,150 @@
+"""Options of PopTorch and of PopDist, and what the data loader makes of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import popdist.poptorch
+import poptorch
+
+
+@pytest.fixture
+def eight_replicas_on_four_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instance 2 of the job of the tutorial."""
+    for name, value in {"NUM_TOTAL_REPLICAS": 8, "NUM_LOCAL_REPLICAS": 2, "REPLICA_INDEX_OFFSET": 4}.items():
+        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(10))
+
+
+def test_methods_return_the_options_and_what_is_set_can_be_read() -> None:
+    options = poptorch.Options().deviceIterations(3).replicationFactor(2).randomSeed(7).enableExecutableCaching("/tmp")
+    options.Training.gradientAccumulation(4).accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    options.Precision.enableStochasticRounding(True)
+    options._Popart.set("x", 1)
+    found = options.toDict()
+    assert (found["device_iterations"], found["replication_factor"], found["gradient_accumulation"]) == (3, 2, 4)
+    assert found["accumulation_and_replication_reduction_type"] == poptorch.ReductionType.Sum
+    assert (found["enableExecutableCaching"], found["enableStochasticRounding"], found["x"]) == ("/tmp", True, 1)
+
+
+def test_a_misspelt_option_is_told_and_a_wrong_value_refused() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'deviceIterations'"):
+        poptorch.Options().deviceIteration(3)
+    with pytest.raises(AttributeError, match="did you mean 'trainingModel'"):
+        poptorch.trainingmodel
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="deviceIterations must be a whole number"):
+            poptorch.Options().deviceIterations(wrong)
+
+
+def test_frozen_options_cannot_be_changed_but_their_copies_can() -> None:
+    options = poptorch.Options()
+    options._freeze()
+    with pytest.raises(AttributeError, match="cannot be changed any more"):
+        options.Training.gradientAccumulation(2)
+    twin = copy.deepcopy(options).deviceIterations(5)
+    twin.Training.gradientAccumulation(2)
+    assert (options.device_iterations, twin.device_iterations, twin.Training.gradient_accumulation) == (1, 5, 2)
+
+
+@pytest.mark.usefixtures("eight_replicas_on_four_instances")
+def test_popdists_options_are_decided_by_poprun() -> None:
+    options = popdist.poptorch.Options(ipus_per_replica=1)
+    assert (options.replication_factor, options.Distributed.processId, options.Distributed.numProcesses) == (2, 2, 4)
+    blocked = {
+        "useIpuId": lambda: options.useIpuId(1),
+        "replicationFactor": lambda: options.replicationFactor(1),
+        "Distributed.disable": lambda: options.Distributed.disable(),
+        "Distributed.setEnvVarNames": lambda: options.Distributed.setEnvVarNames("A", "B"),
+        "Distributed.configureProcessId": lambda: options.Distributed.configureProcessId(0, 1),
+    }
+    for name, call in blocked.items():
+        with pytest.raises(RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"):
+            call()
+    twin = copy.deepcopy(options)
+    assert twin.toDict() == options.toDict() and twin.Distributed.processId == 2
+    with pytest.raises(RuntimeError, match="poprun --ipus-per-replica=4"):
+        popdist.poptorch.Options(ipus_per_replica=4)
+
+
+def test_outside_of_poprun_popdists_options_mean_one_replica() -> None:
+    options = popdist.poptorch.Options()
+    assert (options.replication_factor, options.Distributed.processId, options.Distributed.numProcesses) == (1, 0, 1)
+
+
+@pytest.mark.usefixtures("eight_replicas_on_four_instances")
+def test_the_data_loader_has_the_numbers_of_the_tutorial() -> None:
+    data = Rows(50_000)
+    assert len(torch.utils.data.DataLoader(data, batch_size=32, drop_last=True)) == 1562
+    plain = poptorch.DataLoader(poptorch.Options(), data, batch_size=32)
+    ours = poptorch.DataLoader(popdist.poptorch.Options(), data, batch_size=32)
+    assert (len(plain), plain.combinedBatchSize) == (390, 32)
+    assert (len(ours), ours.combinedBatchSize) == (195, 64)
+    assert next(iter(ours)).tolist() == list(range(2 * 12_480, 2 * 12_480 + 64))
+
+
+def on_instance(index: int, count: int = 3) -> poptorch.Options:
+    options = poptorch.Options().randomSeed(5).deviceIterations(2)
+    options.Distributed.configureProcessId(index, count)
+    return options
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_instances_divide_the_data_without_overlap_and_anew_in_each_epoch(shuffle: bool) -> None:
+    loaders = [poptorch.DataLoader(on_instance(i), Rows(50), batch_size=4, shuffle=shuffle) for i in range(3)]
+    epochs = [[x for loader in loaders for batch in loader for x in batch.tolist()] for _ in range(2)]
+    assert [len(loader) for loader in loaders] == [2, 2, 2]
+    assert all(len(set(seen)) == 48 for seen in epochs)
+    assert (epochs[0] != epochs[1]) == shuffle
+
+
+def test_without_dropping_all_data_are_seen_once() -> None:
+    loaders = [poptorch.DataLoader(on_instance(i), Rows(50), batch_size=4, drop_last=False) for i in range(3)]
+    assert sorted(x for loader in loaders for batch in loader for x in batch.tolist()) == list(range(50))
+
+
+def test_what_instances_cannot_divide_is_refused() -> None:
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 3)
+    with pytest.raises(ValueError, match=r"set options.randomSeed\(42\), the same on every instance"):
+        poptorch.DataLoader(options, Rows(50), shuffle=True)
+    with pytest.raises(ValueError, match="auto_distributed_partitioning=False"):
+        poptorch.DataLoader(options, Stream())
+    with pytest.raises(ValueError, match="no whole batch for each process: one call takes 40 samples"):
+        poptorch.DataLoader(options, Rows(50), batch_size=40)
+    assert len(list(poptorch.DataLoader(options, Stream(), batch_size=5, auto_distributed_partitioning=False))) == 2
+
+
+def test_one_process_loads_what_torch_would() -> None:
+    loader = poptorch.DataLoader(
+        poptorch.Options().replicationFactor(2), Rows(10), batch_size=2, mode=poptorch.DataLoaderMode.Async
+    )
+    accessor = poptorch.AsynchronousDataAccessor(loader)
+    assert [batch.tolist() for batch in accessor] == [[0, 1, 2, 3], [4, 5, 6, 7]] and len(accessor) == 2
+    accessor.terminate()
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # Python 3.12 and newer, on fork beside threads
+def test_workers_load_and_can_be_ended() -> None:
+    loader = poptorch.DataLoader(poptorch.Options(), Rows(6), batch_size=2, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    loader.terminate()
