@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "launch": ("rendezvous", "timeline"),
     "numpy": ("bindings", "context", "engine"),
     "jax": ("bindings", "context", "engine"),
+    "popart": ("bindings",),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
     "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),

@@ -14,6 +14,7 @@ __all__ = ["PLUMBING", "shorten", "without_plumbing"]
 #: Packages whose frames are plumbing: the user's line is the last one outside them.
 PLUMBING = frozenset({
     "horovod", "torch", "numpy", "tensorflow", "keras", "tf_keras", "jax", "optax", "flax", "equinox",
+    "popart", "popdist", "poptorch", "khorovod_ipu",
     "contextlib", "functools",
 })  # fmt: skip
 

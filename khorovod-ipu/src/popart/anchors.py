@@ -1,0 +1,56 @@
+"""What comes back from a run: which values of an anchor, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from popart.dataflow import DataFlow
+from popart.enums import AnchorReturnTypeId
+from popart.stepio import Factors, StepIO, anchor_shape
+from popart.tensors import Array, TensorInfo, to_numpy
+
+__all__ = ["Anchors", "anchor_infos"]
+
+
+def anchor_infos(flow: DataFlow, infos: Mapping[str, TensorInfo], factors: Factors) -> dict[str, TensorInfo]:
+    """Return dtype and shape of the array for each anchor."""
+    found = {}
+    for name in flow.anchors():
+        kind, info = flow.art(name), infos[name]
+        period = kind.rp() if kind.id() is AnchorReturnTypeId.EveryN else 1
+        found[name] = TensorInfo(info.data_type(), anchor_shape(info, kind.id(), period, factors))
+    return found
+
+
+class Anchors:
+    """Hands the values of one run over, as its micro-batches end.
+
+    Args:
+        flow: which anchors, and which of their values.
+        factors: how many micro-batches there are.
+        target: who gets them.
+    """
+
+    def __init__(self, flow: DataFlow, factors: Factors, target: StepIO) -> None:
+        self._flow, self._factors, self._target = flow, factors, target
+        self._sums: dict[tuple[str, int], Array] = {}
+
+    def take(self, batch: int, accumulated: int, replica: int, values: Mapping[str, torch.Tensor]) -> None:
+        """Take what one micro-batch computed."""
+        last = accumulated == self._factors.accumulation - 1 and batch == self._factors.batches - 1
+        for name in self._flow.anchors():
+            kind, value = self._flow.art(name), to_numpy(values[name])
+            wanted = {
+                AnchorReturnTypeId.All: True,
+                AnchorReturnTypeId.EveryN: kind.id() is AnchorReturnTypeId.EveryN and (batch + 1) % kind.rp() == 0,
+                AnchorReturnTypeId.Final: last,
+                AnchorReturnTypeId.Sum: last,
+            }[kind.id()]
+            if kind.id() is AnchorReturnTypeId.Sum:
+                value = np.add(self._sums.get((name, replica), np.zeros_like(value)), value)
+                self._sums[name, replica] = value
+            if wanted:
+                self._target.give(name, value)

@@ -1,0 +1,332 @@
+"""``Builder``: a graph, call by call, as a real ONNX model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from popart.errors import popart_exception, unknown
+from popart.kernels import Node
+from popart.model import PLACEMENT, attribute_value, load_proto, read_graph
+from popart.opsets import AiGraphcore, AiOnnx
+from popart.shapes import Shapes
+from popart.tensors import Array, TensorInfo
+
+__all__ = ["Builder", "DebugContext"]
+
+_DEFAULT_OPSET = 10
+#: Of the time of that operator set; readers of today understand it.
+_IR_VERSION = 5
+
+
+class DebugContext:
+    """A name for what is made; the same as passing the name itself.
+
+    Args:
+        name: put in front of ids.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Builder:
+    """Makes a model.
+
+    Args:
+        modelProtoOrFilename: a model to go on with: its bytes, or a file's name.
+        opsets: versions by domain, ``{"ai.onnx": 10}``.
+        builderCore: accepted for PopART's sake; nothing can be given here.
+
+    Attributes:
+        aiOnnx: operators of ONNX, of version 10 unless ``opsets`` says otherwise; also ``aiOnnxOpset6`` to ``11``.
+        aiGraphcore: operators of ``ai.graphcore``.
+
+    Raises:
+        popart_exception: what was given is no model.
+    """
+
+    def __init__(
+        self, modelProtoOrFilename: Any = None, opsets: dict[str, int] | None = None, builderCore: None = None
+    ) -> None:
+        self._opset = (opsets or {}).get("ai.onnx", _DEFAULT_OPSET)
+        self._opset_used = 0
+        self._counts: Counter[str] = Counter()
+        self._scopes: list[str] = []
+        self._placement: list[tuple[str, int]] = []
+        self._shapes = Shapes(training=True)
+        self._graph = onnx.GraphProto(name="BuilderGraph")
+        self._weights: dict[str, Array] = {}
+        if modelProtoOrFilename is not None:
+            self._go_on_with(load_proto(modelProtoOrFilename))
+        self.aiOnnx = AiOnnx(self, self._opset)
+        self.aiGraphcore = AiGraphcore(self)
+        self.aiGraphcoreOpset1 = self.aiGraphcore
+
+    def __getattr__(self, name: str) -> Any:
+        version = name.removeprefix("aiOnnxOpset")
+        if name.startswith("aiOnnxOpset") and version.isdigit() and 6 <= int(version) <= 13:
+            return AiOnnx(self, int(version))
+        raise AttributeError(f"popart.Builder has no attribute {name!r}")
+
+    # -- inputs and weights --------------------------------------------------------------------------------------
+
+    def addInputTensor(self, info: Any, *more: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Declare an input and return its id.
+
+        Args:
+            info: a ``TensorInfo``; or a dtype's name, with the shape after it.
+            more: the shape after a dtype; settings, which are accepted; a name.
+            debugContext: the name; ``input``, ``input/1`` and so on without one.
+            debugPrefix: older word for the same.
+        """
+        rest = list(more)
+        if not isinstance(info, TensorInfo):
+            info = TensorInfo(info, rest.pop(0) if rest else None)
+        label = [str(item) for item in rest if isinstance(item, str | DebugContext)]
+        name = self._unique("", str(debugContext or debugPrefix or (label[0] if label else "")) or "input")
+        self._graph.input.append(helper.make_tensor_value_info(name, info.onnx_dtype(), info.shape()))
+        self._shapes.add_input(name, info)
+        return name
+
+    def addInitializedInputTensor(self, initVal: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Declare a weight, which training changes, with its initial value, and return its id.
+
+        Args:
+            initVal: an array, which is copied.
+            debugContext: the name; ``init_input``, ``init_input/1`` and so on without one.
+            debugPrefix: older word for the same.
+        """
+        array = np.array(initVal, order="C")
+        TensorInfo(array)  # refuses what is no dtype of the device
+        name = self._unique("", str(debugContext or debugPrefix) or "init_input")
+        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        self._weights[name] = array
+        self._shapes.add_weight(name, array)
+        return name
+
+    def addOutputTensor(self, outputTensorId: str) -> None:
+        """Say that a tensor is an output of the model.
+
+        Raises:
+            popart_exception: there is no such tensor.
+        """
+        info = self._info(outputTensorId)
+        if outputTensorId not in self.getOutputTensorIds():
+            value = helper.make_tensor_value_info(outputTensorId, info.onnx_dtype(), info.shape())
+            self._graph.output.append(value)
+
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    def add_node(
+        self, op: str, domain: str, version: int, inputs: Sequence[str], outputs: int, attributes: dict[str, Any],
+        label: str,
+    ) -> list[str]:  # fmt: skip
+        """Add an operation; what ``aiOnnx`` and ``aiGraphcore`` call.
+
+        Args:
+            op: type of the operator.
+            domain: empty for ONNX's own.
+            version: of ONNX's operator set; one model has one.
+            inputs: ids; empty ones are left out.
+            outputs: how many.
+            attributes: by name; ``None`` is left out.
+            label: put in front of the outputs' ids.
+
+        Returns:
+            The ids of the outputs.
+
+        Raises:
+            popart_exception: an input does not exist, the operator does not fit its inputs, or another version of
+                the operator set was used before.
+        """
+        if domain == "":
+            self._use_opset(version)
+        for name in inputs:
+            if name and name not in self._shapes:
+                raise unknown(f"a tensor of this builder, as {op} needs it", name, self.getValueTensorIds())
+        placed = dict(self._placement)
+        given = {name: value for name, value in attributes.items() if value is not None}
+        base = "".join(self._scopes) + (f"{label}/" if label else "")
+        names = [self._unique(base, f"{op}:{index}") for index in range(outputs)]
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        self._shapes.add_node(Node(op, domain, names[0], tuple(inputs), tuple(names), _arrays(plain)))
+        # PopART's own graphs have no names of nodes but these.
+        proto = helper.make_node(op, inputs, names, name=names[0], domain=domain or None)
+        proto.attribute.extend(helper.make_attribute(key, value) for key, value in {**plain, **placed}.items())
+        self._graph.node.append(proto)
+        return names
+
+    def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Any) -> None:
+        """Add an attribute to the node that gives these outputs.
+
+        Raises:
+            popart_exception: no node gives them.
+        """
+        node = self._node_of(nodeOutputNames)
+        for old in [attribute for attribute in node.attribute if attribute.name == attributeName]:
+            node.attribute.remove(old)
+        node.attribute.append(helper.make_attribute(attributeName, attributeValue))
+
+    def getNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> Any:
+        """Return an attribute of the node that gives these outputs.
+
+        Raises:
+            popart_exception: no node gives them, or it has no such attribute.
+        """
+        found = {attribute.name: attribute for attribute in self._node_of(nodeOutputNames).attribute}
+        if attributeName not in found:
+            raise unknown("an attribute of this node", attributeName, found)
+        return attribute_value(found[attributeName])
+
+    # -- scopes --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def nameScope(self, name: str) -> Iterator[None]:
+        """Put ``name/`` in front of the ids of what is made inside."""
+        self._scopes.append(f"{name}/")
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def virtualGraph(self, *where: Any) -> Any:
+        """Put what is made inside on an IPU, ``with builder.virtualGraph(1):``, or a made node, ``(ids, 1)``."""
+        return self._place("__ipu_number", where)
+
+    def pipelineStage(self, *where: Any) -> Any:
+        """Put what is made inside into a stage of the pipeline, or a made node. See ``virtualGraph``."""
+        return self._place("__pipeline_stage", where)
+
+    def executionPhase(self, *where: Any) -> Any:
+        """Put what is made inside into a phase, or a made node. See ``virtualGraph``."""
+        return self._place("__execution_phase", where)
+
+    def recomputeOutput(self, *where: Any) -> Any:
+        """Say what is computed again, or a made node; without effect. See ``virtualGraph``."""
+        return self._place("__recompute_output", where)
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def getInputTensorIds(self) -> list[str]:
+        """Return the ids of inputs and weights."""
+        return [*(value.name for value in self._graph.input), *self._weights]
+
+    def getOutputTensorIds(self) -> list[str]:
+        """Return the ids that ``addOutputTensor`` named."""
+        return [value.name for value in self._graph.output]
+
+    def getTrainableTensorIds(self) -> list[str]:
+        """Return the ids of all weights."""
+        return list(self._weights)
+
+    def getValueTensorIds(self) -> list[str]:
+        """Return the ids of everything."""
+        return [*self.getInputTensorIds(), *(name for node in self._graph.node for name in node.output)]
+
+    def isInitializer(self, tensorId: str) -> bool:
+        """Return whether a tensor is a weight."""
+        return tensorId in self._weights
+
+    def getTensorShape(self, tensorId: str) -> list[int]:
+        """Return the dimensions of a tensor.
+
+        Raises:
+            popart_exception: there is no such tensor.
+        """
+        return self._info(tensorId).shape()
+
+    def getTensorDtypeString(self, tensorId: str) -> str:
+        """Return a tensor's dtype, as in ``float32``.
+
+        Raises:
+            popart_exception: there is no such tensor.
+        """
+        return self._info(tensorId).data_type_lcase()
+
+    def getModelProto(self) -> bytes:
+        """Return the model, serialized."""
+        versions = [helper.make_opsetid("", self._opset_used or self._opset), helper.make_opsetid("ai.graphcore", 1)]
+        model = helper.make_model(self._graph, opset_imports=versions, producer_name="khorovod-ipu")
+        model.ir_version = _IR_VERSION
+        return bytes(model.SerializeToString())
+
+    def saveModelProto(self, filename: str) -> None:
+        """Write the model into a file."""
+        Path(filename).write_bytes(self.getModelProto())
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _go_on_with(self, model: onnx.ModelProto) -> None:
+        self._graph.CopyFrom(model.graph)
+        for opset in model.opset_import:
+            if opset.domain in ("", "ai.onnx"):
+                self._opset = self._opset_used = opset.version
+        found = read_graph(model)
+        self._weights = dict(found.weights)
+        for name, info in found.inputs.items():
+            self._shapes.add_input(name, info)
+        for name, array in found.weights.items():
+            self._shapes.add_weight(name, array)
+        for node in found.nodes:
+            self._shapes.add_node(node)
+        self._counts.update(self.getValueTensorIds())
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._shapes:
+            raise unknown("a tensor of this builder", name, self.getValueTensorIds())
+        return self._shapes.info(name)
+
+    def _unique(self, scope: str, name: str) -> str:
+        full = ("".join(self._scopes) if not scope else "") + scope + name
+        taken = self._counts[full]
+        self._counts[full] += 1
+        return f"{full}/{taken}" if taken else full
+
+    def _use_opset(self, version: int) -> None:
+        if self._opset_used not in (0, version):
+            raise popart_exception(
+                f"a model has one version of ONNX's operators: this one uses {self._opset_used} already, and now "
+                f"aiOnnxOpset{version}"
+            )
+        self._opset_used = version
+
+    def _node_of(self, outputs: Any) -> Any:
+        names = {outputs} if isinstance(outputs, str) else set(outputs)
+        for node in self._graph.node:
+            if names & set(node.output):
+                return node
+        raise popart_exception(f"no node gives {sorted(names)}")
+
+    def _place(self, attribute: str, where: tuple[Any, ...]) -> Any:
+        if attribute not in PLACEMENT or len(where) not in (1, 2):
+            raise popart_exception(f"say a number, or a node's outputs and a number; received {where!r}")
+        if len(where) == 2:
+            return self.addNodeAttribute(attribute, int(where[1]), where[0])
+        return self._inside(attribute, int(where[0]))
+
+    @contextlib.contextmanager
+    def _inside(self, attribute: str, value: int) -> Iterator[None]:
+        self._placement.append((attribute, value))
+        try:
+            yield
+        finally:
+            self._placement.pop()
+
+
+def _arrays(attributes: dict[str, Any]) -> dict[str, Any]:
+    """As a session reads them: tensors are arrays."""
+    return {
+        name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+        for name, value in attributes.items()
+    }

@@ -1,0 +1,138 @@
+"""What goes in and comes out of one ``session.run()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from popart.enums import AnchorReturnTypeId
+from popart.errors import popart_exception, unknown
+
+__all__ = ["AnchorReturnType", "DataFlow", "InputSettings", "InputShapeInfo"]
+
+_IDS = {"final": AnchorReturnTypeId.Final, "everyn": AnchorReturnTypeId.EveryN, "all": AnchorReturnTypeId.All,
+        "sum": AnchorReturnTypeId.Sum}  # fmt: skip
+
+
+class AnchorReturnType:
+    """Which values of an anchor come back.
+
+    Args:
+        artString: ``Final``, ``EveryN``, ``All`` or ``Sum``, in any case.
+        returnPeriod: N of ``EveryN``.
+
+    Raises:
+        popart_exception: no such type, or a period that does not fit it.
+    """
+
+    def __init__(self, artString: str, returnPeriod: int | None = None, *_: Any) -> None:
+        if str(artString).lower() not in _IDS:
+            raise popart_exception(f"an anchor returns Final, EveryN, All or Sum; received {artString!r}")
+        self._id = _IDS[artString.lower()]
+        if self._id is AnchorReturnTypeId.EveryN and (returnPeriod is None or returnPeriod < 1):
+            raise popart_exception(f'AnchorReturnType("EveryN", N) needs a period N of at least 1; got {returnPeriod}')
+        self._period = returnPeriod or 0
+
+    def id(self) -> AnchorReturnTypeId:
+        """Return the type."""
+        return self._id
+
+    def rp(self) -> int:
+        """Return the period of ``EveryN``.
+
+        Raises:
+            popart_exception: it is another type, which has none.
+        """
+        if self._id is not AnchorReturnTypeId.EveryN:
+            raise popart_exception(f"only EveryN has a return period, this is {self._id.name}")
+        return self._period
+
+    def __repr__(self) -> str:
+        return f"AnchorReturnType({self._id.name!r}{f', {self._period}' if self._period else ''})"
+
+
+class DataFlow:
+    """How many batches one ``run()`` takes, and what it gives back.
+
+    Args:
+        batchesPerStep: optimizer steps, or batches of inference, per ``run()``.
+        anchors: the type of return per tensor id; or ids, and one type for all of them.
+        returnType: for a list of ids.
+
+    Raises:
+        popart_exception: the number is not positive, a period does not divide it, or a type is none.
+    """
+
+    def __init__(
+        self,
+        batchesPerStep: int,
+        anchors: Mapping[str, AnchorReturnType] | Sequence[str] = (),
+        returnType: AnchorReturnType | None = None,
+    ) -> None:
+        if batchesPerStep < 1:
+            raise popart_exception(f"batchesPerStep must be at least 1; received {batchesPerStep}")
+        if isinstance(anchors, Mapping):
+            self._anchors = dict(anchors)
+        else:
+            self._anchors = dict.fromkeys(anchors, returnType or AnchorReturnType("All"))
+        for name, kind in self._anchors.items():
+            if not isinstance(kind, AnchorReturnType):
+                raise popart_exception(f"the anchor {name!r} needs a popart.AnchorReturnType; received {kind!r}")
+            if kind.id() is AnchorReturnTypeId.EveryN and batchesPerStep % kind.rp():
+                raise popart_exception(
+                    f"the anchor {name!r} returns every {kind.rp()}th batch, which must divide the {batchesPerStep} "
+                    "batches of a step"
+                )
+        self._batches = int(batchesPerStep)
+
+    def batchesPerStep(self) -> int:
+        """Return the number of batches per ``run()``."""
+        return self._batches
+
+    def anchors(self) -> list[str]:
+        """Return the ids of all anchors."""
+        return list(self._anchors)
+
+    def nAnchors(self) -> int:
+        """Return the number of anchors."""
+        return len(self._anchors)
+
+    def isAnchored(self, tensorId: str) -> bool:
+        """Return whether a tensor comes back."""
+        return tensorId in self._anchors
+
+    def art(self, tensorId: str) -> AnchorReturnType:
+        """Return the type of return of an anchor.
+
+        Raises:
+            popart_exception: it is no anchor.
+        """
+        if tensorId not in self._anchors:
+            raise unknown("an anchor of this DataFlow", tensorId, self._anchors)
+        return self._anchors[tensorId]
+
+
+class InputShapeInfo:
+    """Shapes of inputs that a model leaves open."""
+
+    def __init__(self) -> None:
+        self._infos: dict[str, Any] = {}
+
+    def add(self, tensorId: str, info: Any) -> None:
+        """Say what an input looks like."""
+        self._infos[tensorId] = info
+
+    def get(self, tensorId: str) -> Any:
+        """Return what was said of an input; None for nothing."""
+        return self._infos.get(tensorId)
+
+    def has(self, tensorId: str) -> bool:
+        """Return whether something was said of an input."""
+        return tensorId in self._infos
+
+
+class InputSettings:
+    """Where an input lies and how it travels: accepted, without effect on the software device."""
+
+    def __init__(self, *settings: Any) -> None:
+        self.settings = settings

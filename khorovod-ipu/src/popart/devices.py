@@ -1,0 +1,137 @@
+"""Devices: every one that is asked for is the software device, by another name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from popart.enums import DeviceConnectionType, DeviceType, SyncPattern
+from popart.errors import popart_exception
+
+__all__ = ["DeviceInfo", "DeviceManager"]
+
+_ids = itertools.count()
+#: Of the second generation.
+_TILES = 1472
+
+
+class DeviceInfo:
+    """A device in software; detached at the end of a ``with`` block.
+
+    Args:
+        kind: what it is called.
+        ipus: how many IPUs it stands for.
+        tiles: per IPU.
+
+    Attributes:
+        type: what it is called.
+        id: its number in this process.
+        numIpus: how many IPUs it stands for.
+        tilesPerIPU: as asked for; nothing depends on it.
+        isAttached: whether a session may use it.
+    """
+
+    def __init__(self, kind: DeviceType, ipus: int = 1, tiles: int = _TILES) -> None:
+        if ipus < 1:
+            raise popart_exception(f"a device has at least one IPU; received {ipus}")
+        self.type, self.id, self.numIpus, self.tilesPerIPU = kind, next(_ids), int(ipus), int(tiles)
+        self.isAttached = True
+        self.connectionType = DeviceConnectionType.Always
+
+    def attach(self) -> bool:
+        """Attach; always succeeds."""
+        self.isAttached = True
+        return True
+
+    def tryAttachUntilTimeout(self) -> bool:
+        """Attach; always succeeds at once."""
+        return self.attach()
+
+    def detach(self) -> None:
+        """Detach; a session cannot run on it any more."""
+        self.isAttached = False
+
+    def __enter__(self) -> DeviceInfo:
+        self.attach()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return f"<software device {self.id}: {self.type.name}, {self.numIpus} IPU>"
+
+
+class DeviceManager:
+    """Gives devices; there are as many as anybody asks for."""
+
+    def createCpuDevice(self) -> DeviceInfo:
+        """Return a device that is called a CPU."""
+        return DeviceInfo(DeviceType.Cpu)
+
+    def createIpuModelDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
+        """Return a device that is called a model of an IPU.
+
+        Args:
+            options: ``numIPUs`` and ``tilesPerIPU``; others are accepted.
+        """
+        return _device(DeviceType.IpuModel, options)
+
+    def createSimDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
+        """Return a device that is called a simulation. See ``createIpuModelDevice``."""
+        return _device(DeviceType.Sim, options)
+
+    def createOfflineIPUDevice(self, options: Mapping[str, Any] | None = None) -> DeviceInfo:
+        """Return a device that is called offline, and runs nevertheless. See ``createIpuModelDevice``."""
+        return _device(DeviceType.OfflineIpu, options)
+
+    def acquireAvailableDevice(
+        self,
+        numIpus: int = 1,
+        tilesPerIpu: int = 0,
+        pattern: SyncPattern = SyncPattern.Full,
+        connectionType: DeviceConnectionType = DeviceConnectionType.Always,
+        selectionCriterion: Any = None,
+    ) -> DeviceInfo:
+        """Return a device; there is always one.
+
+        Args:
+            numIpus: how many IPUs it stands for.
+            tilesPerIpu: accepted.
+            pattern: accepted.
+            connectionType: kept.
+            selectionCriterion: accepted.
+        """
+        device = DeviceInfo(DeviceType.Ipu, numIpus, tilesPerIpu or _TILES)
+        device.connectionType = connectionType
+        return device
+
+    def acquireDeviceById(
+        self,
+        id: int,
+        pattern: SyncPattern = SyncPattern.Full,
+        connectionType: DeviceConnectionType = DeviceConnectionType.Always,
+    ) -> DeviceInfo:
+        """Return a device of this number.
+
+        Args:
+            id: the number.
+            pattern: accepted.
+            connectionType: kept.
+        """
+        device = self.acquireAvailableDevice(1, 0, pattern, connectionType)
+        device.id = id
+        return device
+
+    def enumerateDevices(self, *arguments: Any, **named: Any) -> list[DeviceInfo]:
+        """Return one device; what is asked for is accepted."""
+        return [DeviceInfo(DeviceType.Ipu)]
+
+    def setOnDemandAttachTimeout(self, seconds: int) -> None:
+        """Accept how long to wait for a device: none is ever waited for."""
+
+
+def _device(kind: DeviceType, options: Mapping[str, Any] | None) -> DeviceInfo:
+    given = options or {}
+    return DeviceInfo(kind, int(given.get("numIPUs", 1)), int(given.get("tilesPerIPU", _TILES)))

@@ -1,0 +1,67 @@
+"""Distributed replicated graphs: gradients are summed over all processes, as the device's own network would do it."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from popart.errors import popart_exception
+from popart.options import SessionOptions
+from popart.tensors import to_numpy
+
+__all__ = ["OverProcesses"]
+
+_sessions = itertools.count()
+
+
+class OverProcesses:
+    """The sum over all processes, named by the gradient: on its way while backward goes on.
+
+    Args:
+        options: of the session; ``globalReplicationFactor`` must be what the processes have together.
+
+    Raises:
+        popart_exception: it is not.
+    """
+
+    gives_weights = False
+
+    def __init__(self, options: SessionOptions) -> None:
+        import horovod.numpy as hvd
+
+        self._hvd = hvd
+        hvd.init()
+        self.processes, replicas = hvd.size(), options.replicas()
+        expected = (self.processes * replicas, hvd.rank() * replicas)
+        found = (int(options.globalReplicationFactor), int(options.globalReplicaOffset))
+        if found != expected:
+            raise popart_exception(
+                f"globalReplicationFactor={found[0]} and globalReplicaOffset={found[1]} do not fit process "
+                f"{hvd.rank()} of {self.processes} with {replicas} replicas each, which makes {expected[0]} and "
+                f"{expected[1]}. Were all processes started, by horovodrun or poprun?"
+            )
+        self._name = f"popart.{next(_sessions)}"
+        self._handles: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Nothing to check."""
+
+    def store(self, weight: str, gradient: torch.Tensor) -> None:
+        """Send it; a sum that an interrupted step has left is waited for first."""
+        if (left := self._handles.pop(weight, None)) is not None:
+            self._hvd.synchronize(left)
+        array = to_numpy(gradient)
+        self._handles[weight] = self._hvd.allreduce_async(array, op=self._hvd.Sum, name=f"{self._name}.{weight}")
+
+    def load(self, weight: str) -> torch.Tensor:
+        """Return the sum."""
+        return torch.from_numpy(self._hvd.synchronize(self._handles.pop(weight)))
+
+    def broadcast(self, name: str, array: object, root: int) -> int:
+        """Begin to overwrite an array with the root's; returns a handle."""
+        return int(self._hvd.broadcast_async_(array, root, name=f"{self._name}.broadcast.{name}"))
+
+    def wait(self, handle: int) -> None:
+        """Wait for a handle."""
+        self._hvd.synchronize(handle)

@@ -1,0 +1,167 @@
+"""One optimizer step, or one batch of inference: micro-batches forward and backward, gradients out, updates in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from popart.errors import popart_exception
+from popart.hostreduce import GRADIENT
+from popart.kernels import Node, Run, find
+from popart.shapes import misfit
+from popart.tensors import from_torch
+
+__all__ = ["Exchange", "Executor", "KeptHere"]
+
+# torch does not say what these take and return.
+_call_when_final: Callable[..., Any] = torch.Tensor.register_post_accumulate_grad_hook
+_call_with_gradient: Callable[..., Any] = torch.Tensor.register_hook
+
+
+class Exchange(Protocol):
+    """What happens with a gradient between backward and update.
+
+    Attributes:
+        gives_weights: whether ``load`` returns the new weight and not a gradient.
+    """
+
+    gives_weights: bool
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def store(self, weight: str, gradient: torch.Tensor) -> None:
+        """Take a gradient, as soon as it is final; backward goes on after that."""
+
+    def load(self, weight: str) -> torch.Tensor:
+        """Return what became of it; called after the last ``store`` of a step."""
+
+
+class KeptHere:
+    """No exchange: a gradient is what was computed here."""
+
+    gives_weights = False
+
+    def __init__(self) -> None:
+        self._gradients: dict[str, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Nothing to check."""
+
+    def store(self, weight: str, gradient: torch.Tensor) -> None:
+        """Keep it."""
+        self._gradients[weight] = gradient
+
+    def load(self, weight: str) -> torch.Tensor:
+        """Return it."""
+        return self._gradients.pop(weight)
+
+
+class Executor:
+    """Runs a graph.
+
+    Args:
+        nodes: in an order that can be computed.
+        weights: tensors on the device, by id; those that require a gradient are trained.
+        loss: id of what is minimised; empty for inference.
+        watched: ids whose gradients are wanted.
+        replicas: of the graph in this process.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        weights: Mapping[str, torch.Tensor],
+        loss: str,
+        watched: Sequence[str],
+        replicas: int,
+    ) -> None:
+        self._nodes, self._weights, self._loss, self._watched = nodes, weights, loss, watched
+        self._replicas = replicas
+        self.generator = torch.Generator()
+        self._trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self._on_final: Callable[[str], None] | None = None
+        for name, weight in self._trained.items():
+            _call_when_final(weight, lambda _, name=name: self._final(name))
+
+    def _final(self, name: str) -> None:
+        if self._on_final is not None:
+            self._on_final(name)
+
+    def forget_gradients(self) -> None:
+        """Begin a step: what an interrupted one has left is dropped."""
+        self._on_final = None
+        for weight in self._trained.values():
+            weight.grad = None
+
+    def micro_batch(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        replica: int,
+        scale: float,
+        on_final: Callable[[str], None] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Run the graph once, and backward, whose gradients add up.
+
+        Args:
+            inputs: by id.
+            replica: whose micro-batch it is; the first one's running statistics are kept.
+            scale: the loss is multiplied by it before backward.
+            on_final: called with a weight's id, while backward goes on, as soon as its gradient is final; ``None`` for
+                all but the last micro-batch of a step.
+
+        Returns:
+            All tensors by id, and the gradients that are watched.
+        """
+        run = Run({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas)
+        caught: dict[str, torch.Tensor] = {}
+        with torch.set_grad_enabled(bool(self._loss)):
+            for node in self._nodes:
+                self._compute(run, node)
+        if self._loss:
+            self._watch(run, caught)
+            self._backward(run.values[self._loss], scale, on_final)
+        if replica == 0:
+            for name, value in run.assigned.items():
+                with torch.no_grad():
+                    self._weights[name].copy_(value)
+        return {**run.values, **caught}
+
+    def _compute(self, run: Run, node: Node) -> None:
+        inputs = [run.values[name] if name else None for name in node.inputs]
+        try:
+            found = find(node.domain, node.op).kernel(run, node, inputs)
+        except (RuntimeError, IndexError, TypeError) as error:
+            if isinstance(error, popart_exception):
+                raise
+            infos = [None if value is None else from_torch(value) for value in inputs]
+            raise popart_exception(misfit(node, infos, error)) from error
+        given = (found,) if isinstance(found, torch.Tensor) else found
+        run.values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
+
+    def _watch(self, run: Run, caught: dict[str, torch.Tensor]) -> None:
+        for name in self._watched:
+            tensor = run.values[name]
+            caught[GRADIENT + name] = torch.zeros_like(tensor)
+            if tensor.requires_grad:
+
+                def keep(gradient: torch.Tensor, key: str = GRADIENT + name) -> None:
+                    caught[key] = gradient.detach().clone()
+
+                _call_with_gradient(tensor, keep)
+
+    def _backward(self, loss: torch.Tensor, scale: float, on_final: Callable[[str], None] | None) -> None:
+        if not loss.requires_grad:
+            raise popart_exception(f"the loss {self._loss!r} does not depend on any weight")
+        self._on_final = on_final
+        try:
+            loss.reshape(()).backward(torch.tensor(scale, dtype=loss.dtype))  # type: ignore[no-untyped-call]
+        finally:
+            self._on_final = None
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return what has added up for a weight; zeros where the loss of this step did not depend on it."""
+        weight = self._trained[name]
+        return torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()

@@ -1,0 +1,10 @@
+"""What each operator computes, in torch, which differentiates it. ``find`` gives the kernel of an operator."""
+
+from __future__ import annotations
+
+from popart.kernels import elementwise, losses, neural, normalization, reducing, shaping
+from popart.kernels.registry import Kernel, Node, Run, find, known_operators
+
+__all__ = ["Kernel", "Node", "Run", "find", "known_operators"]
+
+_LOADED = (elementwise, losses, neural, normalization, reducing, shaping)

@@ -1,0 +1,104 @@
+"""Operators that combine the elements of a tensor, and products of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.shaping import numbers
+
+__all__: list[str] = []
+
+
+@operator("MatMul")
+def _matmul(run: Run, node: Node, inputs: Inputs) -> Any:
+    return torch.matmul(*inputs)
+
+
+@operator("Gemm")
+def _gemm(run: Run, node: Node, inputs: Inputs) -> Any:
+    a, b, *rest = inputs
+    a = a.t() if node.attributes.get("transA") else a
+    b = b.t() if node.attributes.get("transB") else b
+    product = node.attributes.get("alpha", 1.0) * (a @ b)
+    return product + node.attributes.get("beta", 1.0) * rest[0] if rest and rest[0] is not None else product
+
+
+def _prod(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
+    for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
+        x = x.prod(axis, keepdim=keep)
+    return x
+
+
+_REDUCTIONS: dict[str, Callable[[Any, Any, bool], Any]] = {
+    "ReduceSum": lambda x, axes, keep: x.sum(axes, keepdim=keep),
+    "ReduceMean": lambda x, axes, keep: x.mean(axes, keepdim=keep),
+    "ReduceMax": lambda x, axes, keep: x.amax(axes, keepdim=keep),
+    "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
+    "ReduceProd": _prod,
+    "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keepdim=keep),
+    "ReduceL2": lambda x, axes, keep: x.square().sum(axes, keepdim=keep).sqrt(),
+    "ReduceSumSquare": lambda x, axes, keep: x.square().sum(axes, keepdim=keep),
+    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keepdim=keep).log(),
+    "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keepdim=keep),
+}
+
+
+@operator(*_REDUCTIONS, reads=(1,))
+def _reduce(run: Run, node: Node, inputs: Inputs) -> Any:
+    axes = numbers(node, inputs, "axes", 1) or list(range(inputs[0].dim()))
+    if not axes:  # a single number
+        return inputs[0].view_as(inputs[0])
+    return _REDUCTIONS[node.op](inputs[0], axes, bool(node.attributes.get("keepdims", 1)))
+
+
+@operator("ArgMax", "ArgMin")
+def _place(run: Run, node: Node, inputs: Inputs) -> Any:
+    find = torch.argmax if node.op == "ArgMax" else torch.argmin
+    return find(inputs[0], dim=node.attributes.get("axis", 0), keepdim=bool(node.attributes.get("keepdims", 1)))
+
+
+@operator("TopK", reads=(1,))
+def _topk(run: Run, node: Node, inputs: Inputs) -> Any:
+    count = numbers(node, inputs, "k", 1)
+    count = count[0] if isinstance(count, list) else count
+    largest = bool(node.attributes.get("largest", 1))
+    values, places = torch.topk(inputs[0], int(count), dim=node.attributes.get("axis", -1), largest=largest)
+    return values, places
+
+
+@operator("CumSum", reads=(1,))
+def _cumsum(run: Run, node: Node, inputs: Inputs) -> Any:
+    axis = int(inputs[1].reshape(-1)[0])
+    x = inputs[0].flip(axis) if node.attributes.get("reverse") else inputs[0]
+    total = torch.cumsum(x, axis)
+    total = total - x if node.attributes.get("exclusive") else total
+    return total.flip(axis) if node.attributes.get("reverse") else total
+
+
+def _over_rows(node: Node, x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Before operator set 13, the axis says where a matrix is made of the tensor, whose rows are then treated."""
+    axis = node.attributes.get("axis", 1) % max(x.dim(), 1)
+    return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
+
+
+@operator("Softmax")
+def _softmax(run: Run, node: Node, inputs: Inputs) -> Any:
+    return _over_rows(node, inputs[0], torch.softmax)
+
+
+@operator("LogSoftmax")
+def _log_softmax(run: Run, node: Node, inputs: Inputs) -> Any:
+    return _over_rows(node, inputs[0], torch.log_softmax)
+
+
+@operator("Hardmax")
+def _hardmax(run: Run, node: Node, inputs: Inputs) -> Any:
+    def hardmax(rows: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.zeros_like(rows).scatter(dim, rows.argmax(dim, keepdim=True), 1.0)
+
+    return _over_rows(node, inputs[0], hardmax)

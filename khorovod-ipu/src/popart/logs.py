@@ -1,0 +1,68 @@
+"""``popart.getLogger``: Python's logging under PopART's names of modules and levels."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from popart.errors import popart_exception
+
+__all__ = ["Logger", "getLogger"]
+
+_TRACE = 5
+_LEVELS = {
+    "TRACE": _TRACE,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL,
+    "OFF": logging.CRITICAL + 10,
+}
+
+
+class Logger:
+    """What one module of PopART logs; to standard error.
+
+    Args:
+        module: its name, such as ``ir`` or ``session``.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._logger = logging.getLogger(f"popart.{module}" if module else "popart")
+
+    def setLevel(self, level: str) -> None:
+        """Set the least severe level that is shown: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
+
+        Raises:
+            popart_exception: there is no such level.
+        """
+        if level.upper() not in _LEVELS:
+            raise popart_exception(f"there is no level {level!r} of logging; there are {', '.join(_LEVELS)}")
+        if not logging.getLogger("popart").handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname).1s: %(message)s"))
+            logging.getLogger("popart").addHandler(handler)
+            logging.addLevelName(_TRACE, "TRACE")
+        self._logger.setLevel(_LEVELS[level.upper()])
+
+    def trace(self, message: str, *args: Any) -> None:
+        """Log what only TRACE shows."""
+        self._logger.log(_TRACE, message, *args)
+
+    def debug(self, message: str, *args: Any) -> None:
+        """Log what DEBUG shows."""
+        self._logger.debug(message, *args)
+
+    def info(self, message: str, *args: Any) -> None:
+        """Log what INFO shows."""
+        self._logger.info(message, *args)
+
+    def warn(self, message: str, *args: Any) -> None:
+        """Log what WARN shows."""
+        self._logger.warning(message, *args)
+
+
+def getLogger(name: str = "") -> Logger:
+    """Return the logger of a module of PopART: ``ir``, ``session``, ``devicex`` and so on; of all without a name."""
+    return Logger(name)

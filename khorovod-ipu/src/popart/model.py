@@ -1,0 +1,138 @@
+"""An ONNX model as the sessions see it: read, checked for what is there, and reduced to what is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import numpy_helper
+
+from popart.errors import popart_exception, unknown
+from popart.kernels import Node
+from popart.tensors import Array, TensorInfo, torch_type
+
+__all__ = ["Graph", "attribute_value", "load_proto", "read_graph"]
+
+#: Attributes that say where and when a node runs; they change nothing of what it computes.
+PLACEMENT = (
+    "__ipu_number", "__pipeline_stage", "__execution_phase", "__recompute_output", "__recompute_checkpoint",
+    "__schedule_priority", "__debug_context_id", "__outline_attribute", "__available_memory_proportion",
+)  # fmt: skip
+
+
+@dataclass
+class Graph:
+    """What a model says.
+
+    Attributes:
+        nodes: in the order of the model, which is one that can be computed.
+        inputs: what the host feeds, by id.
+        weights: initial values, by id.
+        outputs: ids that the model calls outputs.
+        stages: highest pipeline stage, and highest number of an IPU, that a node is put on.
+    """
+
+    nodes: list[Node]
+    inputs: dict[str, TensorInfo]
+    weights: dict[str, Array]
+    outputs: list[str]
+    stages: tuple[int, int]
+
+    def tensors(self) -> set[str]:
+        """Return the ids of everything in the graph."""
+        computed = {name for node in self.nodes for name in node.outputs}
+        return (computed | self.inputs.keys() | self.weights.keys()) - {""}
+
+    def needed_for(self, targets: Iterable[str]) -> list[Node]:
+        """Return the nodes that targets depend on; what nobody asks for is left out.
+
+        Raises:
+            popart_exception: a target, or an input of a node, does not exist.
+        """
+        there, wanted = self.tensors(), set(targets)
+        for target in wanted - there:
+            raise unknown("a tensor of the graph", target, there)
+        chosen = []
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.outputs):
+                chosen.append(node)
+                wanted.update(filter(None, node.inputs))
+                if node.logits:
+                    wanted.add(node.logits)
+        for missing in wanted - there:
+            raise popart_exception(f"the model is not whole: nothing gives the tensor {missing!r}")
+        return chosen[::-1]
+
+
+def load_proto(model: Any) -> onnx.ModelProto:
+    """Read a model from its bytes, a file's name, or take it as it is.
+
+    Raises:
+        popart_exception: it is none.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        if isinstance(model, bytes | bytearray):
+            return onnx.load_model_from_string(bytes(model))
+        if isinstance(model, str | os.PathLike):
+            return onnx.load_model_from_string(Path(model).read_bytes())
+    except OSError as error:
+        raise popart_exception(f"the file of the model cannot be read: {error}") from error
+    except Exception as error:
+        raise popart_exception(f"what was given is no ONNX model: {error}") from error
+    raise popart_exception(f"a model is bytes of getModelProto(), or a file's name; received {type(model).__name__}")
+
+
+def attribute_value(attribute: onnx.AttributeProto) -> Any:
+    """Return an attribute as a plain value of Python, or as an array."""
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    if attribute.type == onnx.AttributeProto.STRINGS:
+        return [text.decode() for text in value]
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def read_graph(model: Any) -> Graph:
+    """Read a model.
+
+    Raises:
+        popart_exception: it is none, or has inputs of unknown shape.
+    """
+    graph = load_proto(model).graph
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes, stage, ipu = [], 0, 0
+    for number, found in enumerate(graph.node):
+        values = {attribute.name: attribute_value(attribute) for attribute in found.attribute}
+        stage, ipu = max(stage, values.get("__pipeline_stage", 0)), max(ipu, values.get("__ipu_number", 0))
+        kept = {name: value for name, value in values.items() if name not in PLACEMENT}
+        domain = "" if found.domain == "ai.onnx" else found.domain
+        name = found.name or (found.output[0] if found.output else f"{found.op_type} {number}")
+        nodes.append(Node(found.op_type, domain, name, tuple(found.input), tuple(found.output), kept))
+    inputs = {value.name: _info(value) for value in graph.input if value.name not in weights}
+    return Graph(_fuse(nodes), inputs, weights, [value.name for value in graph.output], (stage, ipu))
+
+
+def _info(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    if any(not dim.HasField("dim_value") for dim in tensor.shape.dim):
+        raise popart_exception(f"the input {value.name!r} has a dimension without a number; all shapes must be known")
+    return TensorInfo(torch_type(tensor.elem_type), [dim.dim_value for dim in tensor.shape.dim])
+
+
+def _fuse(nodes: list[Node]) -> list[Node]:
+    """A softmax before a loss is differentiated together with it, as PopART's patterns do; the values stay."""
+    softmax = {node.outputs[0]: node.inputs[0] for node in nodes if (node.domain, node.op) == ("", "Softmax")}
+    return [
+        replace(node, logits=softmax[node.inputs[0]])
+        if node.op == "Nll" and node.inputs[0] in softmax and not node.attributes.get("inputIsLogProbability")
+        else node
+        for node in nodes
+    ]

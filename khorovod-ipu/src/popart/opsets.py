@@ -1,0 +1,200 @@
+"""``builder.aiOnnx`` and ``builder.aiGraphcore``: a method per operator.
+
+Those of ONNX are made from ONNX's own schemas: first the inputs, then, where there may be several outputs, their
+number, then the attributes that must be given, then those that may be, each group in the order of the alphabet.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from popart.enums import ReductionType
+from popart.errors import nearest, popart_exception
+from popart.kernels import known_operators
+from popart.tensors import onnx_type
+
+__all__ = ["AiGraphcore", "AiOnnx"]
+
+_Parameter = inspect.Parameter
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
+class _Graph(Protocol):
+    def add_node(
+        self, op: str, domain: str, version: int, inputs: Sequence[str], outputs: int, attributes: dict[str, Any],
+        label: str,
+    ) -> list[str]: ...  # fmt: skip
+
+
+class AiOnnx:
+    """Operators of one version of ONNX.
+
+    Args:
+        graph: what they are added to.
+        version: of the operator set.
+    """
+
+    def __init__(self, graph: _Graph, version: int) -> None:
+        self._graph, self._version = graph, version
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        op = _operators().get(name.lower())
+        if op is None:
+            raise AttributeError(f"aiOnnx has no operator {name!r} on the software device{nearest(name, _operators())}")
+        try:
+            schema = onnx.defs.get_schema(op, self._version)
+        except onnx.defs.SchemaError:
+            raise AttributeError(f"version {self._version} of ONNX's operators has no {name!r}") from None
+        return _method(self._graph, schema, self._version)
+
+    def __dir__(self) -> list[str]:
+        return sorted(_operators())
+
+
+class AiGraphcore:
+    """Operators of ``ai.graphcore``.
+
+    Args:
+        graph: what they are added to.
+    """
+
+    def __init__(self, graph: _Graph) -> None:
+        self._graph = graph
+
+    def nllloss(
+        self, args: Sequence[str], reduction: ReductionType = ReductionType.Mean, ignoreIndex: int | None = None,
+        inputIsLogProbability: bool = False, debugContext: Any = "", debugPrefix: Any = "",
+    ) -> str:  # fmt: skip
+        """Add the negative log likelihood of probabilities, or of their logarithms, and labels."""
+        given = {"reduction": reduction, "ignoreIndex": ignoreIndex, "inputIsLogProbability": inputIsLogProbability}
+        return self._add("Nll", args, given, debugContext or debugPrefix)
+
+    def l1loss(
+        self, args: Sequence[str], lambda_: float, reduction: ReductionType = ReductionType.Mean,
+        debugContext: Any = "", debugPrefix: Any = "",
+    ) -> str:  # fmt: skip
+        """Add the sum or mean of absolute values, times a factor; its gradient at 0 is 0."""
+        given = {"lambda": float(lambda_), "reduction": reduction}
+        return self._add("L1", args, given, debugContext or debugPrefix)
+
+    def identityloss(
+        self, args: Sequence[str], reduction: ReductionType = ReductionType.Mean, debugContext: Any = "",
+        debugPrefix: Any = "",
+    ) -> str:  # fmt: skip
+        """Add the sum or mean of values that are losses already."""
+        return self._add("IdentityLoss", args, {"reduction": reduction}, debugContext or debugPrefix)
+
+    def replicatedallreduce(self, args: Sequence[str], *_: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Add a sum over replicas; the software device takes it with one replica only."""
+        return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
+
+    def gelu(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Add GELU by its approximation with tanh."""
+        return self._add("Gelu", args, {}, debugContext or debugPrefix)
+
+    def scale(self, args: Sequence[str], scale: float, debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Add a product with a number."""
+        return self._add("Scale", args, {"scale": float(scale)}, debugContext or debugPrefix)
+
+    def detach(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Add what lets values through, and no gradients back."""
+        return self._add("Detach", args, {}, debugContext or debugPrefix)
+
+    def nop(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Add what changes nothing."""
+        return self._add("Nop", args, {}, debugContext or debugPrefix)
+
+    def groupnormalization(
+        self, args: Sequence[str], num_groups: int, epsilon: float = 1e-5, debugContext: Any = "", debugPrefix: Any = ""
+    ) -> list[str]:
+        """Add normalization over groups of channels; one group is layer normalization. Returns result, mean, spread."""
+        given = {"num_groups": int(num_groups), "epsilon": float(epsilon)}
+        label = str(debugContext or debugPrefix)
+        return self._graph.add_node("GroupNormalization", "ai.graphcore", 1, list(args), 3, given, label)
+
+    def _add(self, op: str, args: Sequence[str], attributes: dict[str, Any], label: Any) -> str:
+        if isinstance(args, str):
+            raise popart_exception(f"{op.lower()} takes a list of tensors; received the string {args!r}")
+        how = attributes.get("reduction")
+        if how is not None and not isinstance(how, ReductionType):
+            raise popart_exception(f"reduction must be a popart.ReductionType; received {how!r}")
+        given = {**attributes, **({"reduction": how.value} if how is not None else {})}
+        if "inputIsLogProbability" in given:
+            given["inputIsLogProbability"] = int(given["inputIsLogProbability"])
+        return self._graph.add_node(op, "ai.graphcore", 1, list(args), 1, given, str(label))[0]
+
+
+@cache
+def _operators() -> dict[str, str]:
+    """Names of ONNX's operators by how the methods are called."""
+    return {name.lower(): name for name in known_operators()}
+
+
+def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable[..., Any]:
+    several = len(schema.outputs) > 1 or any(output.option == _VARIADIC for output in schema.outputs)
+    takes_inputs = bool(schema.inputs)
+    signature = _signature(schema, takes_inputs, several)
+
+    def add(*args: Any, **kwargs: Any) -> Any:
+        label = kwargs.pop("debugPrefix", "")
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"aiOnnx.{schema.name.lower()}{signature}: {error}") from None
+        given = dict(bound.arguments)
+        label = str(given.pop("debugContext", "") or label)
+        inputs, count = given.pop("args", ()), int(given.pop("num_outputs", 1))
+        if isinstance(inputs, str):
+            raise popart_exception(f"{schema.name.lower()} takes a list of tensors; received the string {inputs!r}")
+        attributes = {name: _attribute(schema, name, value) for name, value in given.items()}
+        outputs = graph.add_node(schema.name, "", version, list(inputs), count, attributes, label)
+        return outputs if several else outputs[0]
+
+    add.__name__, add.__doc__ = schema.name.lower(), schema.doc
+    add.__signature__ = signature  # type: ignore[attr-defined]
+    return add
+
+
+def _signature(schema: onnx.defs.OpSchema, takes_inputs: bool, several: bool) -> inspect.Signature:
+    required = sorted(name for name, attribute in schema.attributes.items() if attribute.required)
+    optional = sorted(schema.attributes.keys() - set(required))
+    if schema.name == "Constant":  # of the newer forms of its value, one is enough
+        required, optional = ["value"], []
+    ordered = ["args"] * takes_inputs + required
+    parameters = [_Parameter(name, _Parameter.POSITIONAL_OR_KEYWORD) for name in ordered]
+    if several:
+        sure = sum(output.option != _OPTIONAL for output in schema.outputs) == len(schema.outputs)
+        default = len(schema.outputs) if sure and schema.outputs[0].option != _VARIADIC else 1
+        place = int(takes_inputs)
+        # What must be given stands before what may be: num_outputs has no default where something follows it.
+        kind = {"default": _Parameter.empty if required or schema.outputs[0].option == _VARIADIC else default}
+        parameters.insert(place, _Parameter("num_outputs", _Parameter.POSITIONAL_OR_KEYWORD, **kind))
+    parameters += [_Parameter(n, _Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in [*optional, "debugContext"]]
+    return inspect.Signature(parameters)
+
+
+def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> Any:
+    """A value as ONNX stores it."""
+    if value is None:
+        return None
+    kind = schema.attributes[name].type
+    types = onnx.defs.OpSchema.AttrType
+    if kind == types.TENSOR:
+        return numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)))
+    if schema.name == "Cast":
+        return onnx_type(value) if not isinstance(value, int) else value
+    if kind == types.INTS:
+        return [int(number) for number in ([value] if np.ndim(value) == 0 else value)]
+    if kind == types.INT:
+        return int(value)
+    return float(value) if kind == types.FLOAT else value

@@ -1,0 +1,282 @@
+"""SGD and Adam with PopART's hyperparameters, each a number and whether it is constant; ``updates`` applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from popart.enums import AdamMode, SGDAccumulatorAndMomentum, WeightDecayMode
+from popart.errors import nearest, popart_exception
+
+__all__ = ["SGD", "Adam", "ClipNormSettings", "ConstSGD", "Optimizer", "OptimizerValue", "OptimizerValueMap"]
+
+
+class OptimizerValue:
+    """One hyperparameter.
+
+    Args:
+        val: the number.
+        isConst: whether ``updateOptimizerFromHost`` must leave it as it is.
+    """
+
+    def __init__(self, val: float = 0.0, isConst: bool = True) -> None:
+        self._val, self._const = float(val), bool(isConst)
+
+    def val(self) -> float:
+        """Return the number."""
+        return self._val
+
+    def isConst(self) -> bool:
+        """Return whether it must stay as it is."""
+        return self._const
+
+    def __repr__(self) -> str:
+        return f"OptimizerValue({self._val}, {self._const})"
+
+
+class OptimizerValueMap:
+    """A hyperparameter of all weights, and of single ones.
+
+    Args:
+        default: for weights that nothing was said about.
+    """
+
+    def __init__(self, default: OptimizerValue) -> None:
+        self._default = default
+        self._specific: dict[str, OptimizerValue] = {}
+
+    def get(self, weight: str) -> OptimizerValue:
+        """Return the value for one weight."""
+        return self._specific.get(weight, self._default)
+
+    def getDefault(self) -> OptimizerValue:
+        """Return the value for weights that nothing was said about."""
+        return self._default
+
+    def hasSpecific(self, weight: str) -> bool:
+        """Return whether something was said about one weight."""
+        return weight in self._specific
+
+    def insertSpecific(self, weight: str, value: OptimizerValue) -> None:
+        """Say something about one weight."""
+        self._specific[weight] = value
+
+
+class ClipNormSettings:
+    """A limit for the norm of some weights' gradients together.
+
+    Args:
+        weightIds: which weights.
+        maxNorm: the limit.
+    """
+
+    def __init__(self, weightIds: Sequence[str], maxNorm: float) -> None:
+        self.weightIds: list[str] | None = list(weightIds)
+        self.maxNorm = float(maxNorm)
+
+    @staticmethod
+    def clipAllWeights(maxNorm: float) -> ClipNormSettings:
+        """Return a limit for all weights together."""
+        settings = ClipNormSettings([], maxNorm)
+        settings.weightIds = None
+        return settings
+
+
+class Optimizer:
+    """What all optimizers have: hyperparameters by name, for all weights and for single ones.
+
+    Args:
+        values: numbers, or pairs of number and whether it is constant, under the names of ``DEFAULTS``.
+        clip_norm_settings: limits for the norms of gradients.
+
+    Raises:
+        popart_exception: there is no such hyperparameter, or it is no number.
+    """
+
+    #: name -> (value, whether the value is constant) of what is not given.
+    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {"lossScaling": (1.0, True)}
+
+    def __init__(self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()) -> None:
+        for name in values:
+            if name not in self.DEFAULTS:
+                raise popart_exception(
+                    f"{type(self).__name__} has no hyperparameter {name!r}{nearest(name, self.DEFAULTS)} "
+                    f"It has {', '.join(self.DEFAULTS)}"
+                )
+        given = {name: _value(name, values[name]) if name in values else OptimizerValue(*default)
+                 for name, default in self.DEFAULTS.items()}  # fmt: skip
+        self._loss_scaling = given.pop("lossScaling")
+        self._maps = {_specific(name): OptimizerValueMap(value) for name, value in given.items()}
+        self.clip_norm_settings = list(clip_norm_settings)
+
+    def insertSpecific(self, weightId: str, values: Mapping[str, Any]) -> None:
+        """Set hyperparameters of one weight.
+
+        Args:
+            weightId: which.
+            values: as for the optimizer, named without ``default``: ``{"learningRate": (0.1, False)}``.
+
+        Raises:
+            popart_exception: there is no such hyperparameter.
+        """
+        for name, value in values.items():
+            if name not in self._maps:
+                known = ", ".join(self._maps)
+                raise popart_exception(f"one weight has no hyperparameter {name!r}{nearest(name, self._maps)}: {known}")
+            self._maps[name].insertSpecific(weightId, _value(name, value))
+
+    def hyperparameter(self, name: str, weight: str) -> float:
+        """Return a number for one weight; ``name`` is without ``default``."""
+        return self._maps[name].get(weight).val()
+
+    def changed_constants(self, other: Optimizer) -> list[str]:
+        """Return what is constant here and another number in ``other``."""
+        pairs = [(name, mine.getDefault(), other._maps[name].getDefault()) for name, mine in self._maps.items()]
+        pairs.append(("lossScaling", self._loss_scaling, other._loss_scaling))
+        return [f"{name} {a.val()} -> {b.val()}" for name, a, b in pairs if a.isConst() and a.val() != b.val()]
+
+    def getLossScalingVal(self) -> float:
+        """Return by what the loss is multiplied before backward, and gradients are divided after."""
+        return self._loss_scaling.val()
+
+    def lossScaling(self) -> OptimizerValue:
+        """Return the loss scaling and whether it is constant."""
+        return self._loss_scaling
+
+    def learningRates(self) -> OptimizerValueMap:
+        """Return the learning rates."""
+        return self._maps["learningRate"]
+
+    def weightDecays(self) -> OptimizerValueMap:
+        """Return the weight decays."""
+        return self._maps["weightDecay"]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``v = momentum * v + (1 - dampening) * (g + decay * w)``, ``w -= rate * v``.
+
+    Args:
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
+        clip_norm_settings: limits for the norms of gradients.
+        accumulatorAndMomentum: whether accumulated gradients and momentum share a tensor; the numbers are the same.
+        accumType: accepted, without effect on the software device.
+        accl1Type: accepted, without effect on the software device.
+
+    Raises:
+        popart_exception: there is no such hyperparameter, or it is no number.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
+        "defaultLearningRate": (0.1, True),
+        "defaultWeightDecay": (0.0, True),
+        "defaultMomentum": (0.0, True),
+        "defaultDampening": (0.0, True),
+        "defaultVelocityScaling": (1.0, True),
+        "lossScaling": (1.0, True),
+    }
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | None = None,
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+        accumulatorAndMomentum: SGDAccumulatorAndMomentum = SGDAccumulatorAndMomentum.Combined,
+        accumType: Any = None,
+        accl1Type: Any = None,
+    ) -> None:
+        super().__init__(values or {}, clip_norm_settings)
+        self.accumulatorAndMomentum = accumulatorAndMomentum
+
+    def momentums(self) -> OptimizerValueMap:
+        """Return the momentums."""
+        return self._maps["momentum"]
+
+    def dampenings(self) -> OptimizerValueMap:
+        """Return the dampenings."""
+        return self._maps["dampening"]
+
+    def velocityScalings(self) -> OptimizerValueMap:
+        """Return the velocity scalings, which cancel out in exact arithmetic."""
+        return self._maps["velocityScaling"]
+
+    def has_momentum(self) -> bool:
+        """Return whether any weight has momentum: then there is state, and it is PopART's SGD1."""
+        values = [self.momentums().getDefault(), *self.momentums()._specific.values()]
+        return any(value.val() != 0 or not value.isConst() for value in values)
+
+
+class ConstSGD(SGD):
+    """SGD whose hyperparameters are constant.
+
+    Args:
+        learning_rate: of all weights.
+        weight_decay: of all weights.
+        loss_scaling: see ``getLossScalingVal``.
+        clip_norm_settings: limits for the norms of gradients.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        loss_scaling: float = 1.0,
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+    ) -> None:
+        values = {"LearningRate": learning_rate, "WeightDecay": weight_decay}
+        named = {f"default{name}": (value, True) for name, value in values.items()}
+        super().__init__({**named, "lossScaling": (loss_scaling, True)}, clip_norm_settings)
+
+
+class Adam(Optimizer):
+    """Adam and its relatives; cannot be used with ``hostAllReduce``.
+
+    Args:
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
+        mode: which relative.
+        weight_decay_mode: whether decay acts on the weight, as in AdamW, or is part of the gradient.
+        accumType: accepted, without effect on the software device.
+        accl1Type: accepted, without effect on the software device.
+        accl2Type: accepted, without effect on the software device.
+        clip_norm_settings: limits for the norms of gradients.
+
+    Raises:
+        popart_exception: there is no such hyperparameter, or it is no number.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
+        "defaultLearningRate": (0.1, True),
+        "defaultWeightDecay": (0.0, True),
+        "defaultBeta1": (0.9, True),
+        "defaultBeta2": (0.999, True),
+        "defaultEps": (1e-6, True),
+        "lossScaling": (1.0, True),
+        "defaultMaxWeightNorm": (10.0, True),
+    }
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        mode: AdamMode = AdamMode.Adam,
+        weight_decay_mode: WeightDecayMode = WeightDecayMode.Decay,
+        accumType: Any = None,
+        accl1Type: Any = None,
+        accl2Type: Any = None,
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+    ) -> None:
+        super().__init__(values, clip_norm_settings)
+        self.mode, self.weight_decay_mode = mode, weight_decay_mode
+
+
+def _specific(name: str) -> str:
+    """``defaultLearningRate`` -> ``learningRate``."""
+    short = name.removeprefix("default")
+    return short[:1].lower() + short[1:]
+
+
+def _value(name: str, given: Any) -> OptimizerValue:
+    if isinstance(given, OptimizerValue):
+        return given
+    try:
+        number, constant = given if isinstance(given, Sequence) else (given, True)
+        return OptimizerValue(float(number), bool(constant))
+    except (TypeError, ValueError):
+        raise popart_exception(f"{name} must be (number, whether it is constant); received {given!r}") from None

@@ -1,0 +1,286 @@
+"""``TrainingSession`` and ``InferenceSession``: a model on the software device."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from popart.anchors import Anchors, anchor_infos
+from popart.dataflow import DataFlow, InputShapeInfo
+from popart.devices import DeviceInfo
+from popart.enums import IrSerializationFormat, SyntheticDataMode
+from popart.errors import popart_exception
+from popart.execution import Exchange, Executor
+from popart.logs import getLogger
+from popart.options import SessionOptions
+from popart.plan import Plan
+from popart.stepio import PyStepIO, PyStepIOCallback, PyWeightsIO
+from popart.tensors import Array, TensorInfo
+from popart.weights import Weights
+
+__all__ = ["InferenceSession", "Session"]
+
+
+class Session:
+    """What training and inference have in common.
+
+    Args:
+        fnModel: bytes of ``builder.getModelProto()``, or a file's name.
+        dataFlow: how many batches a run has, and what comes back.
+        deviceInfo: where it runs.
+        inputShapeInfo: shapes that the model leaves open.
+        patterns: accepted, without effect on the software device.
+        userOptions: copied; later changes have no effect.
+        name: for logs.
+        loss: id of what is minimised; empty for inference.
+
+    Attributes:
+        dataFlow: as given.
+        replicationFactor: replicas in this process.
+        accumulationFactor: micro-batches per step and replica.
+
+    Raises:
+        popart_exception: what was given does not fit together.
+    """
+
+    def __init__(
+        self,
+        fnModel: Any,
+        dataFlow: DataFlow,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None,
+        patterns: Any,
+        userOptions: SessionOptions | None,
+        name: str,
+        loss: str = "",
+    ) -> None:
+        for what, value, kind in (("dataFlow", dataFlow, DataFlow), ("deviceInfo", deviceInfo, DeviceInfo)):
+            if not isinstance(value, kind):
+                raise popart_exception(f"{what} must be a popart.{kind.__name__}; received {value!r}")
+        self._options = (userOptions or SessionOptions()).copy()
+        self._plan = Plan(fnModel, dataFlow, self._options, inputShapeInfo or InputShapeInfo(), loss)
+        self._plan.check_device(deviceInfo)
+        self.dataFlow, self.name, self._device = dataFlow, name, deviceInfo
+        self.replicationFactor, self.accumulationFactor = self._options.replicas(), self._options.accumulation()
+        self._weights = Weights(fnModel, self._plan.graph.weights, self._plan.trained)
+        self._executor = Executor(
+            self._plan.nodes, self._weights.device, loss, self._plan.watched, self.replicationFactor
+        )
+        self._executor.generator.manual_seed(0)
+        self._prepared = False
+        self._exchange: Exchange | None = None
+        self._nanoseconds = 0
+        log = getLogger("ir")
+        for entry in self._plan.schedule():
+            log.trace("%s %s", entry["type"], entry["name"])
+
+    # -- before a run --------------------------------------------------------------------------------------------
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:
+        """Make the device ready: nothing is compiled; the streams of host reduction exist from now on.
+
+        Args:
+            loadEngine: accepted.
+        """
+        self._prepared = True
+
+    def setRandomSeed(self, seedValue: int) -> None:
+        """Set where chance begins, in dropout and in synthetic data."""
+        self._executor.generator.manual_seed(int(seedValue))
+
+    def initAnchorArrays(self) -> dict[str, Array]:
+        """Return an array per anchor, of the shape that a run fills."""
+        return {name: np.empty(info.shape(), info.numpy_dtype()) for name, info in self._anchor_infos().items()}
+
+    def _anchor_infos(self) -> dict[str, TensorInfo]:
+        infos = {name: self._plan.info(name) for name in self.dataFlow.anchors()}
+        return anchor_infos(self.dataFlow, infos, self._plan.factors)
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def weightsFromHost(self) -> None:
+        """Copy all weights to the device; an optimizer's state there stays."""
+        self._weights.upload()
+
+    def weightsToHost(self) -> None:
+        """Copy all weights from the device to the host."""
+        self._weights.download()
+
+    def readWeights(self, weightsIo: PyWeightsIO) -> None:
+        """Copy weights of the host into arrays; after ``weightsToHost()`` these are the device's.
+
+        Args:
+            weightsIo: the arrays.
+
+        Raises:
+            popart_exception: there is no such weight, or an array has another shape or dtype.
+        """
+        self._weights.read(weightsIo)
+
+    def writeWeights(self, weightsIo: PyWeightsIO) -> None:
+        """Copy arrays over weights of the host; ``weightsFromHost()`` brings them to the device.
+
+        Args:
+            weightsIo: the arrays.
+
+        Raises:
+            popart_exception: there is no such weight, or an array has another shape or dtype.
+        """
+        self._weights.write(weightsIo)
+
+    def getWeightIds(self) -> list[str]:
+        """Return the ids of all weights, trained or not; an addition of the software device."""
+        return list(self._weights.host)
+
+    def modelToHost(self, fn: str) -> None:
+        """Write the model, with the weights as they are on the device, into a file."""
+        self._weights.save(fn)
+
+    def resetHostWeights(
+        self, modelProtoOrFilename: Any, ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False
+    ) -> None:
+        """Take the weights of another model, on the host.
+
+        Args:
+            modelProtoOrFilename: its bytes, or a file's name.
+            ignoreWeightsInModelWithoutCorrespondingHostWeight: whether it may have weights that are not here.
+
+        Raises:
+            popart_exception: a weight is missing or does not fit.
+        """
+        self._weights.reset(modelProtoOrFilename, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+
+    # -- a run ---------------------------------------------------------------------------------------------------
+
+    def run(self, stepio: PyStepIO | PyStepIOCallback, debugName: str = "") -> None:
+        """Run ``batchesPerStep`` batches.
+
+        Args:
+            stepio: where inputs come from, and where anchors go.
+            debugName: for logs.
+
+        Raises:
+            popart_exception: the session is not ready, or inputs or anchors do not fit.
+        """
+        self._check_ready()
+        factors = self._plan.factors
+        synthetic = self._options.syntheticDataMode is not SyntheticDataMode.Off
+        if not synthetic:
+            stepio.begin(self._plan.inputs, self._anchor_infos(), factors)
+        if self._exchange is not None:
+            self._exchange.begin()
+        getLogger("session").debug("run %s %s", self.name, debugName)
+        began = time.perf_counter_ns()
+        anchors = Anchors(self.dataFlow, factors, stepio)
+        for batch in range(factors.batches):
+            self._executor.forget_gradients()
+            for accumulated in range(factors.accumulation):
+                for replica in range(factors.replicas):
+                    inputs = {name: self._input(stepio, name) for name in self._plan.inputs}
+                    last = (accumulated + 1, replica + 1) == (factors.accumulation, factors.replicas)
+                    values = self._micro_batch(inputs, replica, last)
+                    if not synthetic:
+                        anchors.take(batch, accumulated, replica, values)
+            self._after_batch()
+        self._nanoseconds = time.perf_counter_ns() - began
+
+    def _micro_batch(self, inputs: dict[str, torch.Tensor], replica: int, last: bool) -> dict[str, torch.Tensor]:
+        return self._executor.micro_batch(inputs, replica, 1.0)
+
+    def _after_batch(self) -> None:
+        """Inference has nothing to update."""
+
+    def _check_ready(self) -> None:
+        if not self._prepared:
+            raise popart_exception("prepareDevice() must come before run()")
+        if not self._device.isAttached:
+            raise popart_exception(f"{self._device} is detached: attach() it, or run inside its with block")
+        if not self._weights.uploaded and self._weights.host:
+            self._without_weights()
+
+    def _without_weights(self) -> None:
+        """Inference has its weights from the model, as PopART compiles them in."""
+        self._weights.upload()
+
+    def _input(self, stepio: PyStepIO | PyStepIOCallback, name: str) -> torch.Tensor:
+        info, mode = self._plan.inputs[name], self._options.syntheticDataMode
+        if mode is SyntheticDataMode.Off:
+            array = stepio.feed(name, info)
+            return torch.from_numpy(array if array.flags.writeable else array.copy())
+        if mode is SyntheticDataMode.RandomNormal and info.torch_dtype().is_floating_point:
+            return torch.randn(info.shape(), generator=self._executor.generator).to(info.torch_dtype())
+        return torch.zeros(info.shape(), dtype=info.torch_dtype())
+
+    # -- what there is to know -----------------------------------------------------------------------------------
+
+    def getInfo(self, id: str) -> TensorInfo:
+        """Return dtype and shape of a tensor, or of its gradient.
+
+        Raises:
+            popart_exception: there is no such tensor in this session.
+        """
+        return self._plan.info(id)
+
+    def getCycleCount(self, id: str = "") -> int:
+        """Return how many nanoseconds the last run took: there are no cycles to be counted.
+
+        Args:
+            id: accepted.
+
+        Raises:
+            popart_exception: ``instrumentWithHardwareCycleCounter`` was not set.
+        """
+        if not self._options.instrumentWithHardwareCycleCounter:
+            raise popart_exception("getCycleCount needs SessionOptions.instrumentWithHardwareCycleCounter = True")
+        return self._nanoseconds
+
+    def getSummaryReport(self, resetProfile: bool = True) -> str:
+        """Return that there is none."""
+        return "no report: the software device has no profile. Python's and torch's profilers see everything it does"
+
+    def getSerializedGraph(self) -> str:
+        """Return the schedule, as JSON."""
+        return self._serializeIr(IrSerializationFormat.JSON)
+
+    def _serializeIr(self, format: IrSerializationFormat) -> str:
+        """Return the schedule, as JSON, as PopART's own tests read it."""
+        return json.dumps({"maingraph": self._plan.schedule()})
+
+    def getHostReduceStreamIds(self) -> list[str]:
+        """Return the handles of host reduction: none, outside of training with ``hostAllReduce``."""
+        return []
+
+
+class InferenceSession(Session):
+    """A model that is only computed; ``hostAllReduce`` is passed over.
+
+    Args:
+        fnModel: bytes of ``builder.getModelProto()``, or a file's name.
+        dataFlow: how many batches a run has, and what comes back.
+        deviceInfo: where it runs.
+        inputShapeInfo: shapes that the model leaves open.
+        patterns: accepted, without effect on the software device.
+        userOptions: options.
+        name: for logs.
+
+    Raises:
+        popart_exception: what was given does not fit together.
+    """
+
+    def __init__(
+        self,
+        fnModel: Any,
+        dataFlow: DataFlow,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Any = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "inference",
+    ) -> None:
+        super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, userOptions, name)
+        if self._options.hostAllReduce:
+            getLogger("session").info("hostAllReduce has no effect in an inference session")

@@ -1,0 +1,152 @@
+"""What is known of a tensor without its values: ``TensorInfo``, and one table of the dtypes of four worlds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from popart.errors import popart_exception
+
+__all__ = ["Array", "TensorInfo", "from_torch", "onnx_type", "to_numpy", "torch_type"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class _Dtype:
+    name: str
+    numpy: Any
+    torch: torch.dtype
+    onnx: int
+
+
+_DTYPES = [
+    _Dtype("FLOAT", np.float32, torch.float32, onnx.TensorProto.FLOAT),
+    _Dtype("FLOAT16", np.float16, torch.float16, onnx.TensorProto.FLOAT16),
+    _Dtype("DOUBLE", np.float64, torch.float64, onnx.TensorProto.DOUBLE),
+    _Dtype("INT8", np.int8, torch.int8, onnx.TensorProto.INT8),
+    _Dtype("INT16", np.int16, torch.int16, onnx.TensorProto.INT16),
+    _Dtype("INT32", np.int32, torch.int32, onnx.TensorProto.INT32),
+    _Dtype("INT64", np.int64, torch.int64, onnx.TensorProto.INT64),
+    _Dtype("UINT8", np.uint8, torch.uint8, onnx.TensorProto.UINT8),
+    _Dtype("UINT16", np.uint16, torch.uint16, onnx.TensorProto.UINT16),
+    _Dtype("UINT32", np.uint32, torch.uint32, onnx.TensorProto.UINT32),
+    _Dtype("UINT64", np.uint64, torch.uint64, onnx.TensorProto.UINT64),
+    _Dtype("BOOL", np.bool_, torch.bool, onnx.TensorProto.BOOL),
+]
+_BY_NAME = {row.name: row for row in _DTYPES}
+_BY_NUMPY = {np.dtype(row.numpy): row for row in _DTYPES}
+_BY_TORCH = {row.torch: row for row in _DTYPES}
+_BY_ONNX = {row.onnx: row for row in _DTYPES}
+
+
+def _row(dtype: Any) -> _Dtype:
+    if isinstance(dtype, str) and dtype.upper() in _BY_NAME:
+        return _BY_NAME[dtype.upper()]
+    if isinstance(dtype, torch.dtype) and dtype in _BY_TORCH:
+        return _BY_TORCH[dtype]
+    try:
+        return _BY_NUMPY[np.dtype(dtype)]
+    except (KeyError, TypeError):
+        raise popart_exception(f"{dtype!r} is no dtype of a tensor; there are {', '.join(_BY_NAME)}") from None
+
+
+class TensorInfo:
+    """Dtype and shape of a tensor.
+
+    Args:
+        dtype: a name such as ``"FLOAT"``, a dtype of NumPy, or an array that has both.
+        shape: dimensions; left out with an array.
+
+    Raises:
+        popart_exception: no such dtype, or no such shape.
+    """
+
+    def __init__(self, dtype: Any, shape: Sequence[int] | None = None) -> None:
+        if isinstance(dtype, np.ndarray) and shape is None:
+            dtype, shape = dtype.dtype, dtype.shape
+        if shape is None:
+            raise popart_exception(f"TensorInfo takes a dtype and a shape, or an array; received only {dtype!r}")
+        dims = tuple(int(dim) for dim in shape)
+        if any(dim < 0 for dim in dims):
+            raise popart_exception(f"a dimension cannot be negative; received the shape {list(dims)}")
+        self._row, self._shape = _row(dtype), dims
+
+    def shape(self) -> list[int]:
+        """Return the dimensions."""
+        return list(self._shape)
+
+    def rank(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._shape)
+
+    def dim(self, index: int) -> int:
+        """Return one dimension."""
+        return self._shape[index]
+
+    def nelms(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self._shape)
+
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        return self.nelms() * int(np.dtype(self._row.numpy).itemsize)
+
+    def data_type(self) -> str:
+        """Return the dtype's name, as in ``FLOAT``."""
+        return self._row.name
+
+    def data_type_lcase(self) -> str:
+        """Return NumPy's name of the dtype, as in ``float32``."""
+        return str(np.dtype(self._row.numpy).name)
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Return NumPy's dtype."""
+        found: np.dtype[Any] = np.dtype(self._row.numpy)
+        return found
+
+    def torch_dtype(self) -> torch.dtype:
+        """Return torch's dtype."""
+        return self._row.torch
+
+    def onnx_dtype(self) -> int:
+        """Return the number of the dtype in ONNX."""
+        return int(self._row.onnx)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorInfo) and (self._row, self._shape) == (other._row, other._shape)
+
+    def __hash__(self) -> int:
+        return hash((self._row.name, self._shape))
+
+    def __repr__(self) -> str:
+        return f"TensorInfo({self._row.name!r}, {list(self._shape)})"
+
+
+def torch_type(onnx_number: int) -> torch.dtype:
+    """Return torch's dtype for a number of ONNX."""
+    if onnx_number not in _BY_ONNX:
+        raise popart_exception(f"the software device knows no dtype {onnx.TensorProto.DataType.Name(onnx_number)}")
+    return _BY_ONNX[onnx_number].torch
+
+
+def onnx_type(dtype: Any) -> int:
+    """Return the number of ONNX for a name, or a dtype of NumPy or torch."""
+    return int(_row(dtype).onnx)
+
+
+def from_torch(tensor: torch.Tensor) -> TensorInfo:
+    """Return what is known of a tensor of torch."""
+    return TensorInfo(tensor.dtype, tensor.shape)
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Return a contiguous array with a tensor's values, over its memory where that is possible."""
+    array: Array = tensor.detach().contiguous().numpy()
+    return array

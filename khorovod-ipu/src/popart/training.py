@@ -1,0 +1,194 @@
+"""``TrainingSession``: forward, backward, gradients out while backward runs, and what comes back into the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from popart.dataflow import DataFlow, InputShapeInfo
+from popart.devices import DeviceInfo
+from popart.distributed import OverProcesses
+from popart.enums import ReductionType
+from popart.errors import popart_exception
+from popart.execution import Exchange, KeptHere
+from popart.hostreduce import Callback, HostStreams, check_host_reduce
+from popart.optimizers import Optimizer
+from popart.options import SessionOptions
+from popart.session import Session
+from popart.updates import Updates, clip_factors
+
+__all__ = ["TrainingSession"]
+
+
+class TrainingSession(Session):
+    """A model that is trained.
+
+    Args:
+        fnModel: bytes of ``builder.getModelProto()``, or a file's name.
+        dataFlow: how many optimizer steps a run has, and what comes back.
+        loss: id of what is minimised, a single number.
+        optimizer: how.
+        deviceInfo: where it runs.
+        inputShapeInfo: shapes that the model leaves open.
+        patterns: accepted, without effect on the software device.
+        userOptions: options.
+        name: for logs.
+
+    Raises:
+        popart_exception: what was given does not fit together.
+    """
+
+    def __init__(
+        self,
+        fnModel: Any,
+        dataFlow: DataFlow,
+        loss: str,
+        optimizer: Optimizer,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Any = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "training",
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise popart_exception(f"optimizer must be popart.SGD, ConstSGD or Adam; received {optimizer!r}")
+        options = userOptions or SessionOptions()
+        check_host_reduce(options, optimizer)
+        super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, options, name, loss)
+        if not self._plan.trained:
+            raise popart_exception(
+                f"the loss {loss!r} does not depend on any weight: addInitializedInputTensor makes one"
+            )
+        self._updates = Updates(optimizer)
+        self._streams = HostStreams(self._plan.trained, self._options) if self._options.hostAllReduce else None
+        self._over_processes = OverProcesses(self._options) if self._options.enableDistributedReplicatedGraphs else None
+        self._link: Exchange = self._streams or self._over_processes or KeptHere()
+        self._exchange = self._link
+        self._stored: list[str] = []
+
+    # -- host reduction ------------------------------------------------------------------------------------------
+
+    def getHostReduceStreamIds(self) -> list[str]:
+        """Return the handles of host reduction, two per weight, in no order; none before ``prepareDevice()``."""
+        return self._streams.ids() if self._streams is not None and self._prepared else []
+
+    def connectStreamToCallback(self, streamHandle: str, callback: Callback, index: int = 0) -> None:
+        """Say what is called when a stream is served.
+
+        Args:
+            streamHandle: one of ``getHostReduceStreamIds()``.
+            callback: called with a capsule that points to the tensor's memory: to be read for a ``gradientStore__``, to
+                be filled for a ``gradientLoad__`` or ``weightLoad__``; ``khorovod_ipu.capsules`` reads it.
+            index: the replica of a store; 0 for a load.
+
+        Raises:
+            popart_exception: there is no such stream, or no such replica.
+        """
+        if self._streams is None or not self._prepared:
+            raise popart_exception(
+                "there are no streams of host reduction: they come with SessionOptions.hostAllReduce = True, after "
+                "prepareDevice()"
+            )
+        self._streams.connect(streamHandle, callback, int(index))
+
+    def copyFromRemoteBuffer(self, buffer: str, w: Any, repeat_index: int = 0, replication_index: int = 0) -> None:
+        """Copy a gradient out of its remote buffer; with ``hostAllReduceRemoteBuffer`` streams only ring.
+
+        Args:
+            buffer: id of the gradient.
+            w: array that is filled.
+            repeat_index: accepted.
+            replication_index: accepted.
+        """
+        np.copyto(w, self._remote(buffer).reshape(np.shape(w)))
+
+    def copyToRemoteBuffer(self, w: Any, buffer: str, repeat_index: int = 0, replication_index: int = 0) -> None:
+        """Copy a gradient into its remote buffer. See ``copyFromRemoteBuffer``.
+
+        Args:
+            w: array that is read.
+            buffer: id of the gradient.
+            repeat_index: accepted.
+            replication_index: accepted.
+        """
+        target = self._remote(buffer)
+        np.copyto(target, np.reshape(w, target.shape))
+
+    def _remote(self, buffer: str) -> Any:
+        if self._streams is None:
+            raise popart_exception("there are no remote buffers: they come with hostAllReduceRemoteBuffer")
+        return self._streams.remote_buffer(buffer)
+
+    # -- optimizer and weights -----------------------------------------------------------------------------------
+
+    def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
+        """Go on with other hyperparameters; state stays.
+
+        Args:
+            optimizer: of the same class; what was constant is as before.
+
+        Raises:
+            popart_exception: it is another class, or something constant has changed.
+        """
+        present = self._updates.optimizer
+        if not isinstance(optimizer, Optimizer) or present._maps.keys() != optimizer._maps.keys():
+            raise popart_exception(f"the session was made with {type(present).__name__}; received {optimizer!r}")
+        if changed := present.changed_constants(optimizer):
+            raise popart_exception(f"constant hyperparameters cannot change: {'; '.join(changed)}. (value, False) can")
+        check_host_reduce(self._options, optimizer)
+        self._updates.optimizer = optimizer
+
+    def broadcastWeights(self, rootRank: int = 0) -> None:
+        """Give every process the root's weights, on the host; matched by name, so that no order matters.
+
+        Args:
+            rootRank: whose.
+
+        Raises:
+            popart_exception: this is no session of distributed replicated graphs.
+
+        Blocks until all processes called.
+        """
+        if self._over_processes is None:
+            raise popart_exception("broadcastWeights needs SessionOptions.enableDistributedReplicatedGraphs = True")
+        link, host = self._over_processes, self._weights.host
+        for handle in [link.broadcast(name, array, rootRank) for name, array in host.items()]:
+            link.wait(handle)
+
+    def _without_weights(self) -> None:
+        raise popart_exception("weightsFromHost() must come before run(): the device has no weights yet")
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def _micro_batch(self, inputs: dict[str, torch.Tensor], replica: int, last: bool) -> dict[str, torch.Tensor]:
+        self._stored = []
+        scale = self._updates.optimizer.getLossScalingVal()
+        return self._executor.micro_batch(inputs, replica, scale, self._store if last else None)
+
+    def _store(self, weight: str) -> None:
+        """Hand a final gradient on: called in the middle of backward."""
+        self._stored.append(weight)
+        gradient, parts = self._executor.gradient(weight), self.accumulationFactor * self.replicationFactor
+        if self._options.accumulationAndReplicationReductionType is ReductionType.Mean:
+            parts *= self._over_processes.processes if self._over_processes else 1
+            gradient = gradient / parts
+        self._link.store(weight, gradient)
+
+    @torch.no_grad()
+    def _after_batch(self) -> None:
+        for weight in self._plan.trained:
+            if weight not in self._stored:  # the loss of this batch did not depend on it
+                self._store(weight)
+        device = self._weights.device
+        if self._link.gives_weights:
+            for weight in self._stored:
+                device[weight].copy_(self._link.load(weight))
+            return
+        clips = bool(self._updates.optimizer.clip_norm_settings)
+        arrived = {weight: self._link.load(weight) for weight in self._stored} if clips else {}
+        factors = clip_factors(self._updates.optimizer, arrived) if clips else {}
+        for weight in self._stored:
+            gradient = arrived[weight] if clips else self._link.load(weight)
+            self._updates.apply(weight, device[weight], gradient, factors.get(weight, 1.0))

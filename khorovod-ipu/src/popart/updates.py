@@ -1,0 +1,99 @@
+"""How a weight follows from its gradient: the arithmetic of PopART's optimizers, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from popart.enums import AdamMode, WeightDecayMode
+from popart.optimizers import SGD, Adam, Optimizer
+
+__all__ = ["Updates", "clip_factors"]
+
+
+class Updates:
+    """The optimizer on the device, and its state.
+
+    Args:
+        optimizer: whose hyperparameters to follow; another one may take its place.
+
+    Attributes:
+        optimizer: the present one.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._state: dict[str, dict[str, torch.Tensor]] = {}
+
+    def apply(self, name: str, weight: torch.Tensor, gradient: torch.Tensor, scale: float = 1.0) -> None:
+        """Change one weight.
+
+        Args:
+            name: its id.
+            weight: is written.
+            gradient: multiplied by the loss scaling.
+            scale: the gradient is multiplied by it.
+        """
+        optimizer = self.optimizer
+        gradient = gradient * (scale / optimizer.getLossScalingVal())
+        state = self._state.setdefault(name, {})
+        if isinstance(optimizer, Adam):
+            _adam(optimizer, name, weight, gradient, state)
+        elif isinstance(optimizer, SGD):
+            _sgd(optimizer, name, weight, gradient, state)
+
+
+def _sgd(optimizer: SGD, name: str, w: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    rate, decay = optimizer.hyperparameter("learningRate", name), optimizer.hyperparameter("weightDecay", name)
+    momentum, dampening = optimizer.hyperparameter("momentum", name), optimizer.hyperparameter("dampening", name)
+    step = (1 - dampening) * (g + decay * w)
+    if optimizer.has_momentum():
+        velocity = state.setdefault("velocity", torch.zeros_like(w))
+        step = velocity.mul_(momentum).add_(step)
+    w.sub_(rate * step)
+
+
+def _adam(optimizer: Adam, name: str, w: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    rate, decay, beta1, beta2, eps = (
+        optimizer.hyperparameter(key, name) for key in ("learningRate", "weightDecay", "beta1", "beta2", "eps")
+    )
+    if optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
+        g = g + decay * w
+    steps = state.setdefault("steps", torch.zeros(())).add_(1)
+    first = state.setdefault("first", torch.zeros_like(w)).mul_(beta1).add_((1 - beta1) * g)
+    second = state.setdefault("second", torch.zeros_like(w))
+    unbiased = optimizer.mode in (AdamMode.Adam, AdamMode.Lamb)
+    correction1 = 1 - beta1 ** steps.item() if unbiased or optimizer.mode is AdamMode.AdaMax else 1.0
+    if optimizer.mode is AdamMode.AdaMax:
+        second.copy_(torch.maximum(second * beta2, g.abs()))
+        step = first / correction1 / (second + eps)
+    else:
+        second.mul_(beta2).add_((1 - beta2) * g * g)
+        correction2 = 1 - beta2 ** steps.item() if unbiased else 1.0
+        step = (first / correction1) / ((second / correction2).sqrt() + eps)
+    if optimizer.weight_decay_mode is WeightDecayMode.Decay:
+        step = step + decay * w
+    if optimizer.mode in (AdamMode.Lamb, AdamMode.LambNoBias):
+        length, most = w.norm(), optimizer.hyperparameter("maxWeightNorm", name)
+        size = step.norm()
+        step = step * (torch.clamp(length, max=most) / size if length > 0 and size > 0 else 1.0)
+    w.sub_(rate * step)
+
+
+def clip_factors(optimizer: Optimizer, gradients: Mapping[str, torch.Tensor], scale: float = 1.0) -> dict[str, float]:
+    """Return by what each gradient is multiplied so that no norm is above its limit; 1 where it need not be.
+
+    Args:
+        optimizer: whose limits hold.
+        gradients: all of them, multiplied by the loss scaling.
+        scale: the gradients are to be multiplied by it.
+    """
+    factors = dict.fromkeys(gradients, scale)
+    for settings in optimizer.clip_norm_settings:
+        names = [name for name in gradients if settings.weightIds is None or name in settings.weightIds]
+        squares = sum(float(gradients[name].double().square().sum()) for name in names)
+        norm = squares**0.5 * scale / optimizer.getLossScalingVal()
+        for name in names:
+            factors[name] *= min(1.0, settings.maxNorm / norm) if norm > 0 else 1.0
+    return factors

@@ -1,0 +1,116 @@
+"""Weights twice, as in PopART: on the host, where they are read, written and saved, and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+from popart.errors import popart_exception, unknown
+from popart.model import load_proto
+from popart.stepio import PyWeightsIO
+from popart.tensors import Array
+
+__all__ = ["Weights"]
+
+
+class Weights:
+    """All weights of a session.
+
+    Args:
+        model: the model that they come from.
+        initial: their values.
+        trained: ids of those that the optimizer changes.
+
+    Attributes:
+        host: the values on the host, by id.
+        device: the tensors on the device, by id.
+        uploaded: whether the device has values.
+    """
+
+    def __init__(self, model: Any, initial: Mapping[str, Array], trained: Iterable[str]) -> None:
+        self._proto = load_proto(model)
+        self.host = {name: np.array(array, order="C") for name, array in initial.items()}
+        self.device = {name: torch.from_numpy(array.copy()) for name, array in self.host.items()}
+        self.trained = list(trained)
+        for name in self.trained:
+            self.device[name].requires_grad_(True)
+        self.uploaded = False
+
+    @torch.no_grad()
+    def upload(self) -> None:
+        """Copy the host's values to the device."""
+        for name, tensor in self.device.items():
+            tensor.copy_(torch.from_numpy(self.host[name]))
+        self.uploaded = True
+
+    def download(self) -> None:
+        """Copy the device's values to the host, if it has any."""
+        if self.uploaded:
+            for name, tensor in self.device.items():
+                np.copyto(self.host[name], tensor.detach().numpy())
+
+    def read(self, into: PyWeightsIO) -> None:
+        """Copy the host's values into arrays.
+
+        Raises:
+            popart_exception: there is no such weight, or an array has another shape or dtype.
+        """
+        for name, array in into.weights.items():
+            np.copyto(array, self._fitting(name, array))
+
+    def write(self, source: PyWeightsIO) -> None:
+        """Copy arrays over the host's values.
+
+        Raises:
+            popart_exception: there is no such weight, or an array has another shape or dtype.
+        """
+        fitting = {name: self._fitting(name, array) for name, array in source.weights.items()}
+        for name, array in source.weights.items():
+            np.copyto(fitting[name], array)
+
+    def save(self, filename: str) -> None:
+        """Write the model with the present values: the device's, where it has any."""
+        self.download()
+        model = onnx.ModelProto()
+        model.CopyFrom(self._proto)
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in self.host.items())
+        Path(filename).write_bytes(model.SerializeToString())
+
+    def reset(self, model: Any, ignore_others: bool) -> None:
+        """Take the values of another model of the same weights; on the host.
+
+        Args:
+            model: its bytes, or a file's name.
+            ignore_others: whether it may have weights that are not here.
+
+        Raises:
+            popart_exception: a weight is missing or does not fit; or is not here, and must be.
+        """
+        given = {tensor.name: numpy_helper.to_array(tensor) for tensor in load_proto(model).graph.initializer}
+        if missing := sorted(self.host.keys() - given.keys()):
+            raise popart_exception(f"the model does not have the weights {', '.join(missing)}")
+        if not ignore_others and (strange := sorted(given.keys() - self.host.keys())):
+            raise popart_exception(
+                f"the model has weights that this session does not use: {', '.join(strange)}. "
+                "ignoreWeightsInModelWithoutCorrespondingHostWeight=True passes over them"
+            )
+        self.write(PyWeightsIO({name: np.ascontiguousarray(given[name]).reshape(array.shape)
+                                if given[name].size == array.size else given[name]
+                                for name, array in self.host.items()}))  # fmt: skip
+
+    def _fitting(self, name: str, array: Array) -> Array:
+        if name not in self.host:
+            raise unknown("a weight of this session", name, self.host)
+        own = self.host[name]
+        if own.shape != array.shape or own.dtype != array.dtype:
+            raise popart_exception(
+                f"the weight {name!r} is {own.dtype} {list(own.shape)}; received {array.dtype} {list(array.shape)}"
+            )
+        return own

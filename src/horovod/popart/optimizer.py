@@ -1,0 +1,148 @@
+"""``DistributedOptimizer``: what stands behind the streams of a session's host reduction.
+
+A store's callback sends the gradient to the other ranks and returns; a load's waits for what came of it. Stores never
+wait for loads, so backward goes on while gradients travel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod.bindings.agreement import agree_on_names
+from horovod.bindings.misuse import out_of_turn, wrong_argument
+from horovod.bindings.process_sets import global_process_set
+from horovod.popart.host_weights import HostWeights
+from horovod.popart.pointers import Array, array_at
+from horovod.popart.runtime import comm
+from horovod.popart.sessions import Session, Streams
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer:
+    """Averages the gradients of a training session over all ranks, on the host.
+
+    Args:
+        optimizer: the one that the session was made with.
+        session: of training, with ``hostAllReduce``.
+        session_options: the options that the session was made with.
+
+    Attributes:
+        optimizer: with ``hostWeightUpdate`` its learning rate, decay and loss scaling are applied here; assign another
+            one where the session gets one by ``updateOptimizerFromHost``.
+
+    Raises:
+        RequestError: the options do not ask for host reduction.
+    """
+
+    def __init__(self, optimizer: Any, session: Session, session_options: Any) -> None:
+        if not getattr(session_options, "hostAllReduce", False):
+            raise wrong_argument(
+                "DistributedOptimizer(optimizer, session, options) reduces on the host: set options.hostAllReduce = "
+                "True before the session is made"
+            )
+        self.optimizer = optimizer
+        self._session, self._options = session, session_options
+        self._gradients: dict[str, _Gradient] = {}
+
+    def insert_host_allreduce(self) -> None:
+        """Connect every stream of the session's host reduction; again after a step that was broken off.
+
+        Collective over all ranks.
+
+        Raises:
+            RequestError: the session has no streams, which it gets by ``prepareDevice()``.
+            MismatchError: the ranks train different weights; on every rank.
+            NotInitializedError: ``init()`` was not called.
+            PeerLostError: a rank died.
+
+        Blocks until all ranks called.
+        """
+        comm.size()  # first of all: init() must have been called
+        streams = Streams(self._session)
+        if not streams.stores:
+            raise wrong_argument(
+                "the session has no streams of host reduction: call insert_host_allreduce() after prepareDevice(), "
+                "on a training session"
+            )
+        agree_on_names("insert_host_allreduce", list(streams.stores), global_process_set)
+        for gradient in self._gradients.values():
+            gradient.forget()
+        weights = HostWeights(self._session, self) if streams.gives_weights else None
+        for weight, handle in streams.stores.items():
+            gradient = _Gradient(self._session, weight, streams.gradients[weight], self._remote())
+            self._gradients[weight] = gradient
+            self._session.connectStreamToCallback(handle, gradient.store, 0)
+            # All replicas store the same; one of them is enough.
+            for replica in range(1, self._replicas()):
+                self._session.connectStreamToCallback(handle, _pass_over, replica)
+            load = gradient.load if weights is None else weights.loader(weight, gradient)
+            self._session.connectStreamToCallback(streams.loads[weight], load, 0)
+
+    def _replicas(self) -> int:
+        options = self._options
+        return int(options.replicatedGraphCount) if getattr(options, "enableReplicatedGraphs", False) else 1
+
+    def _remote(self) -> bool:
+        return bool(getattr(self._options, "hostAllReduceRemoteBuffer", False))
+
+
+class _Gradient:
+    """One weight's gradient, on its way.
+
+    Args:
+        session: whose.
+        weight: id of the weight.
+        name: id of the gradient, which is the key of the match.
+        remote: whether the payload lies in a remote buffer, and streams only ring.
+    """
+
+    def __init__(self, session: Session, weight: str, name: str, remote: bool) -> None:
+        info = session.getInfo(weight)
+        self._shape, self._dtype = tuple(info.shape()), info.data_type_lcase()
+        self._session, self._name, self._remote = session, name, remote
+        # In memory that all ranks of the host share: what is reduced there is not copied again.
+        self._memory: Array = comm.zeros(self._shape, dtype=self._dtype)
+        self._handle: int | None = None
+
+    def store(self, pointer: Any) -> None:
+        """Send the gradient; called in the middle of backward, which goes on at once."""
+        if self._handle is not None:
+            raise out_of_turn(
+                f"{self._name} was stored twice without being loaded: the step before was broken off, and the ranks "
+                "may have lost each other's count of steps",
+                "Call insert_host_allreduce() and broadcast_weights() on all of them",
+            )
+        if self._remote:
+            buffers: Any = self._session
+            buffers.copyFromRemoteBuffer(self._name, self._memory, 0, 0)
+        else:
+            np.copyto(self._memory, array_at(pointer, self._shape, self._dtype))
+        self._handle = comm.allreduce_async_(self._memory, name=self._name)
+
+    def average(self) -> Array:
+        """Wait for the average over all ranks."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            raise out_of_turn(f"{self._name} was loaded before it was stored", "The session broke its own order")
+        average: Array = comm.synchronize(handle)
+        return average
+
+    def load(self, pointer: Any) -> None:
+        """Hand the average to the device."""
+        average = self.average()
+        if self._remote:
+            buffers: Any = self._session
+            buffers.copyToRemoteBuffer(average, self._name, 0, 0)
+        else:
+            np.copyto(array_at(pointer, self._shape, self._dtype), average)
+
+    def forget(self) -> None:
+        """Give up what a broken-off step has left."""
+        self._handle = None
+
+
+def _pass_over(pointer: Any) -> None:
+    """A store of another replica, which has the same."""
