@@ -19,6 +19,7 @@ GROUND = (
     "horovod.processors",
     "horovod.config",
     "horovod.config_page",
+    "horovod.launchers",
     "horovod.world",
     "horovod.logs",
     "horovod.tracebacks",
@@ -66,6 +67,8 @@ FRAMEWORK_HOMES = {
     "horovod._keras.on_tensorflow": ("tensorflow",),
     "horovod._keras.on_torch": ("torch",),
     "horovod._keras.on_jax": ("jax",),
+    "horovod.world": ("mpi4py",),
+    "horovod.rendezvous.mpi": ("mpi4py",),
     "horovod.bench": ("torch", "mpi4py", "tensorflow", "keras", "jax", "optax"),
 }
 

@@ -18,6 +18,7 @@ from horovod.spelling import nearest
 __all__ = [
     "INERT",
     "JOB_ID",
+    "MEETING",
     "RANK_VARIABLES",
     "SECRET_KEY",
     "SETTINGS",
@@ -47,6 +48,8 @@ JOB_ID = "HOROVOD_JOB_ID"
 """One job on this host; set by horovodrun, or by hand where no launcher can be found."""
 SECRET_KEY = "HOROVOD_SECRET_KEY"
 """The job's key in hexadecimal; set by horovodrun, or by hand where no launcher can be found."""
+MEETING = "HOROVOD_MEETING"
+"""Where the hosts of a job meet: ``tcp://address:port``, several with commas; set by horovodrun, or by hand."""
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
@@ -319,7 +322,7 @@ def openmp_threads() -> str:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """One sentence for each ``HOROVOD_*`` variable that nobody knows, for rank 0 to log as a warning at init."""
     environ = os.environ if environ is None else environ
-    known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY]
+    known = [s.env for s in SETTINGS] + [*RANK_VARIABLES.values(), JOB_ID, SECRET_KEY, MEETING]
     sentences = []
     for name in sorted(environ):
         if name.startswith("HOROVOD_") and name not in known and not name.startswith(_FOREIGN_PREFIXES):

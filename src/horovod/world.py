@@ -1,6 +1,6 @@
 """Who this process is in its job: rank, size, host, and the secret that its ranks share.
 
-``detect`` reads what the launcher left in the environment; ``LAUNCHERS`` has one row for each launcher we know.
+``detect`` reads what the launcher left in the environment, by the rows of ``launchers``.
 Launchers other than horovodrun hand out no secret, so it is drawn from what only processes of the same user can
 read: the start-up record of the launcher's daemon on this host.
 """
@@ -9,19 +9,50 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
+from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
+from horovod.launchers import LAUNCHERS, Launcher, slurm_counts, slurm_hosts
 from horovod.phrases import printable
 
-__all__ = ["EXITS_VARIABLE", "LAUNCHERS", "Launcher", "World", "detect", "exits_path", "part_of", "process_status"]
-
+__all__ = ["EXITS_VARIABLE", "LOGIN_NODE", "Meeting", "World", "detect", "exits_path", "part_of", "process_status"]
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
 """Where horovodrun's keeper lends its table of exits; not a setting."""
+LOGIN_NODE = (
+    "this is a login node of a Cray (aprun is in PATH, and has not started this process), where nothing may run; start "
+    "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py. One process may run here "
+    "all the same with HOROVOD_RANK=0 HOROVOD_SIZE=1"
+)
+"""What to say where ranks may not run."""
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How ranks of several hosts find each other.
+
+    Attributes:
+        kind: "addresses": somebody listens at one of ``places``; "hosts": rank 0's host does, which is one of
+            ``places``; "mpi": MPI carries what they say; empty: nobody has said.
+        places: endpoints such as ``tcp://10.0.0.1:5000``, or names of hosts.
+        run: the same text on all hosts, another one for any other run; may be empty where each run has its own key.
+        has_key: whether ``World.key`` is the same on all hosts.
+        is_place_known: whether the launcher has said which ranks share a host.
+        members: which of MPI's ranks take part, in the order of their ranks here; all when empty.
+    """
+
+    kind: str = ""
+    places: tuple[str, ...] = ()
+    run: str = ""
+    has_key: bool = False
+    is_place_known: bool = True
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +71,7 @@ class World:
         job: the same text on all ranks of the job on this host, another text for any other job; may be empty
             for one rank.
         key: the job's secret; may be empty for one rank.
+        meeting: how it finds the ranks of other hosts.
     """
 
     rank: int
@@ -52,6 +84,12 @@ class World:
     launcher: str
     job: str
     key: bytes
+    meeting: Meeting = field(default=Meeting(), compare=False)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether there are ranks on other hosts."""
+        return self.local_size < self.size
 
     def __repr__(self) -> str:  # never the key
         return (
@@ -59,75 +97,6 @@ class World:
             f"cross_rank={self.cross_rank}, cross_size={self.cross_size}, hostname={self.hostname!r}, "
             f"launcher={self.launcher!r}, job={self.job!r})"
         )
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """The variables of one launcher.
-
-    Attributes:
-        name: what ``World.launcher`` says.
-        rank: variable that holds the rank.
-        size: variable that holds the number of processes.
-        locals: pairs of variables for local rank and local size; the first pair that is there counts.
-        sign: the launcher is taken for present when one of these is set; ``rank`` and ``size`` when empty.
-        job: variables that tell two jobs of one daemon apart.
-    """
-
-    name: str
-    rank: str
-    size: str
-    locals: tuple[tuple[str, str], ...] = ()
-    sign: tuple[str, ...] = ()
-    job: tuple[str, ...] = ()
-
-
-LAUNCHERS: tuple[Launcher, ...] = (
-    Launcher(
-        "horovodrun",
-        RANK_VARIABLES["rank"],
-        RANK_VARIABLES["size"],
-        ((RANK_VARIABLES["local_rank"], RANK_VARIABLES["local_size"]),),
-    ),
-    Launcher(
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),),
-        job=("PMIX_NAMESPACE",),
-    ),
-    Launcher(
-        "jsrun",
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_SIZE",
-        (("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),),
-        job=("JSM_NAMESPACE_ID",),
-    ),
-    # MPICH, Intel MPI and their kin; the second pair is Cray's.
-    Launcher(
-        "mpich",
-        "PMI_RANK",
-        "PMI_SIZE",
-        (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
-    ),
-    # RANK alone may mean anything, so torchrun needs one of its own words or the whole pair.
-    Launcher(
-        "torchrun",
-        "RANK",
-        "WORLD_SIZE",
-        (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),),
-        sign=("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"),
-        job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    ),
-    # A batch script has SLURM_PROCID=0 without being a task; only srun sets the number of tasks of a step.
-    Launcher(
-        "slurm",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        sign=("SLURM_STEP_NUM_TASKS",),
-        job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    ),
-)
 
 
 def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc"), pid: int | None = None) -> World:
@@ -148,14 +117,23 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
     hostname = printable(environ.get(RANK_VARIABLES["hostname"]) or os.uname().nodename)
     launcher = next((row for row in LAUNCHERS if _is_present(row, environ)), None)
     if launcher is None:
+        if shutil.which("aprun", path=environ.get("PATH", os.defpath)):
+            raise InitError(LOGIN_NODE)
         return World(0, 1, 0, 1, 0, 1, hostname, "none", "", b"")
-    rank, size = _pair(launcher.rank, launcher.size, environ)
-    local_rank, local_size = _local(launcher, rank, size, environ)
+    rank, size = _rank_and_size(launcher, environ)
+    local_rank, local_size, is_place_known = _local(launcher, rank, size, environ)
     cross_rank, cross_size = rank // local_size, -(-size // local_size)
     if launcher.name == "horovodrun" and any(RANK_VARIABLES[name] in environ for name in ("cross_rank", "cross_size")):
         cross_rank, cross_size = _pair(RANK_VARIABLES["cross_rank"], RANK_VARIABLES["cross_size"], environ)
+    elif launcher.name == "slurm":
+        _, node, counts = slurm_counts(size, environ)
+        cross = [i for i, count in enumerate(counts) if count > local_rank]
+        cross_rank, cross_size = cross.index(node), len(cross)
     job, key = _identity(launcher, size, environ, proc, os.getpid() if pid is None else pid)
-    return World(rank, size, local_rank, local_size, cross_rank, cross_size, hostname, launcher.name, job, key)
+    meeting = _meeting(launcher, environ, is_place_known)
+    return World(
+        rank, size, local_rank, local_size, cross_rank, cross_size, hostname, launcher.name, job, key, meeting
+    )  # fmt: skip
 
 
 def part_of(world: World, ranks: Sequence[int]) -> World:
@@ -191,6 +169,11 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
         cross_rank=hosts.index(world.rank // world.local_size),
         cross_size=len(hosts),
         job=f"{world.job}#{','.join(map(str, ranks))}" if len(ranks) > 1 else "",
+        meeting=replace(
+            world.meeting,
+            run=f"{world.meeting.run}#{','.join(map(str, ranks))}",
+            members=tuple(world.meeting.members[rank] for rank in ranks) if world.meeting.members else tuple(ranks),
+        ),
     )
 
 
@@ -200,6 +183,12 @@ def exits_path() -> str:
 
 
 def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
+    if (
+        row.name == "horovodrun"
+        and row.rank not in environ
+        and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
+    ):
+        return False  # the size alone: what another launcher does not tell
     if not row.sign:
         return row.rank in environ or row.size in environ
     return any(name in environ for name in row.sign) or (row.rank in environ and row.size in environ)
@@ -227,32 +216,70 @@ def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[i
     return rank, size
 
 
-def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Local rank and size; a launcher that does not tell them is taken to use one host."""
-    if launcher.name == "slurm":
-        return _slurm_local(size, environ)
-    for rank_name, size_name in launcher.locals:
-        if rank_name in environ or size_name in environ:
-            local_rank, local_size = _pair(rank_name, size_name, environ)
-            if local_size > size:
-                raise InitError(f"{size_name}={local_size} is more than {launcher.size}={size}")
-            return local_rank, local_size
-    return rank, size
+def _rank_and_size(launcher: Launcher, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and size; where the launcher tells no size, what is given by hand, or what MPI says."""
+    if launcher.by_hand is None or launcher.size in environ:
+        return _pair(launcher.rank, launcher.size, environ)
+    by_hand = launcher.by_hand[0]
+    if by_hand in environ:
+        return _pair(launcher.rank, by_hand, environ)
+    size = _size_by_mpi()
+    if size > 1 or environ[launcher.rank] == "0":
+        return _pair(launcher.rank, "the size of MPI_COMM_WORLD", {**environ, "the size of MPI_COMM_WORLD": str(size)})
+    raise InitError(
+        f"{launcher.rank}={environ[launcher.rank]} says which rank this is, but neither {launcher.size} nor MPI how "
+        f"many there are; install mpi4py, built with the MPI of this machine, or give every rank {by_hand} and "
+        f"{launcher.by_hand[1]} (as with: aprun -n 8 -N 4 -e {by_hand}=8 -e {launcher.by_hand[1]}=4)"
+    )
 
 
-def _slurm_local(size: int, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Slurm writes the tasks of each node as ``4(x2),3``."""
-    spec = environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))
+def _size_by_mpi() -> int:
     try:
-        counts: list[int] = []
-        for part in spec.split(","):
-            count, _, times = part.rstrip(")").partition("(x")
-            counts += [int(count)] * int(times or 1)
-        return int(environ["SLURM_LOCALID"]), counts[int(environ.get("SLURM_NODEID", "0"))]
-    except (ValueError, IndexError, KeyError):
-        names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID")
-        said = ", ".join(f"{name}={environ.get(name)!r}" for name in names)
-        raise InitError(f"cannot tell the local rank under srun from {said}") from None
+        from mpi4py import MPI
+    except Exception:  # ImportError, or RuntimeError where there is no MPI library
+        return 1
+    size: int = MPI.COMM_WORLD.Get_size()
+    return size
+
+
+def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int, bool]:
+    """Local rank and size, and whether they are known: a launcher that does not tell them is taken to use one host."""
+    if launcher.name == "slurm":
+        local_rank, node, counts = slurm_counts(size, environ)
+        return local_rank, counts[node], True
+    # A size beside which no rank stands may belong to another row; half of the only pair is an error.
+    pairs = [pair for pair in launcher.locals if all(name in environ for name in pair)]
+    halves = [pair for pair in launcher.locals if any(name in environ for name in pair)]
+    for rank_name, size_name in pairs or (halves if launcher.by_hand is None else ()):
+        local_rank, local_size = _pair(rank_name, size_name, environ)
+        if local_size > size:
+            raise InitError(f"{size_name}={local_size} is more than {launcher.size}={size}")
+        return local_rank, local_size, True
+    if launcher.by_hand is not None and launcher.by_hand[1] in environ:
+        # Both launchers fill one host after the other.
+        rank_name, size_name = "0", launcher.by_hand[1]
+        _, most = _pair(rank_name, size_name, {rank_name: "0", size_name: environ[size_name]})
+        return rank % most, min(most, size - rank // most * most), True
+    return rank, size, launcher.meeting != "mpi"
+
+
+def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: bool) -> Meeting:
+    """How this rank finds those of other hosts."""
+    has_key = bool(environ.get(SECRET_KEY))
+    if environ.get(MEETING):
+        places = tuple(place.strip() for place in environ[MEETING].split(","))
+        if wrong := [place for place in places if not _ENDPOINT.fullmatch(place)]:
+            raise InitError(f"{MEETING} must be tcp://address:port, several with commas; received {wrong[0]!r}")
+        return Meeting("addresses", places, "", has_key, is_place_known)
+    named = [environ.get(name, "") for name in launcher.job if name != "TORCHELASTIC_RESTART_COUNT"]
+    if launcher.name == "torchrun":
+        where = environ.get("MASTER_ADDR", "")
+        run = "/".join(["torchrun", *named, environ.get("MASTER_PORT", "")])
+        return Meeting("hosts" if where else "", (where,) if where else (), run, has_key, is_place_known)
+    if launcher.name == "slurm":
+        nodes = slurm_hosts(environ)
+        return Meeting("hosts" if nodes else "", nodes, "/".join(["slurm", *named]), has_key, is_place_known)
+    return Meeting(launcher.meeting, (), "", has_key, is_place_known)
 
 
 def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: Path, pid: int) -> tuple[str, bytes]:

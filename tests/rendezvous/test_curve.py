@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -87,6 +88,8 @@ def _a_password(context: Context) -> Socket:
 def test_a_client_without_the_key_has_no_effect_and_is_logged_once(
     context: Context, make: Callable[[Context], Socket], caplog: pytest.LogCaptureFixture
 ) -> None:
+    told = threading.Event()
+    caplog.handler.addFilter(lambda record: told.set() or True)  # type: ignore[func-returns-value]
     with _listening(context) as (server, where):
         strangers: Context = zmq.Context()
         with caplog.at_level(logging.WARNING, "horovod"):
@@ -104,7 +107,8 @@ def test_a_client_without_the_key_has_no_effect_and_is_logged_once(
             _exchange(context, server, where)
         strangers.destroy()
         assert not server.poll(0)
-    curve.terminate(context)  # its gate has told all
+        assert told.wait(LONG_MS / 1000)
+    curve.terminate(context)
     assert len([record for record in caplog.records if "without this job's key" in record.message]) == 1
     assert where in caplog.text
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from horovod.launchers import LAUNCHERS, Launcher
 from horovod.rendezvous.process_tree import control_name, is_no_rank, rank_above
-from horovod.world import LAUNCHERS, Launcher, World, detect
+from horovod.world import World, detect
 
 OURS = f"7f00-7f01 rw-s 00000000 00:01 77 /memfd:{control_name('job')} (deleted)\n"
 OTHERS = OURS.replace(control_name("job"), control_name("job2"))

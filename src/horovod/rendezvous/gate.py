@@ -23,7 +23,6 @@ __all__ = ["Gate", "gate_of", "terminate"]
 
 _ZAP, _CONTROL = "inproc://zeromq.zap.01", "inproc://horovod-gate"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_FAILURES |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MAPPED = re.compile(r"\[::ffff:([\d.]+)\]")  # an IPv4 address, as sockets for both kinds spell it
 _lock = threading.Lock()
 _gates: dict[int, Gate] = {}
@@ -110,10 +109,11 @@ class Gate:
         except zmq.ContextTerminated:
             pass
         finally:
+            with _lock:  # before the context is gone, whose address another one may get
+                if _gates.get(self._key) is self:
+                    del _gates[self._key]
             for socket in (self._zap, self._control, *monitors):
                 socket.close(linger=0)
-            with _lock:
-                _gates.pop(self._key, None)
 
     def _answer(self, request: list[bytes]) -> None:
         """Answer one question of libzmq's: may this client come in?"""
@@ -162,7 +162,7 @@ def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     Blocks until its threads have ended.
     """
     with _lock:
-        gate = _gates.get(context.underlying)
+        gate = None if context.closed else _gates.get(context.underlying)
     context.destroy()
     if gate is not None:
         gate.join()

@@ -11,7 +11,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from horovod.world import LAUNCHERS, World, process_status
+from horovod.launchers import LAUNCHERS
+from horovod.world import World, process_status
 
 __all__ = ["control_name", "is_no_rank", "rank_above"]
 

@@ -1,0 +1,32 @@
+"""What is drawn from a job's secret: a key for each purpose, and ports that only those know who have it."""
+
+from __future__ import annotations
+
+import hmac
+
+__all__ = ["ports_of", "purpose_key"]
+
+#: Below those that the kernel hands out, above those of services.
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+
+def purpose_key(secret: bytes, purpose: str) -> bytes:
+    """Return the key for one purpose, so that a socket of one kind is never taken for one of another.
+
+    Args:
+        secret: the job's secret.
+        purpose: any text.
+    """
+    return hmac.digest(secret, b"horovod purpose " + purpose.encode(), "sha256")
+
+
+def ports_of(secret: bytes, run: str, count: int) -> list[int]:
+    """Return ports at which the ranks of a run of a job look for its first host, nobody having told them.
+
+    Args:
+        secret: the job's secret.
+        run: the same text on all hosts, another one for another run.
+        count: how many; several, because one may be taken.
+    """
+    words = (purpose_key(secret, f"port {run} {i}") for i in range(count))
+    return [_FIRST_PORT + int.from_bytes(word[:4], "big") % _PORTS for word in words]

@@ -1,0 +1,204 @@
+"""The meeting of the hosts where MPI has started the ranks: MPI carries what they say, and a secret for the rest.
+
+Only ranks on several hosts come here, so that one host needs no mpi4py. What leaders say to each other is waited for
+with a limit; the start of MPI has none. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from horovod.errors import InitError
+from horovod.rendezvous.book import Book
+from horovod.rendezvous.interfaces import machine_name
+from horovod.rendezvous.offers import Answer, Come, Refusal, Roster, pack, unpack
+from horovod.rendezvous.probes import Patience
+from horovod.world import World
+
+__all__ = ["exchange", "introduce"]
+
+_TAG, _LOOK_S, _KEY_BYTES = 77, 0.002, 32
+_communicators: dict[tuple[int, ...], Any] = {}
+
+
+class _Card(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank tells all others.
+
+    Attributes:
+        machine: the same text on all ranks of a host.
+        daemon: the launcher's process on this host, by which ranks of one host know each other; or empty.
+        key: a secret for the job, from rank 0; empty from the others.
+        local_rank: as the launcher says.
+    """
+
+    machine: str
+    daemon: str
+    key: bytes
+    local_rank: int
+
+
+def introduce(world: World) -> World:
+    """Return the place of this rank as MPI knows it, and a secret that all ranks have.
+
+    Args:
+        world: what the launcher's variables say.
+
+    Raises:
+        InitError: mpi4py is missing, or belongs to another MPI than the launcher.
+
+    Blocks until all ranks have called.
+    """
+    comm = _communicator(world)
+    if comm is None:
+        return world
+    key = world.key if world.meeting.has_key else secrets.token_bytes(_KEY_BYTES)
+    daemon = world.job if world.meeting.is_place_known else ""
+    card = _Card(machine_name(), daemon, key if world.rank == 0 else b"", world.local_rank)
+    cards = [msgspec.msgpack.decode(data, type=_Card) for data in _all_gather(comm, msgspec.msgpack.encode(card))]
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for rank, each in enumerate(cards):
+        hosts.setdefault((each.machine, each.daemon), []).append(rank)
+    mine = hosts[card.machine, card.daemon]
+    local_rank = mine.index(world.rank)
+    cross = [ranks for ranks in hosts.values() if len(ranks) > local_rank]
+    return replace(
+        world,
+        local_rank=local_rank,
+        local_size=len(mine),
+        cross_rank=cross.index(mine),
+        cross_size=len(cross),
+        key=cards[0].key,
+        meeting=replace(world.meeting, kind="mpi", has_key=True, is_place_known=True),
+    )
+
+
+def exchange(world: World, come: Come, patience: Patience) -> Roster:
+    """Tell the other leaders of this host, and hear of theirs.
+
+    Args:
+        world: who this process is.
+        come: what it offers.
+        patience: how long to wait for the last one.
+
+    Raises:
+        InitError: a host did not come in time, or does not fit to the others.
+
+    Blocks until all leaders have called.
+    """
+    comm = _communicator(world)
+    assert comm is not None, "introduce() has seen to it"
+    if world.rank == 0:
+        return _host(comm, come, patience)
+    sent = comm.Isend(bytearray(pack(come)), dest=0, tag=_TAG)
+    while True:
+        _wait(sent.Test, patience, "rank 0 has taken no notice of this host")
+        _wait(lambda: comm.Iprobe(source=0, tag=_TAG), patience, "rank 0 did not hear from all hosts")
+        answer: Answer | None = unpack(_receive(comm, 0), Roster | Refusal)  # type: ignore[arg-type]
+        if isinstance(answer, Refusal):
+            answer.enforce()
+        if isinstance(answer, Roster) and answer.nonce == come.nonce:
+            return answer
+
+
+def _host(comm: Any, come: Come, patience: Patience) -> Roster:
+    """On rank 0: hear all leaders, and tell each of them."""
+    from mpi4py import MPI
+
+    book = Book()
+    own = str(come.offer.ranks[0]).encode()
+    letters = book.come(own, come, 0.0)
+    while not any(sender == own and isinstance(answer, Roster | Refusal) for sender, answer in letters):
+        missing = next((answer.missing for _, answer in letters if not isinstance(answer, Roster | Refusal)), "hosts")
+        status = MPI.Status()
+        _wait(
+            lambda status=status: comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status),  # type: ignore[misc]
+            patience,
+            f"{missing} did not come to the meeting of the hosts",
+        )
+        sender = status.Get_source()
+        question: Come | None = unpack(_receive(comm, sender), Come)
+        if question is not None:
+            letters = book.come(str(sender).encode(), question, 0.0)
+    requests, mine = [], None
+    for receiver, answer in letters:
+        if receiver == own:
+            mine = answer
+        else:
+            requests.append(comm.Isend(bytearray(pack(answer)), dest=int(receiver), tag=_TAG))
+    for request in requests:
+        _wait(request.Test, patience, "a host has not heard of the others")
+    if isinstance(mine, Refusal):
+        mine.enforce()
+    assert isinstance(mine, Roster)
+    return mine
+
+
+def _communicator(world: World) -> Any:
+    """A communicator of our own with the ranks of the job; None where MPI knows of no other rank."""
+    try:
+        from mpi4py import MPI
+    except Exception as error:  # ImportError, or RuntimeError where there is no MPI library
+        if not world.is_spread:
+            return None
+        raise InitError(
+            f"{world.size} ranks, {world.local_size} of them on this host, were started by {world.launcher}: to find "
+            f"each other they need mpi4py, built with the same MPI (pip install mpi4py): {error}"
+        ) from error
+    members = world.meeting.members or tuple(range(world.size))
+    size = MPI.COMM_WORLD.Get_size()
+    if max(members) >= size:
+        if not world.is_spread:
+            return None
+        raise InitError(
+            f"{world.launcher} has started {world.size} ranks, but mpi4py, which uses {_library()}, knows of {size}: "
+            f"install an mpi4py that uses the MPI which starts the ranks (pip install --no-binary=mpi4py mpi4py)"
+        )
+    if members not in _communicators:
+        group = MPI.COMM_WORLD.Get_group().Incl(list(members))
+        _communicators[members] = MPI.COMM_WORLD.Create_group(group, _TAG)
+    return _communicators[members]
+
+
+def _library() -> str:
+    from mpi4py import MPI
+
+    return str(MPI.Get_library_version()).partition(",")[0].partition("\n")[0].strip()
+
+
+def _all_gather(comm: Any, data: bytes) -> list[bytes]:
+    """What each rank gives, by rank."""
+    size = comm.Get_size()
+    counts = bytearray(8 * size)
+    comm.Allgather(len(data).to_bytes(8, "little"), counts)
+    nbytes = [int.from_bytes(counts[8 * i : 8 * i + 8], "little") for i in range(size)]
+    whole = bytearray(sum(nbytes))
+    starts = [sum(nbytes[:i]) for i in range(size)]
+    from mpi4py import MPI
+
+    comm.Allgatherv(data, [whole, nbytes, starts, MPI.BYTE])
+    return [bytes(whole[start : start + count]) for start, count in zip(starts, nbytes, strict=True)]
+
+
+def _receive(comm: Any, source: int) -> bytes:
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    comm.Probe(source=source, tag=_TAG, status=status)
+    data = bytearray(status.Get_count(MPI.BYTE))
+    comm.Recv(data, source=source, tag=_TAG)
+    return bytes(data)
+
+
+def _wait(is_done: Callable[[], bool], patience: Patience, otherwise: str) -> None:
+    """Wait for MPI, which can only be asked."""
+    while not is_done():
+        patience.check()
+        if time.monotonic() >= patience.deadline:
+            raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
+        time.sleep(_LOOK_S)

@@ -1,0 +1,194 @@
+"""What the leaders of the hosts say to the place where they meet, and what it answers.
+
+    leader to meeting point   Come, again every second   Gone: it has given up
+    meeting point to leader   Waiting: for whom          Roster: all are here    Refusal: there will be no job
+    leader to rank 0's        Joined                     Go: all have joined
+
+Each message is an envelope with the version of this package, so that other versions are told apart before anything
+else is read; then a typed struct of msgpack. What does not fit its type is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from horovod._version import __version__
+from horovod.errors import InitError, PeerLostError
+
+__all__ = [
+    "MAX_BYTES",
+    "Answer",
+    "Come",
+    "Go",
+    "Gone",
+    "HostOffer",
+    "Joined",
+    "Question",
+    "Refusal",
+    "Roster",
+    "Waiting",
+    "pack",
+    "unpack",
+    "version_of",
+]
+
+MAX_BYTES = 8 << 20
+"""Size of a message, at most; a host with 10000 ranks needs 100 KiB."""
+
+
+class HostOffer(msgspec.Struct, array_like=True, frozen=True):
+    """One host of a job.
+
+    Attributes:
+        hostname: its name; two hosts may have the same.
+        ranks: of the job, in the order of their local ranks.
+        pids: their process ids there.
+        version: of this package.
+        addresses: of the host; the one that leads to the others first.
+        store: where rank 0's store listens, several addresses of one place; empty on other hosts.
+    """
+
+    hostname: str
+    ranks: list[int]
+    pids: list[int]
+    version: str
+    addresses: list[str] = []
+    store: list[str] = []
+
+
+class Come(msgspec.Struct, array_like=True, frozen=True, tag="come"):
+    """A leader wants to meet.
+
+    Attributes:
+        number: of the meeting.
+        size: number of ranks in the job.
+        nonce: of this attempt.
+        offer: its host.
+        control: where the leader of rank 0 listens; empty for the others.
+    """
+
+    number: int
+    size: int
+    nonce: bytes
+    offer: HostOffer
+    control: list[str] = []
+
+
+class Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
+    """A leader has given up.
+
+    Attributes:
+        number: of the meeting.
+        nonce: of its attempt.
+        error: why.
+        lost: the rank that died, if that is why, else -1.
+    """
+
+    number: int
+    nonce: bytes
+    error: str
+    lost: int = -1
+
+
+class Waiting(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
+    """Not all are here yet.
+
+    Attributes:
+        missing: for whom all others wait, in words.
+    """
+
+    missing: str
+
+
+class Roster(msgspec.Struct, array_like=True, frozen=True, tag="roster"):
+    """All hosts are here.
+
+    Attributes:
+        nonce: of the attempt that this answers.
+        offers: by their lowest rank.
+        control: where the leader of rank 0 listens.
+    """
+
+    nonce: bytes
+    offers: list[HostOffer]
+    control: list[str]
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
+    """There is no job.
+
+    Attributes:
+        error: why.
+        lost: the rank that died, if that is why, else -1.
+    """
+
+    error: str
+    lost: int = -1
+
+    def enforce(self) -> None:
+        """Raise what it says.
+
+        Raises:
+            PeerLostError: a rank died.
+            InitError: there is no job for another reason.
+        """
+        if self.lost >= 0:
+            raise PeerLostError(self.error, rank=self.lost)
+        raise InitError(self.error)
+
+
+class Joined(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
+    """A leader is connected with that of rank 0.
+
+    Attributes:
+        index: of its host.
+        where: the address of rank 0's host that led there.
+    """
+
+    index: int
+    where: str
+
+
+class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
+    """All leaders are connected."""
+
+
+Question = Come | Gone
+Answer = Waiting | Roster | Refusal
+
+
+class _Envelope(msgspec.Struct, array_like=True, frozen=True):
+    version: str
+    body: bytes
+
+
+_T = TypeVar("_T")
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """Return the bytes of a message."""
+    return msgspec.msgpack.encode(_Envelope(__version__, msgspec.msgpack.encode(message)))
+
+
+def version_of(data: bytes) -> str:
+    """Return the version of the package that has sent a message; empty when it is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Envelope).version
+    except msgspec.DecodeError:
+        return ""
+
+
+def unpack(data: bytes, kind: type[_T]) -> _T | None:
+    """Return a message; None when it is none of this kind and version.
+
+    Args:
+        data: what has come.
+        kind: a struct, or a union of them.
+    """
+    try:
+        envelope = msgspec.msgpack.decode(data, type=_Envelope)
+        return msgspec.msgpack.decode(envelope.body, type=kind) if envelope.version == __version__ else None
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,211 @@
+"""The hosts of a job meet: leaders as threads, at a meeting point as horovodrun has it, or at rank 0's."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import zmq
+from meetings import KEY, LONG_S, SHORT_S
+
+from horovod import _version
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
+from horovod.rendezvous import curve, offers
+from horovod.rendezvous.keys import purpose_key
+from horovod.rendezvous.meeting_point import MeetingPoint
+from horovod.rendezvous.rally import HostOffer, Rally, host_id, prepare, rally
+from horovod.world import Meeting, World
+
+THREE = ([0, 1], [2], [3, 4])
+_runs = itertools.count()
+
+
+class Leader(threading.Thread):
+    """The leader of one host, on its way to the others."""
+
+    def __init__(
+        self,
+        point: MeetingPoint | None,
+        ranks: list[int],
+        size: int,
+        *,
+        number: int = 1,
+        key: bytes = KEY,
+        name: str = "",
+        timeout_s: float = LONG_S,
+        run: str = "",
+        **changes: object,
+    ) -> None:
+        super().__init__()
+        self.rally: Rally | None = None
+        self.error: HorovodInternalError | None = None
+        meeting = (
+            Meeting("addresses", tuple(point.endpoints), "", True)
+            if point
+            else Meeting("hosts", ("localhost",), run, True)
+        )
+        name = name or f"host{ranks[0]}"
+        world = World(ranks[0], size, 0, len(ranks), 0, 2, name, "horovodrun", "job", key, meeting)
+        offer = HostOffer(name, ranks, [rank + 1000 for rank in ranks], _version.__version__)
+        self._how = (world, offer, number, timeout_s)
+        self._changes = changes
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.rally = rally(*self._how, **self._changes)  # type: ignore[arg-type]
+        except HorovodInternalError as error:
+            self.error = error
+
+    def done(self) -> Rally:
+        self.join(LONG_S + 10)
+        assert not self.is_alive()
+        assert self.error is None
+        assert self.rally is not None
+        return self.rally
+
+    def failed(self) -> HorovodInternalError:
+        self.join(LONG_S + 10)
+        assert not self.is_alive()
+        assert self.error is not None, self.rally
+        return self.error
+
+
+@pytest.fixture
+def point() -> Iterator[MeetingPoint]:
+    with closing(MeetingPoint(KEY, ["127.0.0.1"], hosts=["a", "a", "b", "c", "c"])) as point:
+        yield point
+
+
+def _talk(leaders: list[Leader]) -> None:
+    """Everybody reaches rank 0's leader, and it everybody; then all is closed."""
+    rallies = [leader.done() for leader in leaders]
+    try:
+        home = next(each for each in rallies if each.index == 0)
+        assert [each.offers for each in rallies] == [home.offers] * len(rallies)
+        assert sorted(each.index for each in rallies) == list(range(len(rallies)))
+        for each in rallies:
+            if each is not home:
+                each.socket.send(b"from %d" % each.index)
+                assert home.socket.poll(LONG_S * 1000)
+                assert home.socket.recv_multipart() == [host_id(each.index), b"from %d" % each.index]
+                home.socket.send_multipart([host_id(each.index), b"to %d" % each.index])
+                assert each.socket.poll(LONG_S * 1000)
+                assert each.socket.recv() == b"to %d" % each.index
+    finally:
+        for each in rallies:
+            curve.terminate(each.socket.context)
+
+
+def test_hosts_meet_again_and_again_whoever_comes_first(point: MeetingPoint) -> None:
+    for number, order in enumerate(itertools.permutations(THREE), 1):
+        leaders = [Leader(point, ranks, 5, number=number) for ranks in order]
+        _talk(leaders)
+        found = leaders[0].done()
+        assert [offer.ranks for offer in found.offers] == list(THREE)
+        assert [offer.hostname for offer in found.offers] == ["host0", "host2", "host3"]
+        assert all(offer.addresses for offer in found.offers)
+        assert found.address in found.offers[found.index].addresses
+
+
+def test_hosts_may_have_one_name(point: MeetingPoint) -> None:
+    leaders = [Leader(point, ranks, 5, name="localhost") for ranks in THREE]
+    _talk(leaders)
+    assert [offer.ranks for offer in leaders[0].done().offers] == list(THREE)
+
+
+def test_the_host_of_rank_0_is_the_place_where_nobody_else_is() -> None:
+    run = f"torchrun/{next(_runs)}"
+    _talk([Leader(None, ranks, 3, run=run) for ranks in ([0], [2], [1])])
+
+
+def test_of_several_addresses_the_one_that_answers_counts(point: MeetingPoint) -> None:
+    with closing(MeetingPoint(b"another job's", ["127.0.0.1"])) as stranger:
+        wrong = [*stranger.endpoints, "tcp://127.0.0.1:9", "tcp://[::1]:9", "tcp://nowhere.invalid:5"]
+        point.endpoints = [*wrong, *point.endpoints]
+        _talk([Leader(point, ranks, 5) for ranks in THREE])
+
+
+def test_who_does_not_come_is_named_with_its_ranks(point: MeetingPoint) -> None:
+    waiting = [Leader(point, THREE[0], 5, timeout_s=SHORT_S), Leader(point, THREE[1], 5, timeout_s=LONG_S)]
+    texts = {str(leader.failed()) for leader in waiting}
+    assert len(texts) == 1, "who waits longer hears of it at once"
+    assert "ranks 3, 4 of host c" in texts.pop().replace("rank 2 of host b; ", "")
+    _talk([Leader(point, ranks, 5) for ranks in THREE])
+
+
+def test_a_rank_that_ended_before_ends_the_waiting(point: MeetingPoint) -> None:
+    first = Leader(point, THREE[0], 5)
+    point.ended(3, "rank 3 (pid 7) on host c ended with exit code 0 before it called init()")
+    later = Leader(point, THREE[1], 5)
+    for leader in (first, later):
+        error = leader.failed()
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 3
+        assert "exit code 0" in str(error)
+
+
+def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(point: MeetingPoint) -> None:
+    def check() -> None:
+        raise PeerLostError("rank 1 (pid 5) on host a was killed by SIGKILL", rank=1)
+
+    others = [Leader(point, ranks, 5) for ranks in THREE[1:2]]
+    failing = Leader(point, THREE[0], 5, check=check)
+    assert isinstance(failing.failed(), PeerLostError)
+    point.ended(1, "rank 1 (pid 5) on host a was killed by SIGKILL")
+    for other in others:
+        error = other.failed()
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 1
+
+
+def test_another_version_is_told_to_all(point: MeetingPoint) -> None:
+    waiting = Leader(point, THREE[1], 5)
+    own = offers.pack(offers.Gone(1, b"", ""))
+    other = own.replace(_version.__version__.encode(), b"9" * len(_version.__version__))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with curve.client_socket(context, purpose_key(KEY, "meeting")) as client:
+        client.connect(point.endpoints[0])
+        while waiting.is_alive():  # it may not have come yet
+            client.send(other)
+            assert client.poll(LONG_S * 1000)
+            refusal = offers.unpack(client.recv(), offers.Refusal)
+            assert refusal is not None
+            assert "has khorovod 99" in refusal.error
+            waiting.join(0.05)
+    curve.terminate(context)
+    assert _version.__version__ in str(waiting.failed())
+
+
+@pytest.mark.parametrize(
+    ("second", "size", "text"),
+    [([1, 2], 5, "two processes that are rank 1"), ([2], 6, "job of 6 ranks")],
+)
+def test_hosts_that_do_not_fit_are_told_why(point: MeetingPoint, second: list[int], size: int, text: str) -> None:
+    both = [Leader(point, THREE[0], 5), Leader(point, second, size)]
+    for leader in both:
+        assert text in str(leader.failed())
+
+
+def test_a_rank_outside_the_job_is_told_so(point: MeetingPoint) -> None:
+    assert "rank 7, and the job has a size of 5" in str(Leader(point, [7], 5).failed())
+
+
+def test_nobody_without_the_key_can_meet(point: MeetingPoint) -> None:
+    error = Leader(point, THREE[0], 5, key=b"x" * 16, timeout_s=SHORT_S).failed()
+    assert "cannot reach horovodrun at tcp://127.0.0.1" in str(error)
+    _talk([Leader(point, ranks, 5) for ranks in THREE])
+
+
+def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
+    world = World(0, 4, 0, 2, 0, 2, "a", "torchrun", "job", KEY, Meeting("hosts", ("a",), "r"))
+    with pytest.raises(InitError, match=r"export HOROVOD_SECRET_KEY=\$\(openssl rand -hex 32\)"):
+        prepare(world)
+    with pytest.raises(InitError, match="nothing says where they meet"):
+        prepare(replace(world, meeting=Meeting()))
+    for fine in (replace(world, local_size=4), replace(world, meeting=replace(world.meeting, has_key=True))):
+        assert prepare(fine) is fine
