@@ -199,7 +199,9 @@ def _run(job: _Job, assembly: Assembly) -> int:
     log.info("Running command: " + " ".join(f"'{word}'" for word in plan.command))
     log.info(f"Waiting for {plan.size} instance{'s' * (plan.size != 1)}")
     try:
-        outcome = supervise(plan, own_sinks(), signals=wanted_signals(), jobs=assembly.jobs(plan))
+        outcome = supervise(
+            plan, own_sinks(), signals=wanted_signals(), jobs=assembly.jobs(plan), on_end=assembly.ended
+        )
     except LaunchError as error:
         log.error(str(error))
         return 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from horovod import config
+from horovod.errors import InitError, LaunchError
 from horovod.launch.flags import UsageError
 from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.job import Job
@@ -15,6 +17,9 @@ from horovod.launch.muster import Muster, muster
 from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, make_plan
 from horovod.launch.remote import jobs_of
 from horovod.launch.ssh import Access
+
+if TYPE_CHECKING:
+    from horovod.rendezvous.meeting_point import MeetingPoint
 
 __all__ = ["Assembly", "assemble", "interface_settings", "named_hosts", "places"]
 
@@ -25,11 +30,13 @@ class Assembly:
     Args:
         plan: what to start.
         found: the other hosts.
+        point: where ranks of several hosts meet.
     """
 
-    def __init__(self, plan: LaunchPlan, found: Muster) -> None:
+    def __init__(self, plan: LaunchPlan, found: Muster, point: MeetingPoint | None = None) -> None:
         self.plan = plan
         self._found = found
+        self._point = point
 
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
         """What ``supervise`` takes.
@@ -41,9 +48,21 @@ class Assembly:
         connections = {_plain(host): connection for host, connection in self._found.connections.items()}
         return jobs_of(plan or self.plan, connections, call)
 
+    def ended(self, rank: int, how: str) -> None:
+        """Let ranks that wait in ``init()`` for one that has ended know of it.
+
+        Args:
+            rank: of the job.
+            how: what became of it.
+        """
+        if self._point is not None:
+            self._point.ended(rank, f"{how} before it called init()")
+
     def close(self) -> None:
         """Let the hosts go. Blocks until their agents have ended."""
         self._found.close()
+        if self._point is not None:
+            self._point.close()
 
 
 def named_hosts(hosts: str, hostfile: str) -> list[Host]:
@@ -125,7 +144,29 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
         else Share(_plain(place.name), place.count, found.hellos[place.name].cores)
         for place in where
     )
-    return Assembly(make_plan(replace(request, shares=shares)), found)
+    if len(shares) == 1:
+        return Assembly(make_plan(replace(request, shares=shares)), found)
+    point = None
+    try:
+        point = _meeting_point(request, shares, access.interfaces)
+        return Assembly(make_plan(replace(request, shares=shares, meeting=tuple(point.endpoints))), found, point)
+    except BaseException:
+        found.close()
+        if point is not None:
+            point.close()
+        raise
+
+
+def _meeting_point(request: LaunchRequest, shares: Sequence[Share], interfaces: Sequence[str]) -> MeetingPoint:
+    # One host needs no ZeroMQ.
+    from horovod.rendezvous.interfaces import own_addresses
+    from horovod.rendezvous.meeting_point import MeetingPoint
+
+    hosts = [share.hostname for share in shares for _ in range(share.count)]
+    try:
+        return MeetingPoint(bytes.fromhex(request.key), own_addresses(interfaces), hosts=hosts)
+    except (OSError, InitError) as error:
+        raise LaunchError(f"the ranks of several hosts cannot meet at this one: {error}") from error
 
 
 def _plain(host: str) -> str:

@@ -135,7 +135,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     sinks = own_sinks()
     before = oom_kills()
     try:
-        outcome = supervise(plan, sinks, signals=wanted_signals(), jobs=assembly.jobs())
+        outcome = supervise(plan, sinks, signals=wanted_signals(), jobs=assembly.jobs(), on_end=assembly.ended)
     except LaunchError as error:
         _say(f"error: {error}")
         return 1

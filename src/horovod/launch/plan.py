@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from horovod.config import JOB_ID, RANK_VARIABLES, SECRET_KEY
+from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 
 __all__ = ["Display", "LaunchPlan", "LaunchRequest", "Share", "framework_presets", "make_plan", "thread_share"]
 
@@ -22,6 +22,8 @@ _OUTER_JOBS = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_", "PMIX_", "PRTE_"),
     "PMIX_RANK": ("PMIX_", "PRTE_"),
     "PMI_RANK": ("PMI_", "PMIX_", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "PALS_RANKID": ("PALS_", "PMI_", "PMIX_"),
+    "ALPS_APP_PE": ("ALPS_", "PMI_"),
     "JSM_NAMESPACE_RANK": ("JSM_",),
     "TORCHELASTIC_RUN_ID": (
         "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
@@ -62,6 +64,7 @@ class LaunchRequest:
         output_dir: folder for the output of each rank, or empty.
         timestamps: whether each line of output begins with date and time.
         shares: the ranks of each host, in rank order; all on ``hostname`` when empty.
+        meeting: endpoints where ranks of several hosts meet.
     """
 
     command: tuple[str, ...]
@@ -76,6 +79,7 @@ class LaunchRequest:
     output_dir: str = ""
     timestamps: bool = False
     shares: tuple[Share, ...] = ()
+    meeting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
     shares = request.shares or (Share(request.hostname, request.num_proc, request.cores),)
     common = {**request.file, **_cleaned(request.environ), **request.flags}
     environ = {**common, "PYTHONUNBUFFERED": "1", JOB_ID: request.job, SECRET_KEY: request.key}
+    if request.meeting:
+        environ[MEETING] = ",".join(request.meeting)
     own: list[dict[str, str]] = []
     notes: list[str] = []
     for share in shares:
@@ -249,7 +255,7 @@ def _thread_note(threads: Mapping[str, int], share: Share, is_one_of_many: bool)
 def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what belongs to an outer job."""
     outer = [word for sign, words in _OUTER_JOBS.items() if sign in environ for word in words]
-    names = {*RANK_VARIABLES.values(), *outer}
+    names = {*RANK_VARIABLES.values(), MEETING, *outer}
     prefixes = tuple(word for word in outer if word.endswith("_"))
     return {k: v for k, v in environ.items() if k not in names and not (prefixes and k.startswith(prefixes))}
 

@@ -204,7 +204,9 @@ class _Call:
         if self.verbose:
             for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
                 sinks[1].put(f"horovod.run: {note}\n".encode())
-        return supervise(plan, sinks, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs)
+        return supervise(
+            plan, sinks, signals=(signal.SIGINT,), stdin=subprocess.DEVNULL, jobs=jobs, on_end=self.assembly.ended
+        )
 
     def _results(self, outcome: Outcome, packed: list[bytes]) -> list[Any]:
         if outcome.interrupted:

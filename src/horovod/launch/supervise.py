@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -28,6 +28,7 @@ from horovod.launch.output import NullSink, OutputSink, RankStream
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
 from horovod.phrases import list_ranks
+from horovod.rendezvous.roster import signal_name
 
 __all__ = ["supervise"]
 
@@ -47,6 +48,7 @@ def supervise(
     signals: Sequence[signal.Signals] = (),
     stdin: int | None = None,
     jobs: Sequence[Job] = (),
+    on_end: Callable[[int, str], None] = lambda rank, how: None,
 ) -> Outcome:
     """Run the job to its end.
 
@@ -56,6 +58,7 @@ def supervise(
         signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
         stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
         jobs: the ranks of each host, in rank order; all on this host when empty.
+        on_end: is told when a rank has ended, and how.
 
     Returns:
         How every rank ended. No process of the job is left.
@@ -65,7 +68,7 @@ def supervise(
 
     Blocks until the job has ended.
     """
-    supervision = _Supervision(plan, sinks, list(jobs) or [LocalJob(plan)])
+    supervision = _Supervision(plan, sinks, list(jobs) or [LocalJob(plan)], on_end)
     try:
         with _signals_to(supervision, signals):
             supervision.start(stdin)
@@ -76,7 +79,14 @@ def supervise(
 
 
 class _Supervision:
-    def __init__(self, plan: LaunchPlan, sinks: tuple[OutputSink, OutputSink], jobs: list[Job]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        sinks: tuple[OutputSink, OutputSink],
+        jobs: list[Job],
+        on_end: Callable[[int, str], None],
+    ) -> None:
+        self._on_end = on_end
         self.outcome = Outcome(pids=[0] * plan.size)
         self._plan = plan
         self._console = sinks
@@ -285,6 +295,8 @@ class _Supervision:
         elif "rank" in event:
             rank, status = event["rank"], event["status"]
             self.outcome.exits.append(Exit(rank, event["pid"], status, event["sent"]))
+            how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+            self._on_end(rank, f"rank {rank} (pid {event['pid']}) on host {job.host} {how}")
             if status != 0 and self._dead_at is None and self._term_at is None:
                 self._term_at = time.monotonic() + FAILURE_GRACE_S
         elif "passed_on" in event:
@@ -326,6 +338,8 @@ class _Supervision:
             ended = {e.rank for e in self.outcome.exits}
             ranks = [rank for rank in range(job.first, job.first + job.size) if rank not in ended]
             self.outcome.lost.update(dict.fromkeys(ranks, job.host))
+            for rank in ranks:
+                self._on_end(rank, f"rank {rank} was lost with host {job.host} ({reason})")
             what = f"with {list_ranks(ranks)}" if ranks else "after its ranks had ended"
             reason = f"host {job.host} was lost {what}: {reason}"
         if self.outcome.first_failure is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from horovod.world import World, exits_path, process_status
 
-__all__ = ["Roster", "exits_name"]
+__all__ = ["Roster", "exits_name", "signal_name"]
 
 _ROW = struct.Struct("<iii")  # process id, whether it has ended, exit code or minus the signal; as in launch.keeper
 _earlier: dict[str, dict[int, tuple[int, str]]] = {}
@@ -77,7 +77,7 @@ class Roster:
         pid, has_ended, status = _ROW.unpack(row)
         if not has_ended:
             return ""
-        how = f"ended with exit code {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+        how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
         return f"rank {rank} (pid {pid}) {how}"
 
     def _missing(self, rank: int) -> str:
@@ -92,7 +92,8 @@ class Roster:
         return "" if is_there else f"rank {rank} (pid {pid}), which was in the job before, has ended"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
