@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
 import popdist
 import popdist.poptorch
 import poptorch
-import torch
-from sklearn.datasets import load_digits
 
 EPOCHS, BATCH = 10, 8
 

@@ -21,6 +21,7 @@ __all__ = [
     "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
+    "TensorLocationSettings",
     "identity_loss",
     "ipu_print_tensor",
     "nop",
@@ -159,6 +160,36 @@ class SerialPhasedExecution(_Hint):
 
 class ParallelPhasedExecution(_Hint):
     """Phases side by side; of no effect in software."""
+
+
+class TensorLocationSettings:
+    """Where tensors lie; of no effect in software. Its methods return it, so that calls can be strung together."""
+
+    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
+        """Accepted, without effect.
+
+        Args:
+            min_elements: size of a tensor.
+        """
+        return self
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
+        """Accepted, without effect.
+
+        Args:
+            min_elements: size of a tensor.
+        """
+        return self
+
+    def useOnChipStorage(self, use: bool = True) -> TensorLocationSettings:
+        """Accepted, without effect.
+
+        Args:
+            use: whether to.
+        """
+        return self
+
+    useReplicatedTensorSharding = useIOTilesToLoad = useIOTilesToStore = useOnChipStorage
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,9 @@ _Self = TypeVar("_Self", bound="_Group")
 
 # Names of methods that are accepted without effect.
 _OPTIONS = (
-    "appendToLocationExcludes", "autoRoundNumIPUs", "broadcastBuffers", "connectionType", "defaultOutputMode",
-    "disableModuleNamescope", "disableProfiling", "enableExecutableCaching", "enableProfiling", "enableStableNorm",
-    "enableSyntheticData", "loadFromFile", "logCycleCount", "logDir", "maxRepeatLogs", "modelName",
+    "anchorTensor", "appendToLocationExcludes", "autoRoundNumIPUs", "broadcastBuffers", "connectionType",
+    "defaultOutputMode", "disableModuleNamescope", "disableProfiling", "enableExecutableCaching", "enableProfiling",
+    "enableStableNorm", "enableSyntheticData", "loadFromFile", "logCycleCount", "logDir", "maxRepeatLogs", "modelName",
     "relaxOptimizerAttributesChecks", "setAvailableMemoryProportion", "setExecutionStrategy",
     "showCompilationProgressBar", "sourceLocationExcludes", "syncPattern", "updatableNamedBuffers", "useIpuId",
     "useIpuModel", "useOfflineIpuTarget",

@@ -216,4 +216,6 @@ def test_hints_change_nothing() -> None:
         x = poptorch.recomputationCheckpoint(poptorch.nop(layer(torch.ones(2))))
     assert torch.equal(poptorch.set_available_memory(x, 0.1), torch.ones(2))
     assert torch.equal(poptorch.serializedMatMul(torch.eye(2), torch.eye(2), "none"), torch.eye(2))
+    where = poptorch.TensorLocationSettings().minElementsForOffChip(4).useOnChipStorage(False)
+    assert options().TensorLocations.setWeightLocation(where).toDict() == {"setWeightLocation": where}
     options().setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("first").ipu(0)))
