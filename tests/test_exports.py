@@ -15,7 +15,6 @@ from sources import Module, all_modules
 import horovod.errors
 from horovod.bindings.collectives import Collectives
 
-NAMES = sorted(all_modules())
 # What a training script imports; all parameters of all of their functions are explained.
 PUBLIC = (
     "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
@@ -52,6 +51,12 @@ def _star_source(module: Module, added: ast.expr) -> Module:
     return all_modules()[source]
 
 
+def functions() -> Iterator[tuple[Module, Function]]:
+    """All functions and methods, with the module that has them."""
+    for module in all_modules().values():
+        yield from ((module, node) for node in ast.walk(module.tree) if isinstance(node, Function))
+
+
 def public_definitions(module: Module) -> Iterator[tuple[str, Documented]]:
     """Exported functions and classes that are defined here, and the public methods of the classes."""
     names = exported(module)
@@ -83,37 +88,39 @@ def summary_is_a_sentence(docstring: str) -> bool:
     return first.endswith((".", ":", "?"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_module_has_a_docstring(name: str) -> None:
-    docstring = ast.get_docstring(all_modules()[name].tree)
-    assert docstring, f"{all_modules()[name].place} does not say what it is for"
-    assert summary_is_a_sentence(docstring), docstring
+# One test looks at all modules: a test for each of them costs more than looking does.
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_exports_exist_and_are_complete(name: str) -> None:
-    module = all_modules()[name]
-    names = exported(module)
-    assert len(names) == len(set(names)), f"{module.place}: twice in __all__"
-    missing = set(names) - set(_bound(module.tree))
-    if any(isinstance(node, Function) and node.name == "__getattr__" for node in module.tree.body):
-        missing = {n for n in missing if not hasattr(importlib.import_module(name), n)}
-    assert not missing, f"{module.place}: in __all__ but not there: {missing}"
-    public = [n.name for n in module.tree.body if isinstance(n, Documented) and not n.name.startswith("_")]
-    assert names or not public or name.endswith("__main__"), f"{module.place} defines {public} and has no __all__"
+def test_modules_have_a_docstring() -> None:
+    docstrings = {module.place: ast.get_docstring(module.tree) for module in all_modules().values()}
+    assert not [place for place, docstring in docstrings.items() if not docstring], "they do not say what they are for"
+    assert not [place for place, docstring in docstrings.items() if not summary_is_a_sentence(docstring or "")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_bound_methods_are_exported_under_their_own_names(name: str) -> None:
+def test_exports_exist_and_are_complete() -> None:
+    for module in all_modules().values():
+        names = exported(module)
+        assert len(names) == len(set(names)), f"{module.place}: twice in __all__"
+        missing = set(names) - set(_bound(module.tree))
+        if any(isinstance(node, Function) and node.name == "__getattr__" for node in module.tree.body):
+            missing = {n for n in missing if not hasattr(importlib.import_module(module.name), n)}
+        assert not missing, f"{module.place}: in __all__ but not there: {missing}"
+        public = [n.name for n in module.tree.body if isinstance(n, Documented) and not n.name.startswith("_")]
+        is_command = module.name.endswith("__main__")
+        assert names or not public or is_command, f"{module.place} defines {public} and has no __all__"
+
+
+def test_bound_methods_are_exported_under_their_own_names() -> None:
     """As in ``rank = comm.rank``: what is bound to be exported is, and it is what it is called."""
-    module = all_modules()[name]
-    names, wrong = exported(module), []
-    for node in module.tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            target, value = ast.unparse(node.targets[0]), node.value
-            if ast.unparse(value.value).lstrip("_") in ("comm", "collectives") and not target.startswith("_"):
-                wrong += [target] if target != value.attr or target not in names else []
-    assert not wrong, f"{module.place}: {wrong}"
+    wrong = []
+    for module in all_modules().values():
+        names = exported(module)
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+                target, value = ast.unparse(node.targets[0]), node.value
+                if ast.unparse(value.value).lstrip("_") in ("comm", "collectives") and not target.startswith("_"):
+                    wrong += [f"{module.place}: {target}"] if target != value.attr or target not in names else []
+    assert not wrong
 
 
 def test_numpy_has_every_collective() -> None:
@@ -123,42 +130,36 @@ def test_numpy_has_every_collective() -> None:
     assert public - set(importlib.import_module("horovod.numpy").__all__) == what_was_built | for_bindings
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_public_definitions_are_documented(name: str) -> None:
-    module = all_modules()[name]
+def test_public_definitions_are_documented() -> None:
     wrong = []
-    for label, node in public_definitions(module):
-        docstring = ast.get_docstring(node) or ""
-        inherited = "." in label and not docstring and _overrides(module, label)
-        if not inherited and not (docstring and summary_is_a_sentence(docstring)):
-            wrong.append(f"{module.place}:{node.lineno} {label}: {docstring.splitlines()[:1] or 'no docstring'}")
+    for module in all_modules().values():
+        for label, node in public_definitions(module):
+            docstring = ast.get_docstring(node) or ""
+            inherited = "." in label and not docstring and _overrides(module, label)
+            if not inherited and not (docstring and summary_is_a_sentence(docstring)):
+                wrong.append(f"{module.place}:{node.lineno} {label}: {docstring.splitlines()[:1] or 'no docstring'}")
     assert not wrong
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_argument_sections_fit_the_signature(name: str) -> None:
-    module = all_modules()[name]
+def test_argument_sections_fit_the_signature() -> None:
     wrong = []
-    for node in ast.walk(module.tree):
-        if isinstance(node, Function) and (documented := section(ast.get_docstring(node) or "", "Args")):
+    for module, node in functions():
+        if documented := section(ast.get_docstring(node) or "", "Args"):
             known = [n for n in _parameters(node) if n not in ("self", "cls")]
             if [n.lstrip("*") for n in documented] != known:
                 wrong.append(f"{module.place}:{node.lineno} {node.name}: documents {documented}, takes {known}")
     assert not wrong
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_raises_sections_name_real_exceptions(name: str) -> None:
-    module = all_modules()[name]
-    own = {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
-    of_package = all_modules().get(f"{name.partition('.')[0]}.errors")
-    known = own | set(horovod.errors.__all__) | set(vars(builtins)) | set(exported(of_package) if of_package else ())
-    wrong = [
-        f"{module.place}:{node.lineno} {node.name}: {unknown}"
-        for node in ast.walk(module.tree)
-        if isinstance(node, Function)
-        and (unknown := sorted(set(section(ast.get_docstring(node) or "", "Raises")) - known))
-    ]
+def test_raises_sections_name_real_exceptions() -> None:
+    known = set(horovod.errors.__all__) | set(vars(builtins))
+    wrong = []
+    for module, node in functions():
+        if unknown := set(section(ast.get_docstring(node) or "", "Raises")) - known:
+            unknown -= {one.name for one in ast.walk(module.tree) if isinstance(one, ast.ClassDef)}
+            of_package = all_modules().get(f"{module.name.partition('.')[0]}.errors")
+            unknown -= set(exported(of_package) if of_package else ())
+            wrong += [f"{module.place}:{node.lineno} {node.name}: {one}" for one in sorted(unknown)]
     assert not wrong
 
 
@@ -176,27 +177,23 @@ def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None
     assert not wrong
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_times_carry_their_unit(name: str) -> None:
-    module = all_modules()[name]
+def test_times_carry_their_unit() -> None:
     unitless = [
         f"{module.place}:{node.lineno} {parameter}"
-        for node in ast.walk(module.tree)
-        if isinstance(node, Function)
+        for module, node in functions()
         for parameter in _parameters(node)
         if parameter in ("timeout", "delay", "interval", "period")
     ]
     assert not unitless, "say timeout_s, or whatever the unit is"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in READS_SETTINGS])
-def test_settings_are_read_in_one_place(name: str) -> None:
-    module = all_modules()[name]
-    hands_on = name.startswith(PASSES_ENVIRONMENT_ON)
+def test_settings_are_read_in_one_place() -> None:
     wrong = [
         f"{module.place}:{node.lineno} {ast.unparse(node)}"
+        for module in all_modules().values()
+        if module.name not in READS_SETTINGS
         for node in ast.walk(module.tree)
-        if (_is_environment(node) and not hands_on) or _reads_setting(node)
+        if (_is_environment(node) and not module.name.startswith(PASSES_ENVIRONMENT_ON)) or _reads_setting(node)
     ]
     assert not wrong, "take it from horovod.config"
 
@@ -219,7 +216,11 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_environment(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv")
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "environb", "getenv")
+        and ast.unparse(node.value) == "os"
+    )
 
 
 def _reads_setting(node: ast.AST) -> bool:

@@ -61,6 +61,7 @@ def ipu_modules() -> dict[str, Module]:
     return _below(IPU_SRC, ".")
 
 
+@cache
 def all_modules() -> dict[str, Module]:
     """The modules of both distributions."""
     return {**modules(), **ipu_modules()}
