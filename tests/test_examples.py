@@ -9,6 +9,8 @@ import pytest
 from commands import run
 from sources import ROOT
 
+from scripts import run_script
+
 pytestmark = pytest.mark.slow
 # sklearn and torch each bring an OpenMP library; more threads than cores only make the tests slow.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -19,9 +21,8 @@ def accuracy(output: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy (\d+\.\d+)%", output)]
 
 
-@pytest.mark.parametrize("np", [1, 2])
-def test_digits_of_tensorflow_reach_97_percent(np: int) -> None:
-    code, output = run(f"horovodrun -np {np} python examples/tensorflow_digits.py", ROOT, **ONE_THREAD)
+def check(code: int, output: str) -> None:
+    """It ran, and rank 0, which alone printed the accuracy, has learnt."""
     assert code == 0, output
     assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
     assert accuracy(output)[0] >= 97.0, output
@@ -30,27 +31,31 @@ def test_digits_of_tensorflow_reach_97_percent(np: int) -> None:
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_digits_reach_97_percent(np: int) -> None:
     code, output = run(f"horovodrun -np {np} python examples/torch_digits.py", ROOT, **ONE_THREAD)
-    assert code == 0, output
-    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
-    assert accuracy(output)[0] >= 97.0, output
+    check(code, output)
 
 
-@pytest.mark.parametrize("np", [1, 2])
-def test_digits_with_jax_reach_97_percent(np: int) -> None:
-    code, output = run(f"horovodrun -np {np} python examples/jax_digits.py", ROOT, **ONE_THREAD)
-    assert code == 0, output
-    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
-    assert accuracy(output)[0] >= 97.0, output
+@pytest.mark.parametrize("framework", ["tensorflow", "jax", "keras"])
+def test_digits_of_other_frameworks_reach_97_percent(framework: str) -> None:
+    command = f"horovodrun -np 2 python examples/{framework}_digits.py"
+    code, output = run(command, ROOT, **ONE_THREAD, KERAS_BACKEND="tensorflow")
+    check(code, output)
 
 
-@pytest.mark.parametrize("np", [1, 2])
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
-def test_digits_with_keras_reach_97_percent(np: int, backend: str) -> None:
-    command = f"horovodrun -np {np} python examples/keras_digits.py"
-    code, output = run(command, ROOT, **ONE_THREAD, KERAS_BACKEND=backend)
-    assert code == 0, output
-    assert len(accuracy(output)) == 1, f"printed by rank 0 only:\n{output}"
-    assert accuracy(output)[0] >= 97.0, output
+@pytest.mark.parametrize(
+    ("np", "loaded"),
+    [
+        (1, "tensorflow"),
+        (1, "jax"),
+        (1, "keras-tensorflow"),
+        *((np, f"keras-{b}") for b in ("torch", "jax") for np in (1, 2)),
+    ],
+)
+def test_digits_reach_97_percent_where_the_framework_is_loaded_already(np: int, loaded: str, tmp_path: Path) -> None:
+    script = ROOT / "examples" / f"{loaded.partition('-')[0]}_digits.py"
+    code, output = run_script(script, np, tmp_path, loaded, ["--checkpoint", "best.keras"] if "keras" in loaded else [])
+    check(code, output)
+    if "keras" in loaded:
+        assert (tmp_path / "best.keras").is_file()
 
 
 def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:

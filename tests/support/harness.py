@@ -36,7 +36,8 @@ class _Server:
     """
 
     def __init__(self, modules: Sequence[str], env: dict[str, str] | None = None) -> None:
-        self._env = env or {}
+        # OpenMP reads its number of threads when it is loaded: what a rank would set itself comes too late.
+        self._env = {"OMP_NUM_THREADS": "1", **(env or {})}
         self._server = forkserver.ForkServer()
         self._server.set_forkserver_preload([*modules, "numpy", "cloudpickle", "horovod.numpy"])
         self._words = SimpleNamespace(
