@@ -81,6 +81,11 @@ def init(world: World | None = None) -> None:
         except ValueError as error:
             raise InitError(str(error)) from None
         world = world or worlds.detect()
+        if world.is_spread or not world.meeting.is_place_known:
+            # ZeroMQ takes a while to load, and one host does not need it.
+            from horovod.rendezvous import rally
+
+            world = rally.prepare(world)
         if world.size > 1 and (parent := process_tree.rank_above(world.job)):
             raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
         logs.configure(settings, world.rank, configuration.unknown_variables())
@@ -195,7 +200,12 @@ def _assemble(world: World, settings: Config, watching: Observer) -> Link:
     if world.size == 1:
         return local.assemble(settings)
     number = _context.meetings[world.job] + 1
-    link = shm.assemble(world, settings, number, watching)
+    if world.is_spread:
+        from horovod.links.hosts import meeting
+
+        link = meeting.assemble(world, settings, number, watching)
+    else:
+        link = shm.assemble(world, settings, number, watching)
     # Only what has come about counts: whoever failed, or never came, must still agree with the others afterwards.
     _context.meetings[world.job] = number
     return link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -11,7 +12,7 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
@@ -100,18 +101,52 @@ class Outcome:
     exitcode: int | None = None
 
 
-def _environment(size: int, env: dict[str, str] | None) -> dict[str, str]:
-    return {
+def _environments(size: int, env: dict[str, str] | None, hosts: Sequence[int]) -> list[dict[str, str]]:
+    """What each rank has in its environment.
+
+    Args:
+        size: number of ranks.
+        env: more variables.
+        hosts: how many of the ranks are on each host, one after the other; all on one when empty.
+    """
+    job = {
         "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
         "HOROVOD_JOB_ID": f"test-{os.getpid()}-{next(_numbers)}",
         "HOROVOD_SECRET_KEY": secrets.token_hex(16),
         "HOROVOD_START_TIMEOUT": f"{LIMIT_S:g}",
         "OMP_NUM_THREADS": "1",
         **(env or {}),
     }
+    places = []
+    for host, count in enumerate(hosts or (size,)):
+        for local_rank in range(count):
+            higher = [index for index, other in enumerate(hosts or (size,)) if other > local_rank]
+            places.append(
+                {
+                    "HOROVOD_RANK": str(len(places)),
+                    "HOROVOD_LOCAL_RANK": str(local_rank),
+                    "HOROVOD_LOCAL_SIZE": str(count),
+                    "HOROVOD_CROSS_RANK": str(higher.index(host)),
+                    "HOROVOD_CROSS_SIZE": str(len(higher)),
+                    **({"HOROVOD_HOSTNAME": f"host-{chr(ord('a') + host)}"} if hosts else {}),
+                }
+            )
+    assert len(places) == size
+    return [{**place, **job} for place in places]
+
+
+@contextlib.contextmanager
+def _meeting(environments: list[dict[str, str]], hosts: Sequence[int]) -> Iterator[None]:
+    """Let the ranks of several hosts, which are this machine in truth, meet as they do at horovodrun."""
+    if not hosts:
+        yield
+        return
+    from horovod.rendezvous.meeting_point import MeetingPoint
+
+    with contextlib.closing(MeetingPoint(bytes.fromhex(environments[0]["HOROVOD_SECRET_KEY"]), ["127.0.0.1"])) as point:
+        for environment in environments:
+            environment["HOROVOD_MEETING"] = ",".join(point.endpoints)
+        yield
 
 
 def _pack(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
@@ -124,7 +159,7 @@ def _pack(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
 def _run(rank: int, env: dict[str, str], payload: bytes, init: bool) -> tuple[Any, BaseException | None, str]:
     for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
         del os.environ[name]
-    os.environ.update(env, HOROVOD_RANK=str(rank), HOROVOD_LOCAL_RANK=str(rank))
+    os.environ.update(env)
     from horovod.bindings import process_sets
 
     try:
@@ -178,6 +213,7 @@ class Ranks:
         env: more environment variables.
         init: whether init() and shutdown() are called around it.
         framework: which they have loaded.
+        hosts: how many of the ranks are on each of several hosts, which are this machine in truth.
     """
 
     def __init__(
@@ -188,14 +224,17 @@ class Ranks:
         env: dict[str, str] | None = None,
         init: bool = True,
         framework: str = "torch",
+        hosts: Sequence[int] = (),
     ) -> None:
-        environment, payload = _environment(size, env), _pack(function, args)
+        environments, payload = _environments(size, env, hosts), _pack(function, args)
         self.size = size
+        self._meeting = contextlib.ExitStack()
+        self._meeting.enter_context(_meeting(environments, hosts))
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
             ours, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(target=_child, args=(rank, environment, payload, theirs, init))
+            process = _context.Process(target=_child, args=(rank, environments[rank], payload, theirs, init))
             _servers[framework].start(process)
             theirs.close()
             self._pipes.append(ours)
@@ -239,6 +278,7 @@ class Ranks:
                 process.close()
             for pipe in self._pipes:
                 pipe.close()
+            self._meeting.close()
 
 
 class _Pool:
@@ -252,8 +292,9 @@ class _Pool:
         self._server = server
         self._workers: list[tuple[Any, Connection, Connection]] = []
 
-    def run(self, size: int, env: dict[str, str], payload: bytes, init: bool, timeout_s: float) -> list[Outcome]:
-        """Run a task on ``size`` workers."""
+    def run(self, envs: Sequence[dict[str, str]], payload: bytes, init: bool, timeout_s: float) -> list[Outcome]:
+        """Run a task on as many workers as there are environments."""
+        size = len(envs)
         while len(self._workers) < size:
             # Two pipes rather than a pair of sockets, which the leak check would see.
             their_tasks, tasks = _context.Pipe(duplex=False)
@@ -267,7 +308,7 @@ class _Pool:
         outcomes = [Outcome(rank) for rank in range(size)]
         try:
             for rank, (_, tasks, _) in enumerate(team):
-                tasks.send((rank, env, payload, init))
+                tasks.send((rank, envs[rank], payload, init))
             pending = {results: rank for rank, (_, _, results) in enumerate(team)}
             deadline = time.monotonic() + timeout_s
             while pending:
@@ -313,10 +354,12 @@ def run_ranks(
     timeout_s: float = LIMIT_S,
     init: bool = True,
     framework: str = "torch",
+    hosts: Sequence[int] = (),
 ) -> list[Any]:
     """Run ``function(*args)`` on ``size`` ranks, which have ``framework`` loaded; return the results in rank order.
 
-    The processes are used again by the next call; a test that ends processes uses ``Ranks``.
+    The processes are used again by the next call; a test that ends processes uses ``Ranks``. With ``hosts=(3, 1)``
+    the ranks take themselves for three of one host and one of another.
 
     Raises:
         AssertionError: a rank failed; with every failed rank's traceback.
@@ -325,7 +368,9 @@ def run_ranks(
         # Workers of a framework take memory; tests come one framework after the other.
         if name != framework:
             pool.close()
-    outcomes = _pools[framework].run(size, _environment(size, env), _pack(function, args), init, timeout_s)
+    environments = _environments(size, env, hosts)
+    with _meeting(environments, hosts):
+        outcomes = _pools[framework].run(environments, _pack(function, args), init, timeout_s)
     failed = [outcome for outcome in outcomes if outcome.exitcode != 0]
     if failed:
         report = "\n".join(f"--- rank {o.rank}, exit code {o.exitcode}\n{o.text}" for o in failed)

@@ -48,6 +48,8 @@ __all__ = ["HostOffer", "Rally", "host_id", "prepare", "rally"]
 
 #: How often who waits repeats itself; how long the last words of who gives up may take; ports that may be taken.
 _AGAIN_S, _LAST_WORDS_MS, _PORTS = 1.0, 500, 4
+#: How often a silent peer is called, at least; and how much sooner it is given up, so that all hear of it in time.
+_BEATS, _SOONER = 5, 0.8
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def rally(
     *,
     interfaces: Sequence[str] = (),
     check: Callable[[], None] | None = None,
+    silence_s: float = 0.0,
 ) -> Rally:
     """Meet the other hosts. The leader of each host calls it; rank 0 is the leader of its host.
 
@@ -122,6 +125,8 @@ def rally(
         timeout_s: seconds to wait for the last host.
         interfaces: network interfaces to listen on, the best one first; all when empty.
         check: called ten times a second; raises what ends the waiting, such as that a rank of this host has died.
+        silence_s: the connections end when the other side has not answered for so many seconds, whatever its program
+            does meanwhile; 0 is never.
 
     Raises:
         InitError: a host did not come in time, or does not fit to the others.
@@ -131,6 +136,10 @@ def rally(
     """
     patience = Patience(time.monotonic() + timeout_s, timeout_s, check or (lambda: None))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    if silence_s:
+        interval_s = min(1.0, silence_s / _BEATS)
+        context.setsockopt(zmq.HEARTBEAT_IVL, int(interval_s * 1000))
+        context.setsockopt(zmq.HEARTBEAT_TIMEOUT, int((silence_s * _SOONER - interval_s) * 1000))
     try:
         return _Leader(world, offer, number, context, patience, interfaces).meet()
     except OSError as error:

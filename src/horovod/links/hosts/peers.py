@@ -14,6 +14,8 @@ from horovod.transports.shm.control import Control, State
 __all__ = ["HostsPeers"]
 
 _POLL_S = 0.02
+#: The part of the limit after which a stopped leader is given up, as other hosts do.
+_SOONER = 0.8
 
 
 class HostsPeers(ShmPeers):
@@ -108,7 +110,7 @@ class HostsPeers(ShmPeers):
 
     def _is_leader_stopped(self) -> bool:
         """Whether nobody relays for this host, because the process that should is stopped."""
-        if self._rank == self._leader or self._mirror.silent_s < self._timeout_s:
+        if self._rank == self._leader or self._mirror.silent_s < self._timeout_s * _SOONER:
             return False
         return self._state_of(self._leader) is State.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"
 

@@ -41,8 +41,8 @@ _RECORDING_TICK_S = 0.02
 _PING_S = 0.5
 _FIRST_PINGS = 8
 _END_S = 5.0
-#: A host that was heard so lately did not fall silent: its connection was ended.
-_SILENT_S = 2.5
+#: A host that was heard so lately, or within this part of the limit, did not fall silent: its connection was ended.
+_SILENT_S, _SILENT_PART = 2.5, 0.5
 #: How long a departure may wait for the log before it.
 _BEHIND_S = 1.0
 
@@ -286,7 +286,7 @@ class Relay:
             return
         if why:
             fate = f"{describe(leader)} is lost: the connection with host {name} had to be ended, because {why}"
-        elif silent_s > _SILENT_S:
+        elif silent_s > min(_SILENT_S, self._timeout_s * _SILENT_PART):
             fate = (
                 f"{describe(leader)} is lost: host {name} has not answered for {silent_s:.0f} s (limit: "
                 f"HOROVOD_HOST_TIMEOUT={self._timeout_s:g}). It has lost its power or its network, or its first rank, "
