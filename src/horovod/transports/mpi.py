@@ -120,7 +120,11 @@ class MpiGroups:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise InitError(f"mpi4py finds no MPI library ({error}): start the job with the mpirun of yours") from None
+            said = (str(error).splitlines() or [""])[0]
+            raise InitError(
+                f"mpi4py finds no MPI library ({said}): start the job with the mpirun of yours, and add the folder of its "
+                "libmpi.so to LD_LIBRARY_PATH"
+            ) from None
         self._mpi: Any = MPI
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, Response
+from horovod.errors import InitError
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
@@ -23,7 +24,6 @@ from horovod.transports.kernels import Kernels
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.results import ResultPool
-from horovod.transports.shm.arena import HEAP_START
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.threads import on_one_thread
 from horovod.transports.topology import Topology
@@ -40,6 +40,9 @@ class HierarchicalTransport:
         watch: asked while waiting.
         shm: of this rank's host, used for nothing before; None where each rank is for itself.
         indices: the ranks of this host as ``shm`` numbers them.
+
+    Raises:
+        InitError: the arena has no room.
     """
 
     def __init__(
@@ -63,10 +66,13 @@ class HierarchicalTransport:
         if shm is None:
             self._memories = {topology.rank: Memory(None, 0, STAGE_BYTES)}
         else:
-            # The first allocation lies at the same place in every arena.
-            self._block = shm.arena.allocate(STAGE_BYTES)
+            # What is taken first lies at the same place in every arena. It is never given back: others may still read.
+            try:
+                start = shm.arena.reserve(STAGE_BYTES)
+            except MemoryError as error:
+                raise InitError(f"no room for the buffers between hosts: {error}") from None
             self._memories = {
-                rank: Memory(shm.arenas[index].memory, HEAP_START, STAGE_BYTES)
+                rank: Memory(shm.arenas[index].memory, start, STAGE_BYTES)
                 for rank, index in self._indices.items()
                 if rank in self._topology.mine
             }
@@ -197,5 +203,4 @@ class HierarchicalTransport:
         self._teams.clear()
         self._memories.clear()
         if self._shm is not None:
-            del self._block
             self._shm.close()

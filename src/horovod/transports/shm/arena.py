@@ -124,6 +124,15 @@ class Arena:
         weakref.finalize(block, self._release, offset, nbytes).atexit = False
         return block
 
+    def reserve(self, nbytes: int) -> int:
+        """Return the offset of memory that is taken for as long as the arena exists.
+
+        Raises:
+            MemoryError: the arena is full.
+        """
+        with self._lock:
+            return self._heap.take(nbytes)
+
     def offset_of(self, address: int) -> int:
         """Return the offset of an address, or -1 when it lies elsewhere."""
         offset = address - self.base
