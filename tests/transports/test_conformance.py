@@ -1,24 +1,34 @@
-"""Every collective x library x dtype x op x shape, over worlds of 1, 2, 3 and 5 ranks, against numpy."""
+"""Every collective x library x dtype x op x shape, over worlds of 1, 2, 3 and 5 ranks, against numpy.
+
+Then the same over each engine between hosts, flat and together with shared memory; one job each does all of it.
+"""
 
 from __future__ import annotations
 
-import importlib
 import itertools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from commands import run
+from conformance import (
+    DTYPES,
+    HOSTS,
+    LARGE,
+    OPS,
+    SHAPES,
+    allreduce,
+    between,
+    in_64_bits,
+    moves,
+    reducescatter,
+    scaled,
+)
 from harness import run_ranks
-from jax_modes import with_64_bits
 
 SIZES = [1, 2, 3, 5]
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
-OPS = ["Sum", "Average", "Min", "Max", "Product"]
-#: 0-d, empty, one, odd, two-dimensional, and in most dtypes larger than what is sent inline.
-SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (40_001,)]
-#: Several staging rounds.
-LARGE = [(2_000_003,)]
 #: JAX has the kernels of numpy; what is its own is how arrays come in and go out.
 JAX_DTYPES, JAX_SIZES = ["bool", "int64", "bfloat16", "float32", "complex64"], [1, 3]
 
@@ -41,207 +51,35 @@ def _cases(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Any]:
     return cases
 
 
-def _hvd(library: str) -> tuple[Any, Any, Any]:
-    """Return (collectives, from_numpy, to_numpy) of a library."""
-    if library == "jax":
-        import jax.numpy as jnp
-
-        return importlib.import_module("horovod.jax"), lambda a, dtype: jnp.asarray(a).astype(dtype), _plain_numpy
-    if library == "numpy":
-        return importlib.import_module("horovod.numpy"), lambda a, dtype: a.astype(dtype), lambda t: t
-    from horovod.bindings.collectives import Collectives
-
-    if library == "tensorflow":
-        import tensorflow as tf
-
-        from horovod.tensorflow.adapter import TensorFlowAdapter
-
-        return Collectives(TensorFlowAdapter()), lambda a, dtype: tf.cast(tf.constant(a), dtype), _plain_numpy
-    import torch
-
-    from horovod.torch.adapter import TorchAdapter
-
-    def make(array: Any, dtype: str) -> Any:
-        return torch.from_numpy(np.asarray(array)).to(getattr(torch, dtype))
-
-    def back(tensor: Any) -> Any:
-        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-
-    return Collectives(TorchAdapter()), make, back
-
-
-def _plain_numpy(tensor: Any) -> Any:
-    # numpy does not take TensorFlow's scalars of bfloat16 as they are.
-    found = np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
-    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
-
-
 def _run(size: int, function: Callable[..., None], library: str, *args: Any) -> None:
     if library == "jax":
-        run_ranks(size, _with_64_bits, function, library, *args, framework=library)
+        run_ranks(size, in_64_bits, function, library, *args, framework=library)
     else:
         run_ranks(size, function, library, *args, framework="torch" if library == "numpy" else library)
 
 
-def _with_64_bits(function: Callable[..., None], *args: Any) -> None:
-    with with_64_bits():
-        function(*args)
-
-
-def _compiled(function: Any, op: Any) -> Any:
-    import jax
-
-    return jax.jit(lambda tensor: function(tensor, op=op))
-
-
-def _values(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """Small integers, exact in every dtype and under every reduction used here."""
-    count = int(np.prod(shape, dtype=np.int64))
-    base = (np.arange(count, dtype=np.int64) * 7 + rank * 3) % 5
-    if dtype == "bool":
-        base = (np.arange(count) + rank) % 3 == 0
-    elif dtype not in ("uint8",):
-        base = base - 2 + 0 * rank
-    return base.reshape(shape)
-
-
-def _expected(op: str, shape: tuple[int, ...], dtype: str, size: int) -> Any:
-    stack = np.stack([np.asarray(_values(r, shape, dtype)) for r in range(size)])
-    if dtype == "bool":
-        return {"Sum": stack.any(0), "Max": stack.any(0), "Min": stack.all(0), "Product": stack.all(0)}[op]
-    if op == "Average":
-        exact = stack.astype(np.float64).sum(0) / size
-        return exact if dtype.startswith(("float", "bfloat", "complex")) else np.trunc(exact)
-    return {"Sum": stack.sum, "Min": stack.min, "Max": stack.max, "Product": stack.prod}[op](0)
-
-
-def _tolerance(dtype: str, op: str) -> float:
-    if op != "Average":
-        return 0.0
-    return {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-6, "complex64": 1e-6}.get(dtype, 1e-15)
-
-
-def _check(got: Any, want: Any, tolerance: float, what: str) -> None:
-    assert got.shape == np.shape(want), f"{what}: shape {got.shape}, expected {np.shape(want)}"
-    if got.dtype == bool:
-        np.testing.assert_array_equal(got, want, err_msg=what)
-    else:
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=what)
-
-
-def _allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]]) -> None:
-    hvd, make, back = _hvd(library)
-    rank, size = hvd.rank(), hvd.size()
-    how = getattr(importlib.import_module("horovod.bindings.reductions"), op)
-    for shape in shapes:
-        mine, want = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
-        tolerance = _tolerance(dtype, op)
-        result = hvd.allreduce(mine, op=how)
-        _check(back(result), want, tolerance, f"allreduce {shape}")
-        _check(back(mine), _values(rank, shape, dtype), 0.0, f"input of allreduce {shape}")
-        if library == "jax":
-            _check(back(_compiled(hvd.allreduce, how)(mine)), want, tolerance, f"allreduce in a program {shape}")
-        if library in ("tensorflow", "jax"):
-            continue  # tensors cannot be written
-        arena = hvd.zeros(shape, dtype=dtype)
-        arena[...] = mine
-        _check(back(hvd.allreduce_(arena, op=how)), want, tolerance, f"allreduce_ in the arena {shape}")
-        _check(back(hvd.allreduce_(mine, op=how)), want, tolerance, f"allreduce_ {shape}")
-    many = [make(_values(rank, shape, dtype), dtype) for shape in shapes]
-    for shape, result in zip(shapes, hvd.grouped_allreduce(many, op=how), strict=True):
-        _check(back(result), _expected(op, shape, dtype, size), _tolerance(dtype, op), f"grouped {shape}")
-
-
 @pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, OPS, SIZES))
 def test_allreduce(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, _allreduce, library, dtype, op, SHAPES)
+    _run(size, allreduce, library, dtype, op, SHAPES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "float32", "float64"])
 def test_large_allreduce(dtype: str, size: int) -> None:
-    _run(size, _allreduce, "torch", dtype, "Average", LARGE)
-
-
-def _moves(library: str, dtype: str) -> None:
-    hvd, make, back = _hvd(library)
-    rank, size = hvd.rank(), hvd.size()
-    for shape in SHAPES:
-        mine = make(_values(rank, shape, dtype), dtype)
-        for root in {0, size - 1}:
-            want = _values(root, shape, dtype)
-            _check(back(hvd.broadcast(mine, root)), want, 0.0, f"broadcast {shape}")
-            if library in ("tensorflow", "jax"):
-                continue  # tensors cannot be written
-            copy = make(_values(rank, shape, dtype), dtype)
-            _check(back(hvd.broadcast_(copy, root)), want, 0.0, f"broadcast_ {shape}")
-    for tail, rows in [((), 1), ((3,), 2), ((), 0), ((2, 2), 30_000)]:
-        # Rank r brings r * rows rows, so rank 0 brings none.
-        want = np.concatenate([_values(r, (r * rows, *tail), dtype) for r in range(size)])
-        mine = make(_values(rank, (rank * rows, *tail), dtype), dtype)
-        _check(back(hvd.allgather(mine)), want, 0.0, f"allgather {tail} {rows}")
-        both = hvd.grouped_allgather([mine, make(_values(rank, (1,), dtype), dtype)])
-        _check(back(both[0]), want, 0.0, "grouped allgather")
-        _check(back(both[1]), np.concatenate([_values(r, (1,), dtype) for r in range(size)]), 0.0, "grouped allgather")
-    for rows in (0, 1, 3, 40_000):
-        # Rank r sends (r + i) % 3 * rows rows to rank i.
-        splits = [[(r + i) % 3 * rows for i in range(size)] for r in range(size)]
-        sent = [_values(r, (sum(splits[r]), 2), dtype) for r in range(size)]
-        output, received = hvd.alltoall(make(sent[rank], dtype), splits=splits[rank])
-        starts = [sum(splits[r][:rank]) for r in range(size)]
-        want = np.concatenate([sent[r][starts[r] : starts[r] + splits[r][rank]] for r in range(size)])
-        _check(back(output), want, 0.0, f"alltoall {rows}")
-        assert list(received) == [splits[r][rank] for r in range(size)]
-        even = make(_values(rank, (rows * size,), dtype), dtype)
-        want = np.concatenate([_values(r, (rows * size,), dtype)[rank * rows : (rank + 1) * rows] for r in range(size)])
-        _check(back(hvd.alltoall(even)), want, 0.0, f"even alltoall {rows}")
-    hvd.barrier()
+    _run(size, allreduce, "torch", dtype, "Average", LARGE)
 
 
 @pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, [""], SIZES))
 def test_moves(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, _moves, library, dtype)
-
-
-def _reducescatter(library: str, dtype: str, op: str) -> None:
-    hvd, make, back = _hvd(library)
-    rank, size = hvd.rank(), hvd.size()
-    how = getattr(importlib.import_module("horovod.bindings.reductions"), op)
-    for shape in [(0,), (1,), (7, 3), (10, 0), (200_003,)]:
-        mine, whole = make(_values(rank, shape, dtype), dtype), _expected(op, shape, dtype, size)
-        rows, extra = divmod(shape[0], size)
-        start = rank * rows + min(rank, extra)
-        want = whole[start : start + rows + (rank < extra)]
-        _check(back(hvd.reducescatter(mine, op=how)), want, _tolerance(dtype, op), f"reducescatter {shape}")
-        pair = hvd.grouped_reducescatter([mine, mine], op=how)
-        _check(back(pair[1]), want, _tolerance(dtype, op), f"grouped reducescatter {shape}")
-        if library in ("tensorflow", "jax"):
-            continue  # tensors cannot be written
-        arena = hvd.zeros(shape, dtype=dtype)
-        arena[...] = mine
-        for found in (hvd.reducescatter(arena, op=how), *hvd.grouped_reducescatter([arena, arena], op=how)):
-            _check(back(found), want, _tolerance(dtype, op), f"reducescatter in the arena {shape}")
-        _check(back(arena), _values(rank, shape, dtype), 0.0, f"input of reducescatter in the arena {shape}")
+    _run(size, moves, library, dtype)
 
 
 @pytest.mark.parametrize(
     ("library", "dtype", "op", "size"), _cases(["int32", "float16", "float32", "float64"], OPS, SIZES)
 )
 def test_reducescatter(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, _reducescatter, library, dtype, op)
-
-
-def _scaled(library: str, dtype: str) -> None:
-    hvd, make, back = _hvd(library)
-    size = hvd.size()
-    for count in (5, 50_000):
-        mine = make(np.full(count, 6), dtype)
-        got = back(hvd.allreduce(mine, op=1, prescale_factor=0.5, postscale_factor=3.0))
-        np.testing.assert_allclose(got, np.full(count, 9.0 * size), rtol=1e-2)
-        got = back(hvd.allreduce(mine, op=0, prescale_factor=1.0, postscale_factor=0.25))
-        exact = 1.5 if dtype.startswith(("float", "bfloat")) else 1.0
-        np.testing.assert_allclose(got, np.full(count, exact), rtol=1e-2)
+    _run(size, reducescatter, library, dtype, op)
 
 
 @pytest.mark.parametrize(
@@ -249,4 +87,33 @@ def _scaled(library: str, dtype: str) -> None:
     _cases(["int32", "int64", "float16", "bfloat16", "float32", "float64"], [""], [1, 2, 3]),
 )
 def test_scaling(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, _scaled, library, dtype)
+    _run(size, scaled, library, dtype)
+
+
+@pytest.mark.slow
+def test_flat_over_gloo() -> None:
+    run_ranks(3, between, (), "gloo", False, init=False, env={"HOROVOD_CPU_OPERATIONS": "GLOO"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_hosts_over_gloo(hosts: str) -> None:
+    size = sum(map(len, HOSTS[hosts]))
+    run_ranks(size, between, HOSTS[hosts], "shm and gloo", hosts == "2+2", init=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.mpi(k)) for k in ("openmpi", "mpich")])
+def test_flat_and_hosts_over_mpi(kind: str, mpirun: list[str]) -> None:
+    folder = Path(mpirun[0]).parent.parent / "lib"
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import conformance; conformance.on_mpi()"
+    code, output = run(
+        [*mpirun, "-np", "4", sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        LD_LIBRARY_PATH=str(folder),
+        MPI4PY_MPIABI=kind,
+        OMP_NUM_THREADS="1",
+        HOROVOD_START_TIMEOUT="500",
+    )
+    assert code == 0, output
+    assert output.count("all of it is right") == 4, output
