@@ -329,7 +329,9 @@ def on_mpi() -> None:
     from horovod.bindings import process_sets
 
     os.environ["HOROVOD_CPU_OPERATIONS"] = "MPI"
-    between((), "mpi", False)
+    _init((), "mpi")
+    allreduce("torch", "float32", "Average", SHAPES)
+    moves("torch", "bfloat16")
     process_sets.shutdown()
     del os.environ["HOROVOD_CPU_OPERATIONS"]
     between(HOSTS["2+2"], "shm and mpi", False)

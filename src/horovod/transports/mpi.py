@@ -122,8 +122,8 @@ class MpiGroups:
         except (ImportError, RuntimeError) as error:
             said = (str(error).splitlines() or [""])[0]
             raise InitError(
-                f"mpi4py finds no MPI library ({said}): start the job with the mpirun of yours, and add the folder of its "
-                "libmpi.so to LD_LIBRARY_PATH"
+                f"mpi4py finds no MPI library ({said}): start the job with the mpirun of yours, and add the folder of "
+                "its libmpi.so to LD_LIBRARY_PATH"
             ) from None
         self._mpi: Any = MPI
         if not MPI.Is_initialized():
