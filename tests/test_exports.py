@@ -20,7 +20,10 @@ PUBLIC = (
     "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
     "horovod.tensorflow.keras", "horovod.popart",
 )  # fmt: skip
-READS_SETTINGS = ("horovod.config", "horovod.world", "popdist.environment", "poptorch.options")
+READS_SETTINGS = (
+    "horovod.config", "horovod.world", "popdist.environment", "poptorch.options",
+    "khorovod_ipu.tensorflow.cluster", "khorovod_ipu.tensorflow.software",  # TensorFlow's own variables
+)  # fmt: skip
 # They hand their environment on to processes that they start.
 PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util", "poprun")
 

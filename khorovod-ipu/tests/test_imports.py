@@ -12,6 +12,8 @@ PUBLIC = (
 )  # fmt: skip
 #: Programs over the launcher need more of it than `horovod.run`.
 LAUNCHERS = ("poprun",)
+#: Who waits for other processes takes its limits from the settings.
+SETTINGS = ("khorovod_ipu.tensorflow.strategies",)
 
 
 def breaches(module: Module) -> list[str]:
@@ -19,6 +21,8 @@ def breaches(module: Module) -> list[str]:
     inner = (
         ("horovod.launch", "horovod.config", "horovod.world", "horovod.cgroups")
         if module.name.startswith(LAUNCHERS)
+        else ("horovod.config",)
+        if module.name in SETTINGS
         else ()
     )
     return [

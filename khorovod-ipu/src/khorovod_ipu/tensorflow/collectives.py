@@ -1,0 +1,82 @@
+"""What a strategy asks of whoever combines tensors over the workers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+__all__ = ["Alone", "Collectives", "gathered_rows"]
+
+
+class Collectives(Protocol):
+    """Combines tensors over all workers, in eager execution, in ``tf.function`` and in graphs of TensorFlow 1.
+
+    Attributes:
+        rank: of this worker.
+        size: how many workers there are.
+        host: TensorFlow's name of this worker's processor.
+    """
+
+    rank: int
+    size: int
+    host: str
+
+    def reduce(self, tensor: Any, mean: bool) -> Any:
+        """Return the sum, or the mean, over all workers; of IndexedSlices all rows.
+
+        Args:
+            tensor: same shape and dtype on all workers.
+            mean: divide by the number of workers.
+        """
+        ...
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenate all workers' tensors along the first dimension, which may differ."""
+        ...
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Return worker 0's tensor."""
+        ...
+
+
+class Alone:
+    """The collectives of a worker that is the only one."""
+
+    rank = 0
+    size = 1
+    host = "/device:CPU:0"
+
+    def reduce(self, tensor: Any, mean: bool) -> Any:
+        """Return the tensor."""
+        return tensor
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the tensor."""
+        return tensor
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Return the tensor."""
+        return tensor
+
+
+def gathered_rows(tensor: Any, axis: int, collectives: Collectives) -> Any:
+    """Concatenate all workers' tensors along any dimension.
+
+    Args:
+        tensor: may differ between workers in that dimension only.
+        axis: which; negative ones count from the end.
+        collectives: who does it.
+    """
+    rank = tensor.shape.rank
+    if rank is None:
+        raise ValueError("gather needs a tensor whose number of dimensions is known")
+    if not rank:
+        raise ValueError("gather needs a tensor of at least one dimension; use tf.expand_dims for a number")
+    if not -rank <= axis < rank:
+        raise ValueError(f"gather along axis {axis} of a tensor of {rank} dimensions")
+    order = [axis % rank, *(dim for dim in range(rank) if dim != axis % rank)]
+    if axis % rank == 0:
+        return collectives.gather(tensor)
+    back = [order.index(dim) for dim in range(rank)]
+    return tf.transpose(collectives.gather(tf.transpose(tensor, order)), back)

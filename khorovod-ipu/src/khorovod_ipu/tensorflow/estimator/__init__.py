@@ -1,0 +1,31 @@
+"""Estimators in graphs of TensorFlow 1, which TensorFlow itself no longer has.
+
+spec                  what a model function returns; TrainSpec and EvalSpec
+run_config            how a run is configured
+inputs                from input functions to tensors
+model                 calling a model function; host_call
+checkpoints           saving and restoring when variables are spread over workers
+training              one call of train()
+evaluation            evaluate() and predict()
+estimator             the class
+together              train_and_evaluate
+"""
+
+from __future__ import annotations
+
+from khorovod_ipu.tensorflow.estimator.estimator import IPUEstimator
+from khorovod_ipu.tensorflow.estimator.run_config import IPURunConfig, RunConfig
+from khorovod_ipu.tensorflow.estimator.spec import EstimatorSpec, EvalSpec, IPUEstimatorSpec, ModeKeys, TrainSpec
+from khorovod_ipu.tensorflow.estimator.together import train_and_evaluate
+
+__all__ = [
+    "EstimatorSpec",
+    "EvalSpec",
+    "IPUEstimator",
+    "IPUEstimatorSpec",
+    "IPURunConfig",
+    "ModeKeys",
+    "RunConfig",
+    "TrainSpec",
+    "train_and_evaluate",
+]

@@ -1,0 +1,179 @@
+"""Checkpoints of variables that workers hold together: worker 0 writes, all take part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, values
+from tensorflow.python.training import saver as saver_lib
+
+__all__ = ["CheckpointHook", "State"]
+
+v1 = tf.compat.v1
+
+
+def _held(variable: Any) -> Any:
+    """This worker's part of a variable."""
+    return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
+
+
+class _Combined(saver_lib.BaseSaverBuilder.SaveableObject):
+    """A variable that is combined over the workers when it is read."""
+
+    def __init__(self, variable: Any, combined: Any, workers: int) -> None:
+        name = variable.name.partition(":")[0]
+        super().__init__(combined, [saver_lib.BaseSaverBuilder.SaveSpec(combined, "", name)], name)
+        self._variable = variable
+        self._workers = workers
+
+    def restore(self, restored_tensors: Sequence[Any], restored_shapes: Any) -> Any:
+        (value,) = restored_tensors
+        if self._variable.aggregation == tf.VariableAggregation.SUM:
+            value = tf.cast(value / self._workers, value.dtype)
+        return _held(self._variable).assign(value, read_value=False)
+
+
+class State:
+    """All variables of the graph that is being built, and how they get from and to files.
+
+    Args:
+        strategy: whose variables they are, or None.
+        keep_max: how many checkpoints are kept.
+        keep_every_n_hours: of these one is kept for ever.
+    """
+
+    def __init__(self, strategy: Any, keep_max: int, keep_every_n_hours: float) -> None:
+        variables = v1.global_variables()
+        size = strategy.num_replicas_in_sync if strategy is not None else 1
+        combined = [v for v in variables if isinstance(v, values.DistributedVariable) and _is_on_read(v)]
+        with tf.name_scope("checkpoint_reads"):
+            #: What all workers run together whenever a checkpoint is written.
+            self.reads = [strategy.extended.read_var(v) for v in combined]
+        saved: list[Any] = [v for v in variables if not any(v is c for c in combined)]
+        saved += [_Combined(v, read, size) for v, read in zip(combined, self.reads, strict=True)]
+        self.saver = v1.train.Saver(saved, max_to_keep=keep_max, keep_checkpoint_every_n_hours=keep_every_n_hours)
+        self.same_everywhere = tf.no_op()
+        if size > 1:
+            with tf.name_scope("same_everywhere"):
+                collectives = strategy.extended._collectives
+                held = [_held(v) for v in variables]
+                with tf.device(collectives.host):
+                    self.same_everywhere = tf.group(
+                        *[v.assign(collectives.broadcast(v.read_value()), read_value=False) for v in held]
+                    )
+
+    def start(self, session: Any, model_dir: str | None) -> None:
+        """Give the variables of all workers worker 0's values.
+
+        Args:
+            session: where the variables are initialised.
+            model_dir: of worker 0, whose newest checkpoint is restored; None elsewhere.
+        """
+        newest = tf.train.latest_checkpoint(model_dir) if model_dir else None
+        if newest:
+            self.saver.restore(session, newest)
+        session.run(self.same_everywhere)
+
+
+def _is_on_read(variable: Any) -> bool:
+    return not distribute_utils.is_mirrored(variable)
+
+
+class CheckpointHook(tf.compat.v1.train.SessionRunHook):
+    """Writes checkpoints on worker 0, while the others take part in what is combined for them.
+
+    Args:
+        state: what is saved.
+        model_dir: where to.
+        is_chief: whether this worker writes.
+        steps: between two checkpoints, or None.
+        secs: between two checkpoints, or None.
+        listeners: told about every checkpoint, on worker 0.
+        collectives: of the workers, or None; they agree on the time.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        model_dir: str,
+        is_chief: bool,
+        steps: int | None,
+        secs: float | None,
+        listeners: Sequence[Any],
+        collectives: Any,
+    ) -> None:
+        self._state = state
+        self._path = str(Path(model_dir) / "model.ckpt")
+        self._model_dir = model_dir
+        self._is_chief = is_chief
+        self._steps = steps
+        self._secs = secs
+        self._listeners = listeners if is_chief else ()
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self._asked: Any = None
+        self._due: Any = None
+        # A time comes on one worker first: where all take part, worker 0 says when.
+        if secs is not None and collectives is not None and collectives.size > 1 and state.reads:
+            with tf.name_scope("checkpoint_due"), tf.device(collectives.host):
+                self._asked = v1.placeholder(tf.int32, [])
+                self._due = collectives.broadcast(tf.identity(self._asked))
+
+    def begin(self) -> None:
+        """Add what is left to the graph."""
+        self._global_step = v1.train.get_global_step()
+        for listener in self._listeners:
+            listener.begin()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Write the first checkpoint."""
+        self._save(session, session.run(self._global_step))
+
+    def before_run(self, run_context: Any) -> Any:
+        """Ask for the step, and whether it is time."""
+        fetches = {"step": self._global_step}
+        if self._asked is None:
+            return v1.train.SessionRunArgs(fetches)
+        return v1.train.SessionRunArgs({**fetches, "due": self._due}, {self._asked: int(self._is_late())})
+
+    def _is_late(self) -> bool:
+        return self._secs is not None and time.monotonic() - self._saved_at >= self._secs
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Write a checkpoint if it is time."""
+        # What was fetched beside the step may be older than it.
+        step = run_context.session.run(self._global_step)
+        if self._steps:
+            due = step - max(self._saved_step, 0) >= self._steps
+        elif "due" in run_values.results:
+            due = bool(run_values.results["due"])
+        else:
+            due = self._is_late()
+        if due and self._save(run_context.session, step):
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        """Write the last checkpoint."""
+        step = session.run(self._global_step)
+        if step != self._saved_step:
+            self._save(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _save(self, session: Any, step: int) -> bool:
+        self._saved_step, self._saved_at = step, time.monotonic()
+        if not self._is_chief:
+            session.run(self._state.reads)
+            return False
+        Path(self._model_dir).mkdir(parents=True, exist_ok=True)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        self._state.saver.save(session, self._path, global_step=step)
+        stop = False
+        for listener in self._listeners:
+            stop = bool(listener.after_save(session, step)) or stop
+        return stop

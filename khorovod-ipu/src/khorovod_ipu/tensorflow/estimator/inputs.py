@@ -1,0 +1,93 @@
+"""From input functions to tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from khorovod_ipu.tensorflow.estimator.spec import ModeKeys
+
+__all__ = ["batch_size", "called", "next_batch"]
+
+v1 = tf.compat.v1
+
+
+def _accepted(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def called(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
+    """Call a function with those of the arguments offered that it has parameters for.
+
+    Args:
+        function: of a user.
+        args: what it gets in any case.
+        offered: by name.
+    """
+    names = _accepted(function)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values()):
+        return function(*args, **offered)
+    return function(*args, **{name: value for name, value in offered.items() if name in names})
+
+
+def batch_size(what: str, size: int | None, workers: int) -> int | None:
+    """Return a worker's part of a batch.
+
+    Args:
+        what: name of the argument, for errors.
+        size: of the whole batch, or None.
+        workers: how many share it.
+
+    Raises:
+        ValueError: it does not divide.
+    """
+    if size is None:
+        return None
+    if size < 1 or size % workers:
+        raise ValueError(f"{what}={size} cannot be divided evenly among {workers} workers")
+    return size // workers
+
+
+def next_batch(
+    input_fn: Callable[..., Any],
+    mode: str,
+    params: dict[str, Any],
+    config: Any,
+    input_context: Any,
+    prefetch_depth: int | None,
+) -> tuple[Any, Any]:
+    """Call an input function and add the operations that get one batch to the graph.
+
+    Args:
+        input_fn: returns a Dataset; gets mode, params, config and input_context if it declares them.
+        mode: one of ``ModeKeys``.
+        params: hyperparameters, with ``batch_size`` if the Estimator was given one.
+        config: the RunConfig.
+        input_context: which part of the data this worker should take, or None.
+        prefetch_depth: batches to prepare ahead.
+
+    Returns:
+        Features and labels; the iterator is initialised with the tables of the graph.
+
+    Raises:
+        ValueError: it returned something else, or does not take the parameters that it needs.
+    """
+    names = _accepted(input_fn)
+    takes_params = "params" in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
+    if "batch_size" in params and not takes_params:
+        raise ValueError("input_fn must take params, where the batch size of the Estimator arrives as 'batch_size'")
+    offered = {"mode": mode, "params": params, "config": config}
+    if input_context is not None or ("input_context" in names and names["input_context"].default is inspect._empty):
+        offered["input_context"] = input_context or tf.distribute.InputContext()
+    with tf.device("/device:CPU:0"):
+        dataset = called(input_fn, **offered)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(f"input_fn must return a tf.data.Dataset. Received: {type(dataset).__name__}")
+        iterator = v1.data.make_initializable_iterator(dataset.prefetch(prefetch_depth or 1))
+        v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        batch = iterator.get_next()
+    features, labels = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None)
+    return features, None if mode == ModeKeys.PREDICT else labels

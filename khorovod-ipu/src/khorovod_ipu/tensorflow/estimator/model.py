@@ -1,0 +1,75 @@
+"""Calling a model function, and what of it runs on the host."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from khorovod_ipu.tensorflow.estimator.inputs import called
+from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec
+
+__all__ = ["call_model", "step_on_host"]
+
+
+def call_model(
+    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: dict[str, Any], config: Any
+) -> IPUEstimatorSpec:
+    """Call a model function.
+
+    Args:
+        model_fn: of the user; gets labels, mode, params and config if it declares them.
+        features: first argument.
+        labels: None if the input has none.
+        mode: one of ``ModeKeys``.
+        params: hyperparameters.
+        config: the RunConfig.
+
+    Raises:
+        TypeError: it returned something else than an IPUEstimatorSpec or an EstimatorSpec.
+        ValueError: it does not take labels, but there are some.
+    """
+    parameters = inspect.signature(model_fn).parameters
+    if labels is not None and "labels" not in parameters:
+        raise ValueError("model_fn does not take labels, but input_fn returns some")
+    spec = called(model_fn, features, labels=labels, mode=mode, params=params, config=config)
+    if not isinstance(spec, IPUEstimatorSpec):
+        raise TypeError(
+            f"model_fn must return an IPUEstimatorSpec or an EstimatorSpec. Received: {type(spec).__name__}"
+        )
+    return spec
+
+
+def step_on_host(spec: IPUEstimatorSpec, host: str) -> Any:
+    """Add what ``host_call`` does; return the operation that makes the step.
+
+    Every tensor is handed over by an operation of its own, so the host's part of the graph begins with the first one
+    that the device has, while the device computes the others.
+
+    Args:
+        spec: what the model function returned.
+        host: TensorFlow's name of this worker's processor.
+
+    Raises:
+        TypeError: the function returned neither a tensor nor an operation.
+    """
+    function, tensors = spec.host_call
+    with tf.device(host):
+        if isinstance(tensors, Mapping):
+            made = function(**{key: _arrived(tensor) for key, tensor in tensors.items()})
+        else:
+            made = function(*[_arrived(tensor) for tensor in tensors])
+    if not (isinstance(made, tf.Operation) or tf.is_tensor(made)):
+        raise TypeError(
+            "the function of host_call must return the operation that makes the step, such as what "
+            f"optimizer.apply_gradients returns. Received: {type(made).__name__}"
+        )
+    return made
+
+
+def _arrived(tensor: Any) -> Any:
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
+    return tf.identity(tensor, name=f"{tensor.op.name.rpartition('/')[2]}_on_host")

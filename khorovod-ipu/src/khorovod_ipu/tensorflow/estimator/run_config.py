@@ -1,0 +1,126 @@
+"""How an IPUEstimator runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["IPURunConfig", "RunConfig"]
+
+
+@dataclass(frozen=True)
+class IPURunConfig:
+    """What concerns the device.
+
+    Attributes:
+        iterations_per_loop: steps between two times that hooks are called.
+        ipu_options: of ``ipu.utils`` or an ``IPUConfig``; a software device has nothing to be configured.
+        compile_summary: accepted; nothing is compiled.
+        num_replicas: accepted if it is 1: a worker has one replica.
+        num_shards: accepted if it is 1.
+        ordinal: which device of the host; they are all software.
+        prefetch_depth: batches that are prepared ahead.
+    """
+
+    iterations_per_loop: int = 1
+    ipu_options: Any = None
+    compile_summary: bool = False
+    num_replicas: int = 1
+    num_shards: int = 1
+    ordinal: int = 0
+    prefetch_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.iterations_per_loop, int) or self.iterations_per_loop < 1:
+            raise ValueError(f"iterations_per_loop must be a positive number. Received: {self.iterations_per_loop!r}")
+        if self.num_replicas != 1 or self.num_shards != 1:
+            raise NotImplementedError(
+                f"a software IPU has one replica per worker. Received: num_replicas={self.num_replicas}, "
+                f"num_shards={self.num_shards}; start more workers instead"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How an Estimator runs: ``tf.estimator.RunConfig``, and the device.
+
+    Attributes:
+        ipu_run_config: what concerns the device.
+        master: of the session; a strategy over gRPC has its own.
+        model_dir: where checkpoints and summaries are; None makes a temporary folder.
+        tf_random_seed: of the graph.
+        save_summary_steps: steps between two summaries; None writes none.
+        save_checkpoints_steps: steps between two checkpoints.
+        save_checkpoints_secs: seconds between two checkpoints, 600 if neither is given.
+        session_config: a ``tf.compat.v1.ConfigProto``.
+        keep_checkpoint_max: how many checkpoints are kept.
+        keep_checkpoint_every_n_hours: of these one is kept for ever.
+        log_step_count_steps: steps between two lines of the log.
+        train_distribute: strategy for training.
+        eval_distribute: accepted if it is None: every worker evaluates for itself.
+        protocol: accepted; TF_CONFIG says it.
+        device_fn: accepted.
+        experimental_distribute: accepted.
+        experimental_max_worker_delay_secs: accepted.
+        session_creation_timeout_secs: accepted.
+        checkpoint_save_graph_def: accepted.
+    """
+
+    ipu_run_config: IPURunConfig | None = field(default_factory=IPURunConfig)
+    master: str | None = None
+    model_dir: str | None = None
+    tf_random_seed: int | None = None
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = None
+    save_checkpoints_secs: int | None = None
+    session_config: Any = None
+    keep_checkpoint_max: int = 5
+    keep_checkpoint_every_n_hours: float = 10000
+    log_step_count_steps: int | None = 100
+    train_distribute: Any = None
+    eval_distribute: Any = None
+    protocol: str | None = None
+    device_fn: Any = None
+    experimental_distribute: Any = None
+    experimental_max_worker_delay_secs: Any = None
+    session_creation_timeout_secs: int = 7200
+    checkpoint_save_graph_def: bool = True
+
+    def __post_init__(self) -> None:
+        if self.ipu_run_config is None:
+            object.__setattr__(self, "ipu_run_config", IPURunConfig())
+        if self.save_checkpoints_steps and self.save_checkpoints_secs:
+            raise ValueError("give save_checkpoints_steps or save_checkpoints_secs, not both")
+        if self.eval_distribute is not None:
+            raise NotImplementedError("evaluation is not distributed: every worker that calls evaluate() does it alone")
+        if not self.save_checkpoints_steps and self.save_checkpoints_secs is None:
+            object.__setattr__(self, "save_checkpoints_secs", 600)
+        if self.train_distribute is not None and self.device.iterations_per_loop > 1:
+            raise NotImplementedError(
+                "train_distribute needs iterations_per_loop=1. Received: "
+                f"{self.device.iterations_per_loop}; gradients of every step go through the host"
+            )
+
+    @property
+    def device(self) -> IPURunConfig:
+        """What concerns the device."""
+        assert self.ipu_run_config is not None
+        return self.ipu_run_config
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """How many workers train."""
+        return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0."""
+        return self.train_distribute is None or bool(self.train_distribute.extended.should_checkpoint)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Return a copy with some values changed.
+
+        Args:
+            changes: by name.
+        """
+        return replace(self, **changes)

@@ -1,0 +1,202 @@
+"""What model functions return, and what ``train_and_evaluate`` is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+__all__ = ["EstimatorSpec", "EvalSpec", "IPUEstimatorSpec", "ModeKeys", "TrainSpec"]
+
+
+class ModeKeys:
+    """What a model function is called for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+def _is_fetched(value: Any) -> bool:
+    return isinstance(value, tf.Operation) or tf.is_tensor(value)
+
+
+def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
+    if not isinstance(call, tuple):
+        raise TypeError(f"{what} must be a tuple (function, tensors). Received: {type(call).__name__}")
+    if len(call) != 2:
+        raise ValueError(f"{what} must be a tuple of two, (function, tensors). Received: {len(call)} items")
+    function, tensors = call
+    if not callable(function):
+        raise TypeError(f"the first item of {what} must be a function. Received: {type(function).__name__}")
+    if not isinstance(tensors, (list, tuple, Mapping)):
+        raise TypeError(f"the second item of {what} must be a list of tensors. Received: {type(tensors).__name__}")
+    values = tensors.values() if isinstance(tensors, Mapping) else tensors
+    for index, tensor in enumerate(values):
+        if not tf.is_tensor(tensor):
+            raise TypeError(
+                f"{what} takes tensors, and its item {index} is {tensor!r}; a gradient of None belongs to a variable "
+                "that the loss does not depend on"
+            )
+    return function, tensors
+
+
+class IPUEstimatorSpec(
+    NamedTuple(
+        "_IPUEstimatorSpec",
+        [
+            ("mode", str),
+            ("predictions", Any),
+            ("loss", Any),
+            ("train_op", Any),
+            ("eval_metric_ops", Any),
+            ("eval_metrics", Any),
+            ("host_call", Any),
+            ("training_hooks", Any),
+            ("evaluation_hooks", Any),
+            ("prediction_hooks", Any),
+        ],
+    )
+):
+    """What a model function returns to an IPUEstimator.
+
+    Args:
+        mode: one of ``ModeKeys``.
+        predictions: tensor or dictionary of tensors, for predict().
+        loss: of this worker's batch; needed to train and to evaluate.
+        train_op: what makes one step; with ``host_call`` what the device does, usually ``tf.identity(loss)``.
+        eval_metric_ops: name to (value, update operation).
+        eval_metrics: (function, tensors); the function returns ``eval_metric_ops``.
+        host_call: (function, tensors); the function gets the tensors on the host, as soon as each is there, and
+            returns the operation that makes the step.
+        training_hooks: session hooks for train().
+        evaluation_hooks: for evaluate().
+        prediction_hooks: for predict().
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        mode: str,
+        predictions: Any = None,
+        loss: Any = None,
+        train_op: Any = None,
+        eval_metric_ops: Mapping[str, Any] | None = None,
+        eval_metrics: Any = None,
+        host_call: Any = None,
+        training_hooks: Sequence[Any] | None = None,
+        evaluation_hooks: Sequence[Any] | None = None,
+        prediction_hooks: Sequence[Any] | None = None,
+    ) -> IPUEstimatorSpec:
+        if mode == ModeKeys.TRAIN:
+            _check_training(loss, train_op)
+        elif mode == ModeKeys.EVAL:
+            if loss is None:
+                raise ValueError("to evaluate, a model function must return a loss")
+        elif mode == ModeKeys.PREDICT:
+            if predictions is None:
+                raise ValueError("to predict, a model function must return predictions")
+        else:
+            raise ValueError(f"mode must be train, eval or infer. Received: {mode!r}")
+        if host_call is not None:
+            if mode != ModeKeys.TRAIN:
+                raise ValueError(f"host_call is for training only; the mode is {mode!r}")
+            _checked_call("host_call", host_call)
+        if eval_metrics is not None:
+            _checked_call("eval_metrics", eval_metrics)
+            if eval_metric_ops:
+                raise ValueError("give eval_metrics or eval_metric_ops, not both")
+        return super().__new__(
+            cls, mode, predictions, loss, train_op, dict(eval_metric_ops or {}), eval_metrics, host_call,
+            tuple(training_hooks or ()), tuple(evaluation_hooks or ()), tuple(prediction_hooks or ()),
+        )  # fmt: skip
+
+
+def _check_training(loss: Any, train_op: Any) -> None:
+    if loss is None:
+        raise ValueError("to train, a model function must return a loss")
+    if train_op is None:
+        raise ValueError("to train, a model function must return a train_op")
+    if not _is_fetched(train_op):
+        raise TypeError(f"train_op must be a tensor or an operation. Received: {type(train_op).__name__}")
+
+
+class EstimatorSpec(IPUEstimatorSpec):
+    """``tf.estimator.EstimatorSpec``, as far as an IPUEstimator looks at it.
+
+    Args:
+        mode: one of ``ModeKeys``.
+        predictions: for predict().
+        loss: of this worker's batch.
+        train_op: what makes one step.
+        eval_metric_ops: name to (value, update operation).
+        export_outputs: accepted.
+        training_chief_hooks: accepted; worker 0's.
+        training_hooks: session hooks for train().
+        scaffold: accepted if it is None; the Estimator makes its own.
+        evaluation_hooks: for evaluate().
+        prediction_hooks: for predict().
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        mode: str,
+        predictions: Any = None,
+        loss: Any = None,
+        train_op: Any = None,
+        eval_metric_ops: Mapping[str, Any] | None = None,
+        export_outputs: Any = None,
+        training_chief_hooks: Sequence[Any] | None = None,
+        training_hooks: Sequence[Any] | None = None,
+        scaffold: Any = None,
+        evaluation_hooks: Sequence[Any] | None = None,
+        prediction_hooks: Sequence[Any] | None = None,
+    ) -> EstimatorSpec:
+        if scaffold is not None or training_chief_hooks:
+            raise ValueError("an IPUEstimator takes neither a scaffold nor training_chief_hooks")
+        return super().__new__(  # type: ignore[return-value]
+            cls, mode, predictions, loss, train_op, eval_metric_ops, None, None, training_hooks, evaluation_hooks,
+            prediction_hooks,
+        )  # fmt: skip
+
+
+class TrainSpec(NamedTuple):
+    """How to train.
+
+    Attributes:
+        input_fn: as for ``train``.
+        max_steps: of all runs together; None trains until the input ends.
+        hooks: session hooks.
+        saving_listeners: told about every checkpoint.
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[Any] | None = None
+    saving_listeners: Sequence[Any] | None = None
+
+
+class EvalSpec(NamedTuple):
+    """How to evaluate.
+
+    Attributes:
+        input_fn: as for ``evaluate``.
+        steps: batches of one evaluation; None evaluates until the input ends.
+        name: of this evaluation, if there are several.
+        hooks: session hooks.
+        exporters: accepted if there are none.
+        start_delay_secs: accepted; the first evaluation follows the first checkpoint after training has begun.
+        throttle_secs: least time between two evaluations.
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[Any] | None = None
+    exporters: Any = None
+    start_delay_secs: int = 120
+    throttle_secs: int = 600

@@ -1,0 +1,91 @@
+"""Training with evaluations in between."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from khorovod_ipu.tensorflow.estimator.estimator import IPUEstimator
+from khorovod_ipu.tensorflow.estimator.spec import EvalSpec, TrainSpec
+
+__all__ = ["train_and_evaluate"]
+
+v1 = tf.compat.v1
+
+
+class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
+    """Evaluates on worker 0 whenever a checkpoint was written; the others wait for its next gradient.
+
+    Args:
+        estimator: whose.
+        spec: how.
+    """
+
+    def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
+        self._estimator = estimator
+        self._spec = spec
+        self._first: int | None = None
+        self._last: float | None = None
+        self.step = -1
+        self.results: dict[str, Any] | None = None
+
+    def after_save(self, session: Any, global_step_value: int) -> None:
+        """Evaluate, if the last time is long enough ago."""
+        if self._first is None:
+            self._first = global_step_value  # before the first step: there is nothing new
+            return
+        if self._last is None or time.monotonic() - self._last >= self._spec.throttle_secs:
+            self.evaluate(global_step_value)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the newest checkpoint.
+
+        Args:
+            step: of it.
+        """
+        self._last = time.monotonic()
+        self.step = step
+        self.results = self._estimator.evaluate(
+            self._spec.input_fn, self._spec.steps, self._spec.hooks, name=self._spec.name
+        )
+
+
+def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, list[Any]]:
+    """Train, and evaluate at checkpoints and at the end.
+
+    With ``train_distribute`` all workers call it: all train, worker 0 evaluates.
+
+    Args:
+        estimator: whose.
+        train_spec: how to train.
+        eval_spec: how to evaluate.
+
+    Returns:
+        The metrics of the last evaluation (None on other workers than 0) and an empty list, the exports.
+
+    Raises:
+        TypeError: something is not what its name says.
+        ValueError: there are exporters.
+    """
+    if not isinstance(estimator, IPUEstimator):
+        raise TypeError(f"estimator must be an IPUEstimator. Received: {type(estimator).__name__}")
+    if not isinstance(train_spec, TrainSpec) or not isinstance(eval_spec, EvalSpec):
+        raise TypeError("train_and_evaluate takes a TrainSpec and an EvalSpec")
+    if eval_spec.exporters:
+        raise ValueError("exporters are not supported: load a checkpoint and save the model with tf.saved_model")
+    watcher = _EvaluateAtCheckpoints(estimator, eval_spec)
+    estimator.train(
+        train_spec.input_fn,
+        hooks=train_spec.hooks,
+        max_steps=train_spec.max_steps,
+        saving_listeners=[*(train_spec.saving_listeners or ()), watcher],
+    )
+    if not estimator.config.is_chief:
+        return None, []
+    newest = estimator.latest_checkpoint()
+    step = int(newest.rpartition("-")[2]) if newest else -1
+    if watcher.step != step:
+        watcher.evaluate(step)
+    return watcher.results, []

@@ -1,0 +1,222 @@
+"""One call of ``train()``: the graph, the session, the loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, values
+
+from khorovod_ipu.tensorflow import servers
+from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, State
+from khorovod_ipu.tensorflow.estimator.inputs import next_batch
+from khorovod_ipu.tensorflow.estimator.model import call_model, step_on_host
+from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
+from khorovod_ipu.tensorflow.ring import RingCollectives
+
+__all__ = ["StopAtStep", "train"]
+
+v1 = tf.compat.v1
+_HOST = "/device:CPU:0"
+
+
+class StopAtStep(tf.compat.v1.train.SessionRunHook):
+    """Ends training at a step, on all workers at once; also if it was reached before.
+
+    Args:
+        steps: of this call, or None.
+        max_steps: of all calls together, or None.
+    """
+
+    def __init__(self, steps: int | None, max_steps: int | None) -> None:
+        self._steps = steps
+        self.last_step = max_steps
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Find out where training begins."""
+        begun = int(session.run(v1.train.get_global_step()))
+        if self._steps is not None:
+            self.last_step = begun + self._steps
+        self.is_done = self.last_step is not None and begun >= self.last_step
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """End it when the step is there."""
+        if self.last_step is None:
+            return
+        if int(run_context.session.run(v1.train.get_global_step())) >= self.last_step:
+            run_context.request_stop()
+
+
+@contextlib.contextmanager
+def _strategy_scope(strategy: Any) -> Iterator[None]:
+    if strategy is None:
+        yield
+        return
+    strategy.extended._is_begun_later = True
+    try:
+        with strategy.scope(), strategy._scale_loss_for_estimator_enabled():
+            yield
+    finally:
+        strategy.extended._is_begun_later = False
+
+
+def train(
+    estimator: Any,
+    input_fn: Callable[..., Any],
+    hooks: Sequence[Any],
+    stop: StopAtStep,
+    listeners: Sequence[Any],
+) -> None:
+    """Train a model function.
+
+    Args:
+        estimator: whose.
+        input_fn: where batches come from.
+        hooks: of the user.
+        stop: when to end.
+        listeners: told about checkpoints.
+    """
+    config, strategy = estimator.config, estimator.config.train_distribute
+    session_config, target = _session_of(strategy, config)
+    with tf.Graph().as_default(), _strategy_scope(strategy):
+        if config.tf_random_seed is not None:
+            v1.set_random_seed(config.tf_random_seed)
+        v1.train.create_global_step()
+        spec, train_op, loss = _built(estimator, input_fn, strategy)
+        v1.summary.scalar("loss", loss)
+        state = State(strategy, config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
+        all_hooks = [
+            stop,
+            *_own_hooks(estimator, state, loss, listeners),
+            *spec.training_hooks,
+            *hooks,
+        ]
+        scaffold = v1.train.Scaffold(
+            init_fn=lambda _, session: state.start(session, estimator.model_dir if config.is_chief else None),
+            saver=state.saver,
+            summary_op=_summaries(),
+        )
+        # Not one that begins again when a worker is lost: the others have gone on.
+        with v1.train.SingularMonitoredSession(all_hooks, scaffold, target, session_config) as session:
+            while not session.should_stop() and not stop.is_done:
+                _run_loop(session, train_op, config.device.iterations_per_loop)
+
+
+def _session_of(strategy: Any, config: Any) -> tuple[Any, str]:
+    """Return the configuration and the target of a session; over gRPC, start this worker's server and wait for all."""
+    session_config = config.session_config or v1.ConfigProto()
+    if strategy is None:
+        return session_config, config.master or ""
+    session_config = strategy.update_config_proto(session_config)
+    collectives = strategy.extended._collectives
+    if not isinstance(collectives, RingCollectives):
+        return session_config, config.master or ""
+    target = servers.target_of(collectives.cluster, session_config)
+    collectives.wait_for_workers()
+    return session_config, target
+
+
+def _run_loop(session: Any, train_op: Any, iterations: int) -> None:
+    """Make as many steps as a loop has; hooks see the last one."""
+
+    def steps(context: Any) -> None:
+        for _ in range(iterations - 1):
+            context.session.run(train_op)
+        context.run_with_hooks(train_op)
+
+    if iterations == 1:
+        session.run(train_op)
+    else:
+        session.run_step_fn(steps)
+
+
+def _summaries() -> Any:
+    return v1.summary.merge_all()
+
+
+def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple[IPUEstimatorSpec, Any, Any]:
+    """Build the graph of one step; return the spec, the operation, and the loss to be shown."""
+    config = estimator.config
+    context = strategy.extended._make_input_context() if strategy is not None else None
+    params = estimator.params_for(ModeKeys.TRAIN)
+    features, labels = next_batch(input_fn, ModeKeys.TRAIN, params, config, context, config.device.prefetch_depth)
+    host = strategy.extended._host_device if strategy is not None else _HOST
+
+    def model() -> tuple[IPUEstimatorSpec, Any]:
+        spec = call_model(estimator.model_fn, features, labels, ModeKeys.TRAIN, params, config)
+        if spec.host_call is None:
+            return spec, spec.train_op
+        if config.device.iterations_per_loop > 1:
+            raise ValueError(
+                "host_call needs iterations_per_loop=1: gradients of every step go through the host. "
+                f"Received: {config.device.iterations_per_loop}"
+            )
+        return spec, tf.group(spec.train_op, step_on_host(spec, host))
+
+    if strategy is None:
+        spec, step = model()
+    else:
+        spec, step = strategy.extended.call_for_each_replica(model)
+    _check_global_step()
+    with tf.device(host):
+        loss = _shown_loss(spec.loss, strategy, config.device.iterations_per_loop)
+        with tf.control_dependencies([step, loss]):
+            train_op = v1.assign_add(_held_global_step(), 1, name="next_step").op
+    return spec, train_op, loss
+
+
+def _held_global_step() -> Any:
+    step = v1.train.get_global_step()
+    return step.values[0] if isinstance(step, values.DistributedVariable) else step
+
+
+def _check_global_step() -> None:
+    """Raise an error if the model's train_op counts steps itself: each would count twice."""
+    handle = _held_global_step().handle
+    initial = _held_global_step().initializer
+    writers = [op for op in handle.consumers() if op.type.startswith("Assign") and op is not initial]
+    if writers:
+        raise ValueError(
+            f"the train_op changes global_step ({writers[0].name}): the Estimator counts steps itself. Leave "
+            "global_step out of optimizer.minimize() and apply_gradients()"
+        )
+
+
+def _shown_loss(loss: Any, strategy: Any, iterations: int) -> Any:
+    """Return the loss of all workers, and of all steps of a loop."""
+    loss = tf.reduce_mean(tf.cast(loss, tf.float32))
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        loss = strategy.extended._cross_device_ops.combined(distribute_utils.get_loss_reduction(), loss)
+    if iterations == 1:
+        return tf.identity(loss, name="loss")
+    total = v1.get_local_variable("loss_of_loop", initializer=0.0, trainable=False, use_resource=True)
+    index = tf.cast(_held_global_step() % iterations, tf.float32)
+    total = total.assign(tf.where(tf.equal(index, 0.0), loss, total + loss), read_value=True)
+    return tf.identity(total / (index + 1.0), name="loss")
+
+
+def _own_hooks(estimator: Any, state: State, loss: Any, listeners: Sequence[Any]) -> list[Any]:
+    config = estimator.config
+    collectives = config.train_distribute.extended._collectives if config.train_distribute is not None else None
+    hooks: list[Any] = [v1.train.NanTensorHook(loss)]
+    if config.save_checkpoints_steps or config.save_checkpoints_secs:
+        steps, secs = config.save_checkpoints_steps, config.save_checkpoints_secs
+        hooks.append(CheckpointHook(state, estimator.model_dir, config.is_chief, steps, secs, listeners, collectives))
+    if not config.is_chief:
+        return hooks
+    if config.log_step_count_steps:
+        shown = {"loss": loss, "step": v1.train.get_global_step()}
+        hooks.append(v1.train.LoggingTensorHook(shown, every_n_iter=config.log_step_count_steps))
+    if config.save_summary_steps:
+        Path(estimator.model_dir).mkdir(parents=True, exist_ok=True)
+        hooks.append(
+            v1.train.SummarySaverHook(
+                config.save_summary_steps, output_dir=estimator.model_dir, summary_op=_summaries()
+            )
+        )
+        if config.log_step_count_steps:
+            hooks.append(v1.train.StepCounterHook(config.log_step_count_steps, output_dir=estimator.model_dir))
+    return hooks

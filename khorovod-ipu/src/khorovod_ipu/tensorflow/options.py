@@ -1,0 +1,70 @@
+"""How the device is configured: kept for whoever asks, without effect on a software device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["IPUConfig", "Options", "latest"]
+
+#: What can be configured; below these names everything is accepted.
+_NAMES = frozenset(
+    (
+        "allow_recompute", "auto_select_ipus", "select_ipus", "compilation_options", "convolutions",
+        "device_connection", "experimental", "floating_point_behaviour", "gcl_poplar_options", "io_tiles", "ipu_model",
+        "matmuls", "norms", "num_ipus", "optimizations", "pooling", "scheduling", "selection_order",
+        "serialization_output_folder", "slices", "verified_transfers",
+    )
+)  # fmt: skip
+_configured: list[Any] = []
+
+
+class Options:
+    """Names and values; a name that was not set holds more of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = Options()
+        object.__setattr__(self, name, value)
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(vars(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all that was set, nested."""
+        return {
+            name: value.as_dict() if isinstance(value, Options) else value
+            for name, value in vars(self).items()
+            if not isinstance(value, Options) or value
+        }
+
+
+class IPUConfig(Options):
+    """``ipu.config.IPUConfig``: the SDK's options may be set; ``configure_ipu_system`` puts them in use."""
+
+    def __getattr__(self, name: str) -> Any:
+        self._check(name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check(name)
+        object.__setattr__(self, name, value)
+
+    @staticmethod
+    def _check(name: str) -> None:
+        if name not in _NAMES:
+            raise AttributeError(f"IPUConfig has no option {name!r}; it has {', '.join(sorted(_NAMES))}")
+
+    def configure_ipu_system(self, device: str = "cpu") -> None:
+        """Make this the configuration in use.
+
+        Args:
+            device: accepted.
+        """
+        _configured.append(self)
+
+
+def latest() -> Any:
+    """Return the configuration in use, or None."""
+    return _configured[-1] if _configured else None

@@ -1,0 +1,137 @@
+"""Whether the other workers are there: connections that carry nothing, and end when their worker does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from khorovod_ipu.tensorflow.cluster import Cluster
+
+__all__ = ["Watch", "WorkerLostError"]
+
+#: Between two attempts to reach a worker that is not there yet.
+_PAUSE_S = 0.1
+
+
+class WorkerLostError(RuntimeError):
+    """A worker died, or never came."""
+
+
+class Watch:
+    """Watches the servers of the other workers, from the first time that it reached them.
+
+    Args:
+        cluster: who they are.
+        on_loss: called once, on a thread of the watch, with words for the worker that was lost.
+    """
+
+    def __init__(self, cluster: Cluster, on_loss: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._on_loss = on_loss
+        self._connections: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+        self._wake, self._woken = os.pipe()
+        self._thread: threading.Thread | None = None
+
+    def wait_for_all(self, timeout_s: float) -> None:
+        """Wait until every worker's server has been reached; then watch them.
+
+        Args:
+            timeout_s: how long, for all together.
+
+        Raises:
+            WorkerLostError: who has not come.
+        """
+        with self._lock:
+            if self._thread is not None or self._cluster.size == 1:
+                return
+            deadline = time.monotonic() + timeout_s
+            missing = [rank for rank in range(self._cluster.size) if rank != self._cluster.rank]
+            while missing:
+                for rank in missing:
+                    connection = self._connect(rank, max(0.05, min(1.0, deadline - time.monotonic())))
+                    if connection is not None:
+                        self._connections[rank] = connection
+                missing = [rank for rank in missing if rank not in self._connections]
+                if missing and time.monotonic() > deadline:
+                    raise WorkerLostError(self._missing(missing, timeout_s))
+                if missing:
+                    threading.Event().wait(_PAUSE_S)
+            self._thread = threading.Thread(target=self._run, name="khorovod-ipu-workers", daemon=True)
+            self._thread.start()
+
+    def _missing(self, ranks: list[int], timeout_s: float) -> str:
+        who = ", ".join(self._cluster.describe(rank) for rank in ranks)
+        return (
+            f"{self._cluster.describe(self._cluster.rank)}, this worker, waited {timeout_s:g} s for {who}: nobody "
+            "listens there. Is it started, with the same TF_CONFIG but for its index, and can this host reach it? "
+            "HOROVOD_START_TIMEOUT sets how long to wait, in seconds"
+        )
+
+    def _connect(self, rank: int, timeout_s: float) -> socket.socket | None:
+        host, _, port = self._cluster.addresses[rank].rpartition(":")
+        try:
+            made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        except OSError:
+            return None
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        return made
+
+    def lost(self, within_s: float = 0.0) -> str:
+        """Return words for the workers that are gone, or nothing.
+
+        Args:
+            within_s: how long to wait for the first one; an error of gRPC may be faster than the watch.
+        """
+        deadline = time.monotonic() + within_s
+        while not self._lost and self._thread is not None and time.monotonic() < deadline:
+            threading.Event().wait(0.02)
+        return "; ".join(self._lost.values())
+
+    def close(self) -> None:
+        """Stop watching."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            os.write(self._woken, b"x")
+            thread.join()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+    def _run(self) -> None:
+        while self._connections:
+            by_descriptor = {made.fileno(): rank for rank, made in self._connections.items()}
+            poller = select.poll()
+            for descriptor in (*by_descriptor, self._wake):
+                poller.register(descriptor, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poller.poll()]
+            if self._wake in ready:
+                return
+            for descriptor in ready:
+                self._look(by_descriptor[descriptor])
+
+    def _look(self, rank: int) -> None:
+        connection = self._connections[rank]
+        with contextlib.suppress(OSError):
+            if connection.recv(4096):
+                return  # a greeting of gRPC's
+        # A server may end a connection that says nothing. It is lost only if there is nobody to connect to.
+        connection.close()
+        again = self._connect(rank, 5.0)
+        if again is not None:
+            self._connections[rank] = again
+            return
+        del self._connections[rank]
+        first = not self._lost
+        self._lost[rank] = f"{self._cluster.describe(rank)} was lost: its server is gone, the process probably died"
+        if first:
+            self._on_loss(self._lost[rank])

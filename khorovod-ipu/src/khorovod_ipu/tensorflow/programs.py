@@ -1,0 +1,214 @@
+"""Programs of the device: what is compiled, repeated and pipelined; executed by TensorFlow on the host's processor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util, while_loop
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+__all__ = ["OptimizerFunctionOutput", "compiled", "ipu_scope", "pipeline", "repeat"]
+
+v1 = tf.compat.v1
+DEVICE = "/device:IPU:0"
+
+
+def ipu_scope(device: str = DEVICE) -> Any:
+    """Place operations on a device.
+
+    Args:
+        device: such as ``/device:IPU:0``.
+    """
+    return tf.device(device)
+
+
+@contextlib.contextmanager
+def _plain_loops() -> Iterator[None]:
+    """In graphs of TensorFlow 1, make loops of which variables and collectives can be part."""
+    before = control_flow_util.ENABLE_CONTROL_FLOW_V2
+    control_flow_util.ENABLE_CONTROL_FLOW_V2 = before and v1.get_default_graph().building_function
+    try:
+        yield
+    finally:
+        control_flow_util.ENABLE_CONTROL_FLOW_V2 = before
+
+
+def _split(outputs: Any) -> tuple[list[Any], list[Any]]:
+    """Part what a function returned into tensors and operations."""
+    if outputs is None:
+        return [], []
+    flat = tf.nest.flatten(outputs) if isinstance(outputs, (list, tuple, dict)) else [outputs]
+    operations = [value for value in flat if isinstance(value, tf.Operation)]
+    tensors = [tf.convert_to_tensor(v) for v in flat if not isinstance(v, tf.Operation) and v is not None]
+    return tensors, operations
+
+
+def compiled(computation: Callable[..., Any], inputs: Sequence[Any] | None = None) -> Any:
+    """Call a function on the device.
+
+    Args:
+        computation: gets the inputs.
+        inputs: tensors.
+
+    Returns:
+        The list of the tensors that it returned; its operations have run when one of them is there. Without any
+        tensor, the operation that runs everything.
+    """
+    with tf.name_scope("ipu_program"), tf.device(DEVICE):
+        tensors, operations = _split(computation(*(inputs or ())))
+        with tf.control_dependencies(operations):
+            return [tf.identity(tensor) for tensor in tensors] if tensors else tf.no_op()
+
+
+def _fed(body: Callable[..., Any], values: Sequence[Any], infeed_queue: Any) -> Any:
+    if infeed_queue is None:
+        return body(*values)
+    element = infeed_queue._dequeue()
+    if isinstance(element, dict):
+        return body(*values, **element)
+    return body(*values, *(element if isinstance(element, tuple) else (element,)))
+
+
+def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, **accepted: Any) -> Any:
+    """Call a function several times within one program.
+
+    Args:
+        n: how often.
+        body: gets the inputs, and an element of the queue; returns the inputs of the next time.
+        inputs: of the first time.
+        infeed_queue: where elements come from.
+        accepted: of the SDK, without effect here.
+
+    Returns:
+        What the last time returned: a list of tensors; without any, the operation that runs everything.
+    """
+    start = [tf.convert_to_tensor(value) for value in tf.nest.flatten(inputs if inputs is not None else [])]
+
+    def once(index: Any, *values: Any) -> list[Any]:
+        tensors, operations = _split(_fed(body, values, infeed_queue))
+        if len(tensors) != len(start):
+            raise ValueError(
+                f"the body of a loop must return as many tensors as it gets, {len(start)}. Received: {len(tensors)}"
+            )
+        with tf.control_dependencies([*operations, *tensors]):
+            following = index + 1
+        with tf.control_dependencies(operations):
+            return [following, *(tf.identity(tensor) for tensor in tensors)]
+
+    with _plain_loops():
+        done, *values = while_loop.while_loop(
+            lambda index, *_: index < n, once, [tf.constant(0), *start], parallel_iterations=1
+        )
+    return values if values else done.op
+
+
+class OptimizerFunctionOutput(NamedTuple):
+    """What the optimizer function of a pipeline returns.
+
+    Attributes:
+        opt: an optimizer of TensorFlow 1.
+        loss: what it makes smaller.
+        compute_gradients_args: more arguments of ``compute_gradients``.
+        compute_gradients_kwargs: by name.
+        apply_gradients_args: more arguments of ``apply_gradients``.
+        apply_gradients_kwargs: by name.
+    """
+
+    opt: Any
+    loss: Any
+    compute_gradients_args: tuple[Any, ...] = ()
+    compute_gradients_kwargs: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    apply_gradients_args: tuple[Any, ...] = ()
+    apply_gradients_kwargs: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+def pipeline(
+    computational_stages: Sequence[Callable[..., Any]],
+    gradient_accumulation_count: int | None = None,
+    repeat_count: int = 1,
+    inputs: Any = None,
+    infeed_queue: Any = None,
+    outfeed_queue: Any = None,
+    optimizer_function: Callable[..., Any] | None = None,
+    pipeline_depth: int | None = None,
+    outfeed_loss: bool = False,
+    **accepted: Any,
+) -> Any:
+    """Run stages one after another, add up the gradients of several batches, then make a step.
+
+    The arithmetic is a pipeline's; that stages of different batches run at the same time is not imitated.
+
+    Args:
+        computational_stages: the first gets the inputs and an element of the queue, each other what the one before
+            returned.
+        gradient_accumulation_count: batches of one step.
+        repeat_count: steps of one program.
+        inputs: of the first stage, the same for all batches.
+        infeed_queue: where elements come from.
+        outfeed_queue: gets what the last stage returned, of every batch.
+        optimizer_function: gets what the last stage returned; returns an OptimizerFunctionOutput. None only runs.
+        pipeline_depth: older name of ``gradient_accumulation_count``.
+        outfeed_loss: the queue gets the loss instead.
+        accepted: of the SDK, without effect here, such as ``device_mapping``.
+
+    Returns:
+        The operation that runs everything.
+    """
+    count = gradient_accumulation_count or pipeline_depth or 1
+    given = tuple(tf.nest.flatten(inputs if inputs is not None else []))
+
+    def step() -> Any:
+        sums: list[Any] = []
+        made: list[OptimizerFunctionOutput] = []
+
+        def batch(index: Any, *elements: Any) -> list[Any]:
+            values: Any = (*given, *elements)
+            for stage in computational_stages:
+                values = stage(*(values if isinstance(values, (tuple, list)) else (values,)))
+            tensors, operations = _split(values)
+            fed: Any = tensors[0] if len(tensors) == 1 else tensors
+            if optimizer_function is not None:
+                wanted = optimizer_function(*tensors)
+                made.append(wanted)
+                fed = wanted.loss if outfeed_loss else fed
+                operations += _added(wanted, index, sums)
+            if outfeed_queue is not None:
+                operations.append(outfeed_queue.enqueue(fed))
+            with tf.control_dependencies([*operations, *tensors]):
+                return [index + 1]
+
+        everything = repeat(count, batch, [tf.constant(0)], infeed_queue)
+        if not made:
+            return everything[0].op
+        with tf.control_dependencies(everything):
+            summed = [(total.read_value(), variable) for total, variable in sums]
+        (output, *_) = made
+        return output.opt.apply_gradients(summed, *output.apply_gradients_args, **output.apply_gradients_kwargs)
+
+    return repeat(repeat_count, step)
+
+
+def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list[Any]:
+    """Add the gradients of one batch to those before it; note the sums."""
+    pairs = wanted.opt.compute_gradients(wanted.loss, *wanted.compute_gradients_args, **wanted.compute_gradients_kwargs)
+    added = []
+    for gradient, variable in pairs:
+        if gradient is None:
+            continue
+        gradient = tf.convert_to_tensor(gradient)
+        total = _local_sum(variable)
+        before = tf.where(tf.equal(index, 0), tf.zeros_like(gradient), total.read_value())
+        added.append(total.assign(before + gradient, read_value=False))
+        sums.append((total, variable))
+    return added
+
+
+def _local_sum(variable: Any) -> Any:
+    """Return a new variable of this worker alone, not of its strategy."""
+    with tf.init_scope():
+        return ResourceVariable(
+            lambda: tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, name="accumulated"
+        )

@@ -1,0 +1,94 @@
+"""The server of this worker, where TensorFlow's own collectives need one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import server_lib
+
+from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError
+
+__all__ = ["note", "prepare", "target_of"]
+
+#: Servers cannot be stopped: one per address and process. None stands for one that eager execution has started.
+_servers: dict[str, Any] = {}
+
+
+class _Running:
+    """Stands for a server that eager execution has started.
+
+    Args:
+        address: of it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.target = f"grpc://{address}"
+
+    def start(self) -> None:
+        """Do nothing: it runs."""
+
+
+def note(address: str) -> None:
+    """Remember that eager execution has started the server of an address.
+
+    Args:
+        address: host and port.
+    """
+    _servers[address] = None
+
+
+def target_of(cluster: Cluster, session_config: Any) -> str:
+    """Return where sessions find this worker's server; start it if it does not run.
+
+    Args:
+        cluster: the workers.
+        session_config: of the sessions.
+
+    Raises:
+        ValueError: the port is in use.
+    """
+    address = cluster.addresses[cluster.rank]
+    if _servers.get(address) is None and address not in _servers:
+        job, index = cluster.tasks[cluster.rank]
+        session_config.allow_soft_placement = True
+        try:
+            _servers[address] = tf.distribute.Server(
+                cluster.jobs, job_name=job, task_index=index, protocol=cluster.protocol, config=session_config
+            )
+        except tf.errors.OpError as error:
+            raise ClusterError(
+                f"the server of {cluster.describe(cluster.rank)}, this worker, could not start: {error.message}. Is "
+                "the port in use by another process, such as a worker with the same index in TF_CONFIG?"
+            ) from error
+    server = _servers[address]
+    return str(server.target) if server is not None else _Running(address).target
+
+
+def prepare() -> None:
+    """Let scripts of TensorFlow 1 start a server that eager execution has started already; once per process."""
+    plain = server_lib.Server.__init__
+    if hasattr(plain, "_khorovod"):
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, server_or_cluster_def: Any, *args: Any, **kwargs: Any) -> None:
+        wanted = _address(server_or_cluster_def, *args, **kwargs)
+        if wanted in _servers and _servers[wanted] is None:
+            self._server = _Running(wanted)
+            return
+        plain(self, server_or_cluster_def, *args, **kwargs)
+
+    init._khorovod = True  # type: ignore[attr-defined]
+    server_lib.Server.__init__ = init
+
+
+def _address(definition: Any, job_name: Any = None, task_index: Any = None, *_: Any, **__: Any) -> str:
+    """The address that a server would have, as far as its arguments say it."""
+    try:
+        if hasattr(definition, "job_name"):
+            job_name, task_index, definition = definition.job_name, definition.task_index, definition.cluster
+        return str(tf.train.ClusterSpec(definition).task_address(job_name, task_index or 0))
+    except (TypeError, ValueError):
+        return ""

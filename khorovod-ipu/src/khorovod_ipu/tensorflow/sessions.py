@@ -1,0 +1,55 @@
+"""What sessions of TensorFlow 1 need in order to run a software device, and to say which worker was lost."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import session as tf_session
+
+__all__ = ["prepare"]
+
+#: How long the watch may take to notice what an error of gRPC tells already.
+_NOTICE_S = 10.0
+_OF_A_LOSS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+
+
+def prepare() -> None:
+    """Let sessions place operations of ``/device:IPU:0`` on the host, and name lost workers; once per process."""
+    base = tf_session.BaseSession
+    if hasattr(base, "_khorovod_plain"):
+        return
+    base._khorovod_plain = (base.__init__, base.run)
+    plain_init, plain_run = base._khorovod_plain
+
+    @functools.wraps(plain_init)
+    def init(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+        # The device is software: there is none of this name.
+        config = copy.deepcopy(config) if config is not None else tf.compat.v1.ConfigProto()
+        config.allow_soft_placement = True
+        plain_init(self, target, graph, config)
+
+    @functools.wraps(plain_run)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        workers = getattr(self.graph, "_khorovod_workers", None)
+        if workers is None:
+            return plain_run(self, *args, **kwargs)
+        workers.wait_for_workers()
+        try:
+            return plain_run(self, *args, **kwargs)
+        except _OF_A_LOSS as error:
+            lost = workers.watch.lost(_NOTICE_S)
+            if not lost:
+                raise
+            raise tf.errors.UnavailableError(error.node_def, error.op, f"{lost}\n{error.message}") from error
+
+    base.__init__, base.run = init, run

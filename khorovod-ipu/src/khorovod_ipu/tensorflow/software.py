@@ -1,0 +1,64 @@
+"""What scripts of the SDK expect of TensorFlow, and TensorFlow no longer has.
+
+Nothing happens unless a program imports ``tensorflow.python.ipu``; and nothing that is there is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from khorovod_ipu.tensorflow import sessions
+
+__all__ = ["prepare"]
+
+
+def prepare() -> None:
+    """Give TensorFlow what it lacks; once per process, any number of times.
+
+    ``tf.estimator`` becomes the names that an IPUEstimator needs. ``tf.keras`` becomes Keras 2 if ``tf_keras`` is
+    installed, nobody has used it before, and TF_USE_LEGACY_KERAS does not say otherwise. Optimizers of TensorFlow 1
+    take variables of Keras 3.
+    """
+    _choose_keras()
+    sessions.prepare()
+    from khorovod_ipu.tensorflow import estimator
+
+    for module in (tf, tf.compat.v1):
+        if not hasattr(module, "estimator"):
+            module.estimator = estimator
+    _unwrap_variables()
+
+
+def _choose_keras() -> None:
+    used = any(vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in (tf, tf.compat.v1))
+    if not used and importlib.util.find_spec("tf_keras") is not None:
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
+
+def _inner(variable: Any) -> Any:
+    if isinstance(variable, tf.Variable) or tf.is_tensor(variable):
+        return variable
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def _unwrap_variables() -> None:
+    """Let optimizers of TensorFlow 1 see the variables inside those of Keras 3."""
+    base = tf.compat.v1.train.Optimizer
+    if hasattr(base, "_khorovod_plain"):
+        return
+    base._khorovod_plain = compute, apply = base.compute_gradients, base.apply_gradients
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if var_list is not None:
+            var_list = tf.nest.map_structure(_inner, list(var_list))
+        return compute(self, loss, var_list, *args, **kwargs)
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(self, [(grad, _inner(variable)) for grad, variable in grads_and_vars], *args, **kwargs)
+
+    base.compute_gradients, base.apply_gradients = compute_gradients, apply_gradients

@@ -1,0 +1,117 @@
+"""The strategies that the SDK's scripts know, one class over different collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod import config
+from khorovod_ipu.tensorflow import cluster, servers, sessions
+from khorovod_ipu.tensorflow.collectives import Alone
+from khorovod_ipu.tensorflow.ring import RingCollectives
+from khorovod_ipu.tensorflow.strategy import HostReducedStrategy
+
+__all__ = ["IPUHorovodStrategy", "IPUMultiWorkerStrategy"]
+
+_DEVICE = "/device:IPU:0"
+
+
+class IPUMultiWorkerStrategy(HostReducedStrategy):
+    """Workers that TF_CONFIG or a cluster resolver names, combined by TensorFlow's own rings over gRPC.
+
+    With eager execution it must be made before anything else of TensorFlow; it starts this worker's server and waits
+    for the others. In graphs of TensorFlow 1 a script starts ``tf.distribute.Server`` itself and makes its sessions
+    with ``update_config_proto``; an IPUEstimator does both.
+
+    Args:
+        cluster_resolver: who the workers are.
+        ipu_device: where replicas compute.
+        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+
+    Raises:
+        ClusterError: what is wrong with the cluster, such as TF_CONFIG.
+        Exception: ``tf.errors.UnavailableError``: a worker did not come (in graphs at the first run).
+    """
+
+    def __init__(self, cluster_resolver: Any, ipu_device: str = _DEVICE, variables_on_host: bool = False) -> None:
+        sessions.prepare()
+        servers.prepare()
+        workers = cluster.read(cluster_resolver)
+        self._ring = RingCollectives(workers, config.load().start_timeout_s) if workers.size > 1 else None
+        self._workers = workers
+        self._resolver = cluster_resolver
+        super().__init__(self._ring or Alone(), ipu_device, variables_on_host)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What the strategy was made with."""
+        return self._resolver
+
+
+class IPUHorovodStrategy(HostReducedStrategy):
+    """Ranks that ``mpirun`` or ``horovodrun`` started, combined by the engine of ``horovod.tensorflow``.
+
+    Args:
+        ipu_device: where replicas compute.
+        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+
+    Raises:
+        ValueError: ``hvd.init()`` was not called.
+    """
+
+    def __init__(self, ipu_device: str = _DEVICE, variables_on_host: bool = False) -> None:
+        from khorovod_ipu.tensorflow.engine import EngineCollectives
+
+        sessions.prepare()
+        super().__init__(EngineCollectives(), ipu_device, variables_on_host)
+
+
+class PopDistStrategy(HostReducedStrategy):
+    """Instances that ``poprun`` started, combined by the engine of ``horovod.tensorflow``.
+
+    An instance has one replica here: ``poprun`` with as many instances as replicas.
+
+    Args:
+        ipu_device: where replicas compute.
+        add_ipu_cross_replica_reductions: False leaves values of the device alone when they are reduced.
+        enable_dataset_iterators: accepted.
+        enable_keras_extensions: accepted.
+
+    Raises:
+        NotImplementedError: the instance has several replicas.
+    """
+
+    supports_loss_scaling = True
+
+    def __init__(
+        self,
+        ipu_device: str = _DEVICE,
+        add_ipu_cross_replica_reductions: bool = True,
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        import popdist
+        from khorovod_ipu.tensorflow.engine import EngineCollectives
+
+        if popdist.getNumLocalReplicas() > 1:
+            raise NotImplementedError(
+                f"this instance has {popdist.getNumLocalReplicas()} replicas; under TensorFlow a software IPU has one "
+                f"per instance: poprun --num-instances {popdist.getNumTotalReplicas()}"
+            )
+        popdist.init()
+        sessions.prepare()
+        super().__init__(EngineCollectives(), ipu_device, False)
+        self.extended._reduces_device_values = add_ipu_cross_replica_reductions
+
+    def update_ipu_config(self, config: Any) -> Any:
+        """Note in a configuration which instance this is.
+
+        Args:
+            config: an IPUConfig; is changed and returned.
+        """
+        distribution = config.experimental.multi_replica_distribution
+        distribution.process_count = self.extended._collectives.size
+        distribution.process_index = self.extended._collectives.rank
+        return config
+
+
+IPUMultiReplicaStrategy = PopDistStrategy

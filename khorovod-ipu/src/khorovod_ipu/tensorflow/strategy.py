@@ -1,0 +1,344 @@
+"""One strategy, for any collectives: one replica per worker, reduced on the host."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.distribute import (
+    collective_util,
+    distribute_lib,
+    distribute_utils,
+    input_lib,
+    input_util,
+    mirrored_strategy,
+    numpy_dataset,
+    values,
+)
+from tensorflow.python.distribute.v1 import input_lib as input_lib_v1
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import def_function, record
+
+from khorovod_ipu.tensorflow.collectives import Collectives
+from khorovod_ipu.tensorflow.cross_device import HostReductions
+
+__all__ = ["HostReducedExtended", "HostReducedStrategy"]
+
+
+class HostReducedStrategy(distribute_lib.Strategy):
+    """A strategy whose workers hold one replica each, and combine tensors on their hosts.
+
+    Args:
+        collectives: who combines them.
+        ipu_device: where replicas compute; the software device is part of the host's processor.
+        variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+    """
+
+    def __init__(
+        self, collectives: Collectives, ipu_device: str = "/device:IPU:0", variables_on_host: bool = False
+    ) -> None:
+        super().__init__(HostReducedExtended(self, collectives, ipu_device, variables_on_host))
+
+    def experimental_run_v2(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``fn`` on this worker's replica: the name that ``run`` had in TensorFlow 1.
+
+        Args:
+            fn: what to call.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
+        return self.run(fn, args, kwargs)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Combine a value over all workers.
+
+        Args:
+            reduce_op: ``tf.distribute.ReduceOp`` or its name.
+            value: of each worker.
+            axis: also combine along this dimension; None leaves each value's dimensions alone.
+        """
+        return super().reduce(reduce_op, value, axis)
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """Return a session's configuration with what this strategy needs.
+
+        Args:
+            config_proto: a ``tf.compat.v1.ConfigProto``; is not changed.
+        """
+        return self.extended._update_config_proto(config_proto)
+
+    def make_dataset_iterator(self, dataset: Any) -> Any:
+        """Return an iterator of TensorFlow 1 over a dataset, whose batches are global.
+
+        Args:
+            dataset: the same on every worker.
+        """
+        return self.extended._make_dataset_iterator(dataset)
+
+    def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
+        """Return an iterator of TensorFlow 1 over the dataset that ``input_fn(input_context)`` returns.
+
+        Args:
+            input_fn: called once.
+            replication_mode: accepted; there is one replica per worker.
+        """
+        return self.extended._make_input_fn_iterator(input_fn)
+
+
+class HostReducedExtended(mirrored_strategy.MirroredExtended):
+    """What ``strategy.extended`` is.
+
+    Args:
+        container_strategy: the strategy.
+        collectives: who combines tensors.
+        ipu_device: where replicas compute.
+        variables_on_host: where variables live.
+    """
+
+    def __init__(
+        self, container_strategy: Any, collectives: Collectives, ipu_device: str, variables_on_host: bool
+    ) -> None:
+        distribute_lib.StrategyExtendedV1.__init__(self, container_strategy)
+        self._collectives = collectives
+        self._variables_on_host = variables_on_host
+        #: An Estimator gives all variables worker 0's values when its session begins.
+        self._is_begun_later = False
+        #: PopDistStrategy can leave values of the device as they are.
+        self._reduces_device_values = True
+        self._communication_options = collective_util.Options()
+        worker = collectives.host.rpartition("/device:")[0]
+        self._host_device = collectives.host
+        self._ipu_device = worker + _checked(ipu_device)
+        self._default_device = worker or None
+        self._devices = (self._ipu_device,)
+        self._host_input_device = numpy_dataset.SingleDevice(self._host_device)
+        self._cross_device_ops = HostReductions(collectives)
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.experimental_enable_get_next_as_optional = True
+        # One value per worker, whatever TensorFlow reads out of the name of the device.
+        self._use_var_policy = False
+
+    # -- variables -----------------------------------------------------------------------------------------------
+
+    def _variable_device(self, synchronization: Any) -> str:
+        on_host = self._variables_on_host and synchronization != tf.VariableSynchronization.ON_READ
+        return self._host_device if on_host else self._ipu_device
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        colocate_with = kwargs.pop("colocate_with", None)
+        if isinstance(colocate_with, numpy_dataset.SingleDevice):
+            with tf.device(colocate_with.device):
+                return next_creator(**kwargs)
+        device = self._variable_device(kwargs.get("synchronization"))
+        if colocate_with is not None:
+            (device,) = colocate_with._devices
+
+        # It begins with 0 everywhere; hooks of single workers look at its initial value.
+        is_global_step = tf.compat.v1.GraphKeys.GLOBAL_STEP in (kwargs.get("collections") or ())
+
+        def create(**kwargs: Any) -> list[Any]:
+            if not is_global_step:
+                kwargs["initial_value"] = self._first_workers(kwargs["initial_value"], kwargs.get("dtype"))
+            with tf.device(device), eager_context.device_policy(eager_context.DEVICE_PLACEMENT_SILENT):
+                with record.stop_recording():
+                    return [next_creator(**kwargs)]
+
+        return distribute_utils.create_mirrored_variable(
+            self._container_strategy(),
+            create,
+            distribute_utils.VARIABLE_CLASS_MAPPING,
+            distribute_utils.VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+
+    def _first_workers(self, initial_value: Any, dtype: Any) -> Any:
+        if initial_value is None or self._collectives.size == 1 or self._is_begun_later:
+            return initial_value
+
+        def value() -> Any:
+            found = initial_value() if callable(initial_value) else initial_value
+            found = getattr(found, "wrapped_value", found)
+            with tf.name_scope("initial_value"), tf.device(self._host_device):
+                return self._collectives.broadcast(tf.convert_to_tensor(found, dtype=dtype))
+
+        return value
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        strategy = self._container_strategy()
+        if isinstance(fn, def_function.Function):
+            # The function itself, and not what calls it, is entered as a replica: merge_call cannot leave a graph.
+            wrapped = self._functions.get(fn)
+            if wrapped is None:
+                inner = fn.python_function
+
+                def on_replica(*args: Any, **kwargs: Any) -> Any:
+                    return self._call_for_each_replica(inner, args, kwargs)
+
+                wrapped = self._functions[fn] = fn._clone(python_function=on_replica)
+            return wrapped(*args, **kwargs)
+        if not tf.executing_eagerly():
+            fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx(), convert_by_default=False)
+        with distribute_lib.ReplicaContext(strategy, 0), tf.device(self._ipu_device):
+            return fn(*distribute_utils.select_replica(0, args), **distribute_utils.select_replica(0, kwargs))
+
+    def _use_merge_call(self) -> bool:
+        return False  # there is one replica: it combines its values itself, wherever it is
+
+    # -- combining -----------------------------------------------------------------------------------------------
+
+    def _get_cross_device_ops(self, value: Any) -> Any:
+        return self._cross_device_ops
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        def reduced(one: Any) -> Any:
+            if isinstance(one, values.Mirrored) and reduce_op == tf.distribute.ReduceOp.MEAN:
+                return one
+            if self._is_left_alone(one):
+                return one
+            if not isinstance(one, values.DistributedValues):
+                one = values.PerReplica((tf.convert_to_tensor(one) if not _is_slices(one) else one,))
+            to = destinations if not isinstance(destinations, (float, int)) else self._devices[0]
+            return self._cross_device_ops.reduce(reduce_op, one, destinations=to, options=options)
+
+        return tf.nest.map_structure(reduced, value)
+
+    def _is_left_alone(self, value: Any) -> bool:
+        held = value.values[0] if isinstance(value, values.DistributedValues) else value
+        return not self._reduces_device_values and "IPU" in getattr(held, "device", "")
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        return self._cross_device_ops._gather(value, destinations=destinations, axis=axis, options=options)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if any(self._is_left_alone(one) for one in tf.nest.flatten(value)):
+            return value
+        return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    def _input_workers_with_options(self, options: Any = None) -> Any:
+        return input_lib.InputWorkers([(self._host_device, (self._host_device,))])
+
+    @property
+    def _input_workers(self) -> Any:
+        return self._input_workers_with_options()
+
+    def _make_input_context(self) -> Any:
+        return distribute_lib.InputContext(
+            num_input_pipelines=self._collectives.size,
+            input_pipeline_id=self._collectives.rank,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+        )
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._make_input_context(),
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return input_util.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(options),
+            [self._make_input_context()],
+            self._container_strategy(),
+            options,
+        )
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        context = distribute_lib.ValueContext(self._collectives.rank, self._num_replicas_in_sync)
+        return distribute_utils.regroup((value_fn(context),), always_wrap=True)
+
+    def _make_dataset_iterator(self, dataset: Any) -> Any:
+        return input_lib_v1.DatasetIterator(
+            dataset,
+            self._input_workers,
+            self._container_strategy(),
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._make_input_context(),
+        )
+
+    def _make_input_fn_iterator(self, input_fn: Any, replication_mode: Any = None) -> Any:
+        return input_lib_v1.InputFunctionIterator(
+            input_fn, self._input_workers, [self._make_input_context()], self._container_strategy()
+        )
+
+    # -- who we are ----------------------------------------------------------------------------------------------
+
+    def _configure(
+        self, session_config: Any = None, cluster_spec: Any = None, task_type: Any = None, task_id: Any = None
+    ) -> None:
+        if session_config:
+            session_config.CopyFrom(self._update_config_proto(session_config))
+
+    def _update_config_proto(self, config_proto: Any) -> Any:
+        updated = getattr(self._collectives, "updated", None)
+        if updated is not None:
+            return updated(config_proto)
+        return super()._update_config_proto(config_proto)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self._collectives.size > 1
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._collectives.size
+
+    @property
+    def _num_workers(self) -> int:
+        return self._collectives.size
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self._collectives.rank
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return 0
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where variables live."""
+        return (self._variable_device(None),)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Return where an optimizer's own variables live.
+
+        Args:
+            var_list: what it optimizes.
+        """
+        return self.parameter_devices
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Every worker has a graph of its own."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Worker 0 writes checkpoints."""
+        return self._collectives.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Worker 0 writes summaries."""
+        return self._collectives.rank == 0
+
+
+def _is_slices(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
+
+
+def _checked(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type is None or spec.job is not None:
+        raise ValueError(f"ipu_device must be a device of this worker, such as /device:IPU:0. Received: {device!r}")
+    return f"/device:{spec.device_type}:{spec.device_index or 0}"
