@@ -1,0 +1,112 @@
+"""What can be wrong with TF_CONFIG, and that an error says what it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, check_variable, read
+from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
+
+TWO = ["host0:2222", "host1:2222"]
+
+
+def config(**changes: Any) -> str:
+    whole = {"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 0}, **changes}
+    return json.dumps({name: value for name, value in whole.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (None, "TF_CONFIG is not set"),
+        ("", "TF_CONFIG is not set"),
+        ('{"cluster": {"worker": ["a:1", }', "TF_CONFIG is no JSON: Expecting value at character 31"),
+        ("[1]", "must be an object of JSON"),
+        (config(cluster=None), 'has no "cluster"'),
+        (config(cluster={"worker": "host0:2222"}), 'the addresses of "worker" must be a list'),
+        (config(task=None), 'has no "task"'),
+        (config(task={"type": "worker"}), '"task" lacks "index"'),
+        (config(task={"index": 0}), '"task" lacks "type"'),
+        (config(task={"type": "worker", "index": "one"}), "must be a number"),
+        (config(task={"type": "worker", "index": 2}), "index 2 is out of range, the cluster has 2 of 'worker'"),
+        (config(task={"type": "worker", "index": -1}), "Indices go from 0 to 1"),
+        (config(task={"type": "chief", "index": 0}), "is said to be a 'chief', but the jobs"),
+    ],
+)
+def test_what_is_wrong_with_the_variable_is_said(text: str | None, what: str) -> None:
+    with pytest.raises(ClusterError, match=what):
+        check_variable(text)
+
+
+def resolver(jobs: dict[str, list[str]], job: str | None = "worker", index: int | None = 0) -> Any:
+    return SimpleNamespace(
+        cluster_spec=lambda: SimpleNamespace(as_dict=lambda: jobs), task_type=job, task_id=index, rpc_layer=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (resolver({}), "names no worker: its jobs are none"),
+        (resolver({"ps": ["a:1"]}), r"names no worker: its jobs are \['ps'\]"),
+        (resolver({"worker": TWO}, None, None), "does not say which task this process is"),
+        (resolver({"worker": TWO}, index=3), "index 3 is out of range"),
+        (resolver({"worker": TWO, "ps": ["a:1"]}, "ps"), "a 'ps' does not train"),
+        (resolver({"worker": ["host0"]}), "must be host:port. Received: 'host0'"),
+        (resolver({"worker": ["host0:99999"]}), "must be host:port"),
+        (resolver({"worker": ["a:1", "a:1"]}), "a:1 is the address of two workers"),
+    ],
+)
+def test_what_is_wrong_with_a_resolver_is_said(given: Any, what: str) -> None:
+    with pytest.raises(ClusterError, match=what):
+        read(given)
+
+
+def test_a_chief_is_worker_0() -> None:
+    found = read(resolver({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1))
+    assert (found.rank, found.size, found.tasks[0]) == (2, 3, ("chief", 0))
+    assert found.device(2, "/device:CPU:0") == "/job:worker/replica:0/task:1/device:CPU:0"
+
+
+def two(ports: list[int], rank: int = 0) -> Cluster:
+    return Cluster((("worker", 0), ("worker", 1)), tuple(f"127.0.0.1:{port}" for port in ports), rank)
+
+
+def test_a_port_of_this_process_is_told_from_a_free_one() -> None:
+    with closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert check_port(two([port, 1]))
+    assert not check_port(two([port, 1]))
+
+
+def test_who_has_not_come_is_named() -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        cluster = two([1, taken.getsockname()[1]])
+        with pytest.raises(WorkerLostError, match=r"waited 0\.2 s for /job:worker/task:1 at 127\.0\.0\.1:\d+"):
+            Watch(cluster, print).wait_for_all(0.2)
+
+
+def test_who_is_lost_is_named_and_a_closed_connection_alone_is_no_loss() -> None:
+    found: list[str] = []
+    with closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(60)
+        watch = Watch(two([1, server.getsockname()[1]]), found.append)
+        watch.wait_for_all(60)
+        server.accept()[0].close()
+        again, _ = server.accept()  # it looks whether somebody is there
+        assert not found
+    again.close()
+    assert "/job:worker/task:1" in watch.lost(60)
+    watch.close()
+    assert len(found) == 1

@@ -1,0 +1,124 @@
+"""The strategy over Horovod's engine: the SDK's own numbers, in graphs of TensorFlow 1 and with eager execution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import run_ranks
+
+
+def _graph(on_host: bool) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    v1 = tf.compat.v1
+    found: dict[str, Any] = {}
+    with tf.Graph().as_default():
+        strategy = IPUHorovodStrategy(variables_on_host=on_host)
+        rank, size = strategy.extended._collectives.rank, strategy.num_replicas_in_sync
+
+        def replica(x: Any) -> Any:
+            w = v1.get_variable("w", initializer=float(rank + 1))
+            step = w.assign_sub(0.1 * size * tf.distribute.get_replica_context().all_reduce("MEAN", x))
+            on_read, mean = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.MEAN
+            moving = [
+                tf.Variable(0.0, trainable=False, synchronization=on_read, aggregation=mean, name=name)
+                for name in ("mean", "variance")
+            ]
+            seen = [moving[0].assign(x), moving[1].assign(x * x)]
+            momentum = v1.train.MomentumOptimizer(0.5, 0.9)
+            other = v1.get_variable("other", initializer=1.0)
+            trained = momentum.minimize(other * x, var_list=[other])
+            return x * x, w, step, moving, seen, momentum.get_slot(other, "momentum"), trained
+
+        with strategy.scope():
+            squared, w, step, moving, seen, slot, trained = strategy.run(replica, (tf.constant(rank + 1.0),))
+            total = [strategy.reduce(how, squared) for how in ("SUM", "MEAN")]
+            read = [strategy.extended.read_var(v) for v in moving]
+        found["devices"] = [w.device, slot.device, moving[0].device]
+        config = strategy.update_config_proto(v1.ConfigProto(allow_soft_placement=False))
+        with v1.Session(config=config) as session:
+            session.run(v1.global_variables_initializer())
+            found["first"] = float(session.run(w))
+            found["total"] = [float(value) for value in session.run(total)]
+            for _ in range(10):
+                session.run([step, trained])
+            found["w"] = float(session.run(w))
+            session.run(seen)
+            found["read"] = [float(value) for value in session.run(read)]
+    return found
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_the_numbers_of_the_sdks_tests_in_a_graph(on_host: bool) -> None:
+    for found in run_ranks(2, _graph, on_host, framework="tensorflow"):
+        device = "/device:CPU:0" if on_host else "/device:IPU:0"
+        assert found["devices"] == [device, device, "/device:IPU:0"]
+        assert found["first"] == 1.0
+        assert found["total"] == [5.0, 2.5]
+        assert found["w"] == pytest.approx(1.0 - 10 * 0.1 * 2 * 1.5, abs=1e-5)
+        assert found["read"] == [1.5, 2.5]
+
+
+def _eager() -> dict[str, Any]:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    strategy = IPUHorovodStrategy()
+    rank = strategy.extended._collectives.rank
+    found: dict[str, Any] = {}
+    with strategy.scope():
+        w = tf.Variable(float(rank + 1))
+    found["first"] = w.numpy()
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda x: tf.reduce_sum(x * x), (batch,)))
+
+    numbers = strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).batch(2))
+    found["squares"] = [int(step(batch)) for batch in numbers]
+
+    def shard(context: Any) -> Any:
+        found["context"] = (
+            context.num_input_pipelines, context.input_pipeline_id, context.get_per_replica_batch_size(4)
+        )  # fmt: skip
+        return tf.data.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id).batch(3)
+
+    (part,) = strategy.distribute_datasets_from_function(shard)
+    found["part"] = strategy.experimental_local_results(part)[0].numpy().tolist()
+    found["rows"] = strategy.gather(tf.fill([rank + 1, 2], rank), 0).numpy().tolist()
+    found["columns"] = strategy.gather(tf.fill([1, rank + 1], rank), -1).numpy().tolist()
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([2, 2]))
+    found["slices"] = tf.convert_to_tensor(strategy.reduce("SUM", slices)).numpy().tolist()
+    found["one"] = float(tf.function(lambda: strategy.run(_summed))())
+    with strategy.scope():
+        count = tf.Variable(
+            0, aggregation=tf.VariableAggregation.SUM, synchronization=tf.VariableSynchronization.ON_READ
+        )
+    strategy.run(lambda: count.assign_add(rank + 1))
+    found["count"] = int(count.numpy())
+    with pytest.raises(ValueError, match="device of this worker"):
+        IPUHorovodStrategy("/job:worker/device:IPU:0")
+    return found
+
+
+def _summed() -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
+
+
+def test_the_numbers_of_the_sdks_tests_eagerly() -> None:
+    for rank, found in enumerate(run_ranks(2, _eager, framework="tensorflow")):
+        assert found["first"] == 1.0
+        assert found["squares"] == [1, 13, 41, 85, 145]
+        assert found["context"] == (2, rank, 2)
+        assert found["part"] == [rank, rank + 2, rank + 4]
+        assert found["rows"] == [[0, 0], [1, 1], [1, 1]]
+        assert found["columns"] == [[0, 1, 1]]
+        assert found["slices"] == [[1, 1], [1, 1]]
+        assert found["one"] == 2.0
+        assert found["count"] == 3
