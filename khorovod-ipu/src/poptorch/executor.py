@@ -89,10 +89,11 @@ class PoplarExecutor:
         optimizer, instances = self._optimizer, self._instances
         assert optimizer is not None and instances is not None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        before = [p.grad for p in parameters]
+        touched = list(dict.fromkeys([*parameters, *self._user_model.parameters()]))
+        before = [p.grad for p in touched]
         outputs = []
         try:
-            for p in parameters:
+            for p in touched:
                 p.grad = None
             for output, loss in self._micro_batches(iteration, args, kwargs):
                 (loss * self._loss_scaling).backward()  # type: ignore[no-untyped-call]
@@ -106,7 +107,7 @@ class PoplarExecutor:
                 torch._foreach_div_(gradients, divisor)
             self._update(optimizer, parameters)
         finally:
-            for p, gradient in zip(parameters, before, strict=True):
+            for p, gradient in zip(touched, before, strict=True):
                 p.grad = gradient
         return outputs
 
@@ -338,9 +339,27 @@ def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
             "compute the loss in forward(), mark it with poptorch.identity_loss(loss, reduction='mean'), and return it"
         )
     loss = found[-1]
+    if len(marked) > 1 and not _depends_on(loss, marked[:-1]):
+        raise ValueError(
+            f"{len(marked)} losses are marked, and the last one does not depend on all others, so that they would not "
+            "be trained: add them up, and mark the sum with poptorch.identity_loss(total, reduction='none')"
+        )
     if not loss.requires_grad:
         raise ValueError("the loss depends on no weight that is trained: was it detached, or is everything frozen?")
     return loss.sum() if loss.dim() else loss
+
+
+def _depends_on(loss: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    """Whether autograd goes from the loss through all others that it knows of."""
+    missing = {other.grad_fn for other in others if other.grad_fn is not None and other is not loss}
+    todo, seen = [loss.grad_fn], set()
+    while todo and missing:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            missing.discard(node)
+            todo += [following for following, _ in node.next_functions]
+    return not missing
 
 
 def trainingModel(

@@ -78,6 +78,16 @@ def test_a_wrong_command_line_starts_nothing(
     assert message in capsys.readouterr().err
 
 
+def test_more_instances_than_cores_and_arguments_that_mean_nothing_are_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--num-replicas=5000", "--num-instances=5000", "--mpi-global-args=--mca pml ob1 -x NO_SUCH_VARIABLE"]
+    assert main([*flags, "--dry-run=yes", "true"]) == 0
+    said = capsys.readouterr().err
+    assert "5000 instances on each host share " in said
+    assert "these have no effect: --mca pml ob1, -x NO_SUCH_VARIABLE (it is not set)" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [(["--version"], "poprun "), (["--version", "--version-format=full-text"], "python "), (["-h"], "usage: poprun ")],

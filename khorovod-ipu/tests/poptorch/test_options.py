@@ -86,6 +86,20 @@ def test_popdists_options_are_decided_by_poprun() -> None:
         popdist.poptorch.Options(ipus_per_replica=4)
 
 
+def test_poptorchs_own_options_read_what_mpirun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    options = poptorch.Options()
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (3, 4)
+    monkeypatch.setenv("SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    options.Distributed.setEnvVarNames("SIZE", "RANK")
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (1, 2)
+    assert options.Distributed.disable().numProcesses == 1
+    with pytest.raises(ValueError, match="process_id must be at least 0 and below 2; received 2"):
+        options.Distributed.configureProcessId(2, 2)
+
+
 def test_outside_of_poprun_popdists_options_mean_one_replica() -> None:
     options = popdist.poptorch.Options()
     assert (options.replication_factor, options.Distributed.processId, options.Distributed.numProcesses) == (1, 0, 1)

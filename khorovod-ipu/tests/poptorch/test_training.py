@@ -174,6 +174,10 @@ def test_weights_are_the_models_own_and_a_checkpoint_loads() -> None:
     [
         (lambda w: w * 2, "a training model returns its loss"),
         (lambda w: (w, poptorch.identity_loss(w.detach(), "sum")), "the loss depends on no weight"),
+        (
+            lambda w: poptorch.identity_loss(w[0], "sum") + poptorch.identity_loss(w[1], "sum"),
+            "2 losses are marked, and the last one does not depend on all others",
+        ),
         (lambda w: poptorch.identity_loss(w, "median"), 'reduction must be "mean", "sum" or "none"'),
     ],
 )
@@ -191,6 +195,29 @@ def test_a_loss_need_not_be_marked_nor_be_the_only_number() -> None:
     net.forward = lambda x: {"count": torch.tensor(2.0), "loss": (net.weight * x).sum(), "name": "x"}  # type: ignore[method-assign]
     out = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.5))(torch.tensor([[1.0, 2.0]]))
     assert (out["loss"].item(), out["name"], net.weight.tolist()) == (3.0, "x", [[0.5, 0.0]])
+
+
+def test_several_losses_may_be_parts_of_the_last_one() -> None:
+    net = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(net.weight)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        parts = [poptorch.identity_loss(net.weight[0, i] * x[0, i], "none") for i in range(2)]
+        return poptorch.identity_loss(torch.stack(parts), "sum")
+
+    net.forward = forward  # type: ignore[method-assign]
+    poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.5))(torch.tensor([[1.0, 2.0]]))
+    assert net.weight.tolist() == [[0.5, 0.0]]
+
+
+def test_weights_that_no_optimizer_has_stay_and_gather_nothing() -> None:
+    net = Net()
+    trained = net.layers[0]
+    before = copy.deepcopy(net.layers[2].state_dict())
+    model = poptorch.trainingModel(net, options(), poptorch.optim.SGD(trained.parameters(), lr=0.1))
+    model(*data(ROWS))
+    assert all(torch.equal(before[name], value) for name, value in net.layers[2].state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
 
 
 def test_an_input_that_cannot_be_divided_names_the_factors() -> None:
