@@ -232,6 +232,7 @@ INERT: tuple[Setting, ...] = (
     _inert("HOROVOD_ENABLE_XLA_OPS", False, "For TensorFlow."),
     _inert("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, "For Adasum over MPI."),
     _inert("HOROVOD_DISABLE_NVTX_RANGES", False, "For GPU operations of Horovod."),
+    _inert("HOROVOD_POPART_BROADCAST_TIMEOUT", 0.0, "See HOROVOD_STALL_SHUTDOWN_TIME_SECONDS."),
     _inert("HOROVOD_ELASTIC_TIMEOUT", 600.0, "For elastic jobs."),
 )  # fmt: skip
 """Settings of Horovod that scripts and job files still carry: accepted, checked, without effect."""

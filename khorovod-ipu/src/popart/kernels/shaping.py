@@ -127,9 +127,10 @@ def _pad(run: Run, node: Node, inputs: Inputs) -> Any:
     flat = [amount for pair in ends for amount in pair]
     if mode == "constant":
         return F.pad(x, flat, value=value[0] if isinstance(value, list) else value)
-    while len(flat) > 2 and flat[-2:] == [0, 0]:  # torch takes only as many as are padded
-        flat = flat[:-2]
-    return F.pad(x, flat, mode="replicate" if mode == "edge" else mode)
+    for axis, (before, after) in zip(reversed(range(x.dim())), ends, strict=True):
+        places = np.pad(np.arange(x.shape[axis]), (before, after), mode)
+        x = x.index_select(axis, torch.from_numpy(places).to(x.device))
+    return x
 
 
 @operator("Gather")
