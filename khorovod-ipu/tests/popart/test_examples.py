@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import run
 from harness import run_ranks
 from sources import ROOT
 
 import popart
+from scripts import run_script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("np_", [1, 2, 3])
-def test_digits_reach_95_percent_on_any_number_of_ranks(np_: int) -> None:
-    command = f"horovodrun -np {np_} -H localhost:{np_} python khorovod-ipu/examples/popart_digits.py --epochs 5"
-    code, output = run(command, ROOT, OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_digits_reach_95_percent_on_any_number_of_ranks(np: int, tmp_path: Path) -> None:
+    script = ROOT / "khorovod-ipu" / "examples" / "popart_digits.py"
+    code, output = run_script(script, np, tmp_path, "popart", ["--epochs", "5"])
     assert code == 0, output
     [accuracy] = re.findall(r"test accuracy (\d+\.\d+)%", output)
     assert float(accuracy) >= 95.0, output
