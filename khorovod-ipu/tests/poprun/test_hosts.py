@@ -11,6 +11,25 @@ from namespaces import Cluster
 
 pytestmark = pytest.mark.slow
 
+TRAIN = """
+import os
+import numpy, popdist, popdist.poptorch, poptorch, torch
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return poptorch.identity_loss(super().forward(x), "mean")
+
+popdist.init()
+net = Net(1, 1, bias=False)
+torch.nn.init.zeros_(net.weight)
+model = poptorch.trainingModel(net, popdist.poptorch.Options(), poptorch.optim.SGD(net.parameters(), lr=1.0))
+first = popdist.getReplicaIndexOffset()
+model(torch.tensor([[first + 1.0], [first + 2.0]]))
+total = popdist.allReduceSum(numpy.array([float(popdist.getInstanceIndex())]))
+only = popdist.execute_on_instances({0}, lambda: "only here")
+print(os.uname().nodename, "weight", net.weight.item(), "sum", total.tolist(), only, flush=True)
+"""
+
 
 def test_instances_of_several_hosts_know_their_place(cluster: Cluster, tmp_path: Path) -> None:
     program = (
@@ -26,4 +45,18 @@ def test_instances_of_several_hosts_know_their_place(cluster: Cluster, tmp_path:
         "[1,1]<stdout>:a 1 4 1 2 1",
         "[1,2]<stdout>:b 2 4 0 4 1",
         "[1,3]<stdout>:b 3 4 1 6 1",
+    ]
+
+
+def test_instances_of_several_hosts_train_together(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    poprun = cluster.machines["login"].command(sys.executable, "-m", "poprun")
+    flags = ["--host=a,b", "--num-replicas=4", "--num-instances=2"]
+    code, output = run([*poprun, *flags, sys.executable, str(script)], tmp_path, OMP_NUM_THREADS="1")
+    assert code == 0, output
+    # The mean over four replicas of x = 1, 2, 3, 4; a sum over two instances.
+    assert sorted(output.splitlines()) == [
+        "[1,0]<stdout>:a weight -2.5 sum [1.0] only here",
+        "[1,1]<stdout>:b weight -2.5 sum [1.0] None",
     ]
