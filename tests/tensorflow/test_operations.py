@@ -76,6 +76,24 @@ def test_every_collective_gives_the_same_in_every_mode(mode: str, size: int) -> 
     _run(size, _every_collective, mode)
 
 
+def _where_callbacks_cannot_be_moved() -> list[str]:
+    from horovod.logs import logger
+    from horovod.tensorflow import callbacks
+
+    said = []
+    logger.warning = lambda text, *values: said.append(text % values)
+    callbacks.known_layout = callbacks.Layout(code_of="no library")
+    _every_collective("function")
+    return said
+
+
+def test_where_callbacks_cannot_be_moved_kernels_wait_in_the_order_of_the_program() -> None:
+    for outcome in Ranks(2, _where_callbacks_cannot_be_moved, framework="tensorflow").outcomes():
+        assert outcome.error is None, outcome.text
+        assert len(outcome.value) == 1
+        assert "TF_NUM_INTEROP_THREADS" in outcome.value[0]
+
+
 def _dtypes() -> None:
     import tensorflow as tf
 

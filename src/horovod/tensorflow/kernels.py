@@ -27,6 +27,7 @@ from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
 from horovod.tensorflow import failures
 from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow.callbacks import Callback
 from horovod.tensorflow.library import (
     COMPUTE,
     CREATE,
@@ -131,7 +132,7 @@ class _Run:
     Args:
         kernel: what runs.
         context_: TensorFlow's context of the execution.
-        done: TensorFlow's callback, a ``std::function`` on the stack of the caller.
+        done: TensorFlow's callback; see ``callbacks``.
     """
 
     kernels = "numpy"
@@ -140,11 +141,7 @@ class _Run:
     def __init__(self, kernel: _Kernel, context_: int, done: int) -> None:
         self._kernel = kernel
         self._context = context_
-        # TensorFlow lets the callback die when the kernel returns, and would leave us a dangling pointer. So it is
-        # moved, as its move constructor would: 32 bytes, the third word of which tells whether there is one.
-        self._done = (ctypes.c_char * 32)()
-        ctypes.memmove(self._done, done, 32)
-        ctypes.memset(done + 16, 0, 8)
+        self._done = Callback(done)
         self._status = Status()
         self._inputs: list[Array] = []
         self._outputs: list[Array] = []
@@ -189,7 +186,11 @@ class _Run:
     # -- TensorFlow's side ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Submit, or finish at once what needs no other rank."""
+        """Submit, or finish at once what needs no other rank; stay only where the callback would not survive it."""
+        self._begin()
+        self._done.stay()
+
+    def _begin(self) -> None:
         try:
             if self._kernel.kind is None:
                 self._answer(answer(self._kernel.op_type, self._kernel.request.process_set))
@@ -324,7 +325,7 @@ class _Run:
         following = self._next_behind() if self._waits_behind else None
         if self._is_interrupted:
             _thread.interrupt_main()
-        lib.TF_RunAsyncOpKernelDoneCallback(ctypes.addressof(self._done))
+        self._done()
         if following is not None:
             following.run_on()
 

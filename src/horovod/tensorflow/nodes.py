@@ -16,7 +16,7 @@ from tensorflow.python.util import tf_stack
 
 from horovod.bindings import sites
 from horovod.bindings.sites import Site
-from horovod.tensorflow import kernels, xla
+from horovod.tensorflow import callbacks, kernels, xla
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
@@ -65,6 +65,19 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
     return bool(record.could_possibly_record()) and pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(tensors) != 0
 
 
+def _decide_order() -> None:
+    """Where kernels keep their threads, nodes must run in the order of the program, lest they wait for one another."""
+    if callbacks.known_layout.is_known:
+        return
+    with tf.init_scope():
+        if callbacks.known_layout.is_known is None and tf.executing_eagerly():
+            request = GraphRequest(site=sites.user_site()).encode().encode()
+            attributes = ("T", [], "U", [tf.int32.as_datatype_enum], "request", request)
+            execute.execute(b"HorovodProcessSetIncluded", 1, [], attrs=attributes, ctx=eager_context.context())
+    if callbacks.known_layout.is_known is False:
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS -= frozenset(OP_TYPES)
+
+
 def node(
     op_type: str,
     tensors: Sequence[Any],
@@ -96,6 +109,7 @@ def node(
     if tf.executing_eagerly():
         made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager_context.context())
     else:
+        _decide_order()
         made = op_def_library.apply_op(op_type, tensors=inputs, U=list(outputs), request=attributes[5], name=name)
     if not isinstance(made, list):
         return [made]  # an operation without results
