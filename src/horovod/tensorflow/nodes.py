@@ -72,7 +72,7 @@ def _decide_order() -> None:
     with tf.init_scope():
         if callbacks.known_layout.is_known is None and tf.executing_eagerly():
             request = GraphRequest(site=sites.user_site()).encode().encode()
-            attributes = ("T", [], "U", [tf.int32.as_datatype_enum], "request", request)
+            attributes: Any = ("T", [], "U", [tf.int32.as_datatype_enum], "request", request)
             execute.execute(b"HorovodProcessSetIncluded", 1, [], attrs=attributes, ctx=eager_context.context())
     if callbacks.known_layout.is_known is False:
         auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS -= frozenset(OP_TYPES)
