@@ -17,7 +17,7 @@ _WAITS = ("horovod.engine.engine", "wait")
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
 #: Rooms that start threads of this package; no user code runs on these.
-_OWN_THREADS = ("horovod.engine", "horovod.observe")
+_OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
 #: Packages whose code never calls this one by itself. A thread that runs nothing else submits nothing, unless another
 #: thread gives it work: those that prepare batches, show progress, write logs, or wait for work in a pool.
 _INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
