@@ -193,7 +193,7 @@ def _odd() -> None:
 
     class NotOfPopart:
         getHostReduceStreamIds, getInfo = module.Session.getHostReduceStreamIds, module.Session.getInfo
-        host, load = {"u": 0, "v": 0}, "gradientLoad__"
+        host, load, readWeights = {"u": 0, "v": 0}, "gradientLoad__", print
 
     with pytest.raises(ValueError, match="something of PopART was expected; received NotOfPopart"):
         hvd.broadcast_weights(NotOfPopart())
