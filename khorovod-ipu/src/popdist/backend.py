@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -147,6 +148,8 @@ def finalizeBackend() -> None:
 
     Raises:
         RuntimeError: they are not connected.
+
+    Blocks until all instances called, where some have been a communicator or run ``execute_on_instances``.
     """
     if not isBackendInitialized():
         raise RuntimeError("popdist's backend is not initialized: call popdist.init() before finalizeBackend()")
@@ -155,9 +158,17 @@ def finalizeBackend() -> None:
 
 def _finalize() -> None:
     if _backend.is_ours and hvd.is_initialized():
+        _wait_for_parts()
         hvd.shutdown()
     _backend.is_ours = _backend.is_up = False
     _forget()
+
+
+def _wait_for_parts() -> None:
+    """Instances that are still busy among themselves would lose an instance that leaves; unless it leaves in error."""
+    if any(group.process_set for group in _backend.groups.values()) and not hasattr(sys, "last_value"):
+        with contextlib.suppress(hvd.HorovodInternalError):
+            hvd.barrier()
 
 
 def _forget() -> None:

@@ -127,6 +127,61 @@ def test_functions_run_on_the_instances_that_are_named_and_collectives_stay_amon
     assert zero[-1] == one[-1] == two[-1] == 3.0
 
 
+def train_in_part() -> list[float] | None:
+    rank, size = rank_and_size()
+
+    def step() -> list[float]:
+        weight = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(weight.weight, float(rank))  # those of the first instance that takes part count
+        net = torch.nn.Module()
+        net.weight = weight
+        net.forward = lambda x: poptorch.identity_loss(weight(x), "mean")
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0)
+        poptorch.trainingModel(net, popdist.poptorch.Options(), optimizer)(torch.tensor([[float(rank)]]))
+        return [float(weight.weight)]
+
+    with instance(rank, size):
+        import popdist.poptorch  # what only a function inside of this one names does not travel to the ranks
+
+        return popdist.execute_on_instances({1, 2}, step)
+
+
+def test_some_instances_may_train_by_themselves() -> None:
+    assert run_ranks(3, train_in_part, init=False) == [None, [1 - 1.5], [1 - 1.5]]
+
+
+def with_popart() -> list[float]:
+    rank, size = rank_and_size()
+    with instance(rank, size, local=2):
+        import popart
+        import popdist.popart
+
+        builder = popart.Builder()
+        x = builder.addInputTensor(popart.TensorInfo("FLOAT", [1, 2]))
+        w = builder.addInitializedInputTensor(np.ones([2, 1], np.float32), "w")
+        loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([x, w])], 1.0, reduction=popart.ReductionType.Sum)
+        opts = popart.SessionOptions()
+        opts.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+        popdist.popart.configureSessionOptions(opts)
+        session = popart.TrainingSession(
+            builder.getModelProto(), popart.DataFlow(1, {loss: popart.AnchorReturnType("All")}), loss,
+            popart.SGD({"defaultLearningRate": (0.5, True)}), popdist.popart.getDevice(), userOptions=opts,
+        )  # fmt: skip
+        session.prepareDevice()
+        session.weightsFromHost()
+        first = popdist.getReplicaIndexOffset()
+        data = np.array([[[first + 1.0] * 2], [[first + 2.0] * 2]], np.float32)
+        session.run(popart.PyStepIO({x: data}, session.initAnchorArrays()))
+        session.weightsToHost()
+        found = {"w": np.zeros([2, 1], np.float32)}
+        session.readWeights(popart.PyWeightsIO(found))
+        return [float(value) for value in found["w"].ravel()]
+
+
+def test_popart_takes_the_mean_over_the_replicas_of_all_instances() -> None:
+    assert run_ranks(2, with_popart, init=False) == [[1 - 0.5 * 2.5] * 2] * 2
+
+
 def checks() -> list[str]:
     rank, size = rank_and_size()
     found = []
