@@ -346,3 +346,29 @@ def test_it_finds_a_wake_up_that_gets_lost(monkeypatch: pytest.MonkeyPatch) -> N
     )
     [error] = _found(two_threads_of_a_rank, hands_over=False, most=2)
     assert "although there was work" in str(error)
+
+
+def _many_at_once(stage: Stage, ranks: Ranks, states: list[bool]) -> None:
+    run, first = ranks.engines[0].transport.run, Lock(stage)
+    first.acquire()
+
+    def running(*args: Any) -> int:
+        states.append(first.locked())
+        return run(*args)
+
+    ranks.engines[0].transport.run = running  # type: ignore[method-assign]
+
+    def act(rank: int) -> None:
+        handles = [ranks.submit(rank, f"{number}") for number in range(100)]
+        handles[0].waiter = handles[0].waiter or first
+        for handle in handles:
+            ranks.wait(rank, handle)
+
+    _raise_all(stage.play(*_on_all(ranks, act)))
+
+
+def test_who_waits_for_the_first_of_many_small_operations_is_woken_after_some_of_them() -> None:
+    states: list[bool] = []
+    _play(lambda stage, ranks: _many_at_once(stage, ranks, states), 2, {}, hands_over=True)
+    assert len(states) == 100
+    assert states.count(True) == 64

@@ -52,8 +52,11 @@ class Pending(msgspec.Struct, eq=False):
 
 class _Signature(NamedTuple):
     serial: int
-    request: Request
-    key: tuple[int, str]
+    process_set: int
+    # None if it has no name; then it is matched by its number.
+    key: tuple[int, str | int] | None
+    # None if it is something else.
+    join: Request | None
 
 
 @dataclass(slots=True)
@@ -105,7 +108,9 @@ class Coordinator:
             del self._requests[old.serial]
         self._serial += 1
         self._requests[self._serial] = request
-        table[signature] = _Signature(self._serial, request, (request.process_set, request.name))
+        process_set, name = request.process_set, request.name
+        join = request if request.kind is Kind.JOIN else None
+        table[signature] = _Signature(self._serial, process_set, (process_set, name) if name else None, join)
 
     def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
         """Take one submission of ``rank``; the log grows when it was the last one missing.
@@ -116,13 +121,11 @@ class Coordinator:
             note: what its transport sends along, for those of the other members.
         """
         state = self._ranks[rank]
-        serial, request, key = state.signatures[signature]
-        if request.kind is Kind.JOIN:
-            self._join(rank, request)
+        serial, process_set, match, join = state.signatures[signature]
+        if join is not None:
+            self._join(rank, join)
             return
-        process_set = request.process_set
-        match: Hashable = key
-        if not request.name:
+        if match is None:
             order = state.unnamed.get(process_set, 0)
             state.unnamed[process_set] = order + 1
             match = (process_set, order)

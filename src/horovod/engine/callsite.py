@@ -18,15 +18,22 @@ _MOST = 65536
 
 def user_frame() -> FrameType:
     """Return the innermost frame of user code; on a thread that runs none, the outermost of all."""
-    last = frame = sys._getframe(1)
+    frame = sys._getframe(1)
     try:
         while _plumbing[id(frame.f_code)]:
-            last, frame = frame, frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back  # type: ignore[assignment]
     except KeyError:
         _learn(frame)
         return user_frame()
     except AttributeError:  # there is no frame beyond the outermost
-        return last
+        return _outermost()
+    return frame
+
+
+def _outermost() -> FrameType:
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
     return frame
 
 

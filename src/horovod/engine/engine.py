@@ -147,12 +147,13 @@ class Engine:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
         if not handle.done:
-            began = handle.record[WAITED] = now()
-            try:
-                self._progress.wait(handle)
-            finally:
-                self._waits += 1
-                self._wait_ns += max(handle.record[ENDED] - began, 0)
+            record = handle.record
+            began = record[WAITED] = now()
+            self._waits += 1
+            self._progress.wait(handle)
+            spent = record[ENDED] - began
+            if spent > 0:
+                self._wait_ns += spent
         if handle.error is not None:
             raise handle.error
         return handle.outputs

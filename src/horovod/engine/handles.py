@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod.core.requests import ITEMSIZE, Request
@@ -97,16 +97,17 @@ class Handle(Work, kw_only=True, eq=False):
         if index < len(outputs):
             return outputs[index]
         dtype = self.signature.request.tensors[index].dtype
-        # Who makes its results somewhere else, such as a graph, has no ``over``.
-        over, memory = getattr(self.allocator, "over", None), None
-        if self.lend is not None and over is not None and self.transfer is None:
-            memory = self.lend(math.prod(shape) * ITEMSIZE[dtype])
-        if memory is None or over is None:
+        tensor = None if self.lend is None or self.transfer is not None else self._borrow(self.lend, shape, dtype)
+        if tensor is None:
             tensor = self.allocator.empty(shape, dtype, self.inputs[index])
-        else:
-            tensor = over(memory, shape, dtype)
         self.outputs = [*outputs, tensor]
         return tensor
+
+    def _borrow(self, lend: Callable[[int], Any], shape: tuple[int, ...], dtype: str) -> Buffer | None:
+        # Who makes its results somewhere else, such as a graph, has no ``over``.
+        over = getattr(self.allocator, "over", None)
+        memory = lend(math.prod(shape) * ITEMSIZE[dtype]) if over is not None else None
+        return over(memory, shape, dtype) if over is not None and memory is not None else None
 
     def finish(self, error: BaseException | None = None, wake: bool = True) -> None:
         """Mark the handle as ended, and wake who sleeps on it.

@@ -26,6 +26,8 @@ __all__ = ["LEFT", "LogRunner"]
 
 #: What those are told who still wait for something when their rank leaves.
 LEFT = "hvd.shutdown() was called"
+#: How many small operations are executed before who waits for the first is woken, which may cost as much as ten.
+_MOST_DELAYED = 64
 
 
 class LogRunner:
@@ -68,6 +70,7 @@ class LogRunner:
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
         self.inbox: collections.deque[Handle] = collections.deque()
         self._to_wake: list[Handle] = []
+        self._delayed = 0
         self.culprit = -1
         self.fused = self.fusions = 0
 
@@ -239,38 +242,32 @@ class LogRunner:
 
     def wake(self) -> None:
         """Wake who waits for what is done."""
+        self._delayed = 0
         for handle in self._to_wake:
             handle.wake()
         self._to_wake.clear()
 
     def _execute(self, run: Run) -> None:
         # Fused entries have the same members, so this rank takes part in all or in none.
-        entry = self._entries[run.ids[0]]
+        ids = run.ids
+        entry = self._entries[ids[0]]
         if entry.me < 0:
             return
-        response = entry.response
+        response, sequence = entry.response, self._sequence
         handle = self._match(response)
         handles, batch = [handle], [(entry, handle)]
-        for key in run.ids[1:]:
-            other = self._entries[key]
-            handles.append(self._match(other.response))
-            batch.append((other, handles[-1]))
-        began, together, sequence = now(), len(batch), self._sequence
-        for one in handles:
-            record = one.record
-            record[STARTED], record[SEQUENCE], record[TOGETHER] = began, sequence, together
-        if together > 1:
-            self.fused += together
-            self.fusions += 1
-        if response.error:
-            self._transport.skip(handle)
-            handle.finish(self._error(response, handle))
-            return
-        if response.kind >= Kind.JOIN:
+        record = handle.record
+        record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, len(ids)
+        if len(ids) > 1:
+            self._join_in(ids, handles, batch)
+        if not entry.is_data:
             self._answer(response, handle)
             return
         if self._to_wake:
-            self.wake()
+            # What was sent along is done in no time, and nobody blocks: who waits finds more of it done.
+            self._delayed += 1
+            if not run.notes or self._delayed >= _MOST_DELAYED:
+                self.wake()
         try:
             if handle.transfer is not None:
                 handle.transfer.before()
@@ -287,12 +284,25 @@ class LogRunner:
             for handle in handles:
                 self._put_back(handle)
             raise
-        if response.kind is Kind.ALLTOALL:
+        if entry.splits:
             handle.received_splits = tuple(row[entry.me] for row in entry.splits)
         if fence:
             self._unsettled.append((fence, response.members, handles))
         else:
             self._finish(handles)
+
+    def _join_in(self, ids: tuple[int, ...], handles: list[Handle], batch: list[tuple[Entry, Handle]]) -> None:
+        """Add what is executed together with the first."""
+        started, sequence, together = handles[0].record[STARTED], self._sequence, len(ids)
+        for key in ids[1:]:
+            entry = self._entries[key]
+            handle = self._match(entry.response)
+            record = handle.record
+            record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
+            handles.append(handle)
+            batch.append((entry, handle))
+        self.fused += together
+        self.fusions += 1
 
     def _match(self, response: Response) -> Handle:
         if response.name:
@@ -308,6 +318,10 @@ class LogRunner:
             self._unnamed.setdefault(request.process_set, collections.deque()).appendleft(handle)
 
     def _answer(self, response: Response, handle: Handle) -> None:
+        if response.error:
+            self._transport.skip(handle)
+            handle.finish(self._error(response, handle))
+            return
         request = response.requests[0]
         handle.result = response.result
         if response.kind is Kind.ADD_PROCESS_SET and self._owns_sets:

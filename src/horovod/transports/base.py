@@ -20,16 +20,21 @@ class Entry:
     Attributes:
         response: the response.
         me: this rank's index among ``response.members``, or -1.
+        is_data: whether tensors are moved; else it is an error, or an answer.
+        most_bytes: no result is larger than that.
         is_large: whether a library may spread a tensor of it over several threads.
         splits: rows that each member of an alltoall sends to each.
         cache: the transport's own, kept as long as the entry.
     """
 
-    __slots__ = ("cache", "is_large", "me", "response", "splits")
+    __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "response", "splits")
 
     def __init__(self, response: Response, rank: int) -> None:
         self.response = response
         self.me = response.members.index(rank) if rank in response.members else -1
+        self.is_data = not response.error and response.kind < Kind.JOIN
+        each = [spec.nbytes for request in response.requests for spec in request.tensors]
+        self.most_bytes = sum(each) * (len(response.members) if len(response.requests) == 1 else 1)
         self.is_large = any(are_spread(request.tensors) for request in response.requests)
         self.splits = response.splits() if response.kind is Kind.ALLTOALL and response.requests else []
         self.cache: Any = None

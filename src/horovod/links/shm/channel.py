@@ -114,6 +114,7 @@ class CoordinatorChannel(LocalChannel):
             for i in others
         ]
         self._departed: set[int] = set()
+        self._has_served = False
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
 
     def is_behind(self) -> bool:
@@ -132,13 +133,21 @@ class CoordinatorChannel(LocalChannel):
     def next(self) -> LogEntry | None:
         """Return the next log entry, or None."""
         log, writer = self._log, self._writer
-        if not log or writer.backlog:
-            self._serve()
-            if writer.backlog and not self._flush(writer):
-                # An entry that the others cannot see yet must not be executed: it would wait for them.
-                self._ring()
-                return None
-        return log.popleft() if log else None
+        if log and not writer.backlog:
+            return log.popleft()
+        if self._has_served:
+            # What has come since then is for the next round: to look again costs as much as a small operation.
+            self._has_served = False
+            return None
+        self._serve()
+        if writer.backlog and not self._flush(writer):
+            # An entry that the others cannot see yet must not be executed: it would wait for them.
+            self._ring()
+            return None
+        if not log:
+            return None
+        self._has_served = True
+        return log.popleft()
 
     def tend(self, fate: Callable[[int], str]) -> None:
         """Tell the coordinator of ranks whose last word did not fit into a full ring; publish what it decided."""

@@ -17,6 +17,9 @@ from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, most_views,
 
 __all__ = ["Plan"]
 
+#: Of how many combinations of places the views are found at once; ranks that keep in step have few.
+_MOST_ROWS = 64
+
 
 class _Reduction(NamedTuple):
     """How one tensor is reduced.
@@ -51,6 +54,8 @@ class Plan:
         self._kernels = kernels
         response = entry.response
         request, members = response.requests[0], response.members
+        # What was found for all members' offsets, the last times.
+        self._rows: dict[tuple[int, ...], list[list[Buffer]]] = {}
         # By tensor, then by member, then by offset.
         self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]
         library = self._library = kernels_named(kernels)
@@ -72,8 +77,9 @@ class Plan:
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, worth_it and own >= 0))
+        self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
-            Kind.ALLREDUCE: self._reduce,
+            Kind.ALLREDUCE: self._reduce_one if len(request.tensors) == 1 else self._reduce,
             Kind.BROADCAST: self._broadcast,
             Kind.ALLGATHER: self._gather,
             Kind.ALLTOALL: self._exchange,
@@ -83,14 +89,23 @@ class Plan:
 
     def run(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Execute the entry; every member's data lies at its offset."""
+        rows = self._rows.get(offsets) or self._find(offsets)
+        # Copies: to what is kept this rank's own tensor must not be added.
+        self._run(work, [row.copy() for row in rows])
+
+    def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         try:
-            views = [[known[offset] for known, offset in zip(row, offsets)] for row in self._views]  # noqa: B905  hot
+            rows = [[known[offset] for known, offset in zip(row, offsets, strict=True)] for row in self._views]
         except KeyError:
-            views = self._learn(offsets)
-        self._run(work, views)
+            return self._learn(offsets)
+        if len(self._rows) >= _MOST_ROWS:
+            self._rows.clear()
+        self._rows[offsets] = rows
+        return rows
 
     def forget(self) -> None:
         """Keep no views; see ``Budget``."""
+        self._rows.clear()
         for row in self._views:
             for known in row:
                 known.clear()
@@ -104,6 +119,16 @@ class Plan:
             reduce(out, srcs)
             if alone:
                 self._evict(srcs[1 - own])
+
+    def _reduce_one(self, work: Work, views: list[list[Buffer]]) -> None:
+        """Do as ``_reduce`` for the usual case."""
+        srcs, (reduce, own, alone) = views[0], self._reductions[0]
+        if own >= 0:
+            srcs[own] = work.inputs[0]
+        outputs = work.outputs
+        reduce(outputs[0] if outputs else work.allocate(0, self._shape), srcs)
+        if alone:
+            self._evict(srcs[1 - own])
 
     def _evict(self, place: Buffer) -> None:
         self._handover.evict(self._other, place, self._library)

@@ -8,6 +8,7 @@ strings travel as several records, of which all but the last are marked as conti
 from __future__ import annotations
 
 import collections
+import struct
 from collections.abc import Sequence
 
 from horovod.transports.shm import futex
@@ -17,6 +18,8 @@ __all__ = ["RecordReader", "RecordWriter", "bytes_of"]
 _PAD = 0xFF
 _CONTINUED = 0x80
 _LENGTH = 0xFFFFFF
+#: To store short records in one step; most are.
+_SHORT = [struct.Struct(f"={count}I") for count in range(16)]
 
 
 class RecordWriter:
@@ -85,10 +88,13 @@ class RecordWriter:
             ring[start] = _PAD << 24 | pad
             position += pad
             start = 0
-        ring[start] = kind << 24 | count
-        for word in words:
-            start += 1
-            ring[start] = word
+        if count < len(_SHORT):
+            _SHORT[count].pack_into(ring, start * 4, kind << 24 | count, *words)
+        else:
+            ring[start] = kind << 24 | count
+            for word in words:
+                start += 1
+                ring[start] = word
         self._position = position + count
         if not futex.is_strongly_ordered:
             futex.fence()

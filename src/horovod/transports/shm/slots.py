@@ -154,13 +154,15 @@ class SlotRing:
     def take(self, work: Work, sender: Sender) -> int:
         """Return a place for ``work``, or ``NO_NOTE`` if all are taken."""
         taken = self._taken
-        while taken:
-            oldest = taken[0]
-            if not oldest.fence or not self._flags.reached(oldest.readers, oldest.fence):
-                break
-            taken.popleft()
         start = self._next + -self._next % sender.step
         end = start + sender.nbytes
+        if taken and taken[0].start < self._next and end <= sender.rotation:
+            # There is room behind the last one, so it is not yet worth while to see who has read what.
+            self._next = end
+            work.slot = slot = Slot(start)
+            taken.append(slot)
+            return start
+        self._free()
         if not taken:
             if end > sender.rotation:
                 start, end = 0, sender.nbytes
@@ -178,3 +180,23 @@ class SlotRing:
         work.slot = Slot(start)
         taken.append(work.slot)
         return start
+
+    def _free(self) -> None:
+        """Give up the places that nobody reads any more, from the oldest on."""
+        taken, reached = self._taken, self._flags.reached
+        passed: Slot | None = None
+        while taken:
+            oldest, newest = taken[0], taken[-1]
+            readers, fence = oldest.readers, oldest.fence
+            if not fence:
+                return
+            # Flags only grow: who has passed a later fence has passed those before it.
+            if passed is None or passed.readers is not readers or passed.fence < fence:
+                is_later = newest.readers is readers and newest.fence >= fence
+                if is_later and reached(readers, newest.fence):
+                    passed = newest
+                elif reached(readers, fence):
+                    passed = oldest
+                else:
+                    return
+            taken.popleft()

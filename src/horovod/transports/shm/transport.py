@@ -20,7 +20,7 @@ from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
-from horovod.transports.results import ResultPool
+from horovod.transports.results import LEAST_BYTES, ResultPool
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
@@ -140,8 +140,9 @@ class ShmTransport:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
-        for _, one in batch:
-            one.lend = self.results.take
+        if entry.most_bytes >= LEAST_BYTES or len(batch) > 1:
+            for _, one in batch:
+                one.lend = self.results.take
         if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
                 unsettled = self._execute(sequence, batch, notes)
