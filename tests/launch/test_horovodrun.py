@@ -224,6 +224,9 @@ def test_version_and_help_and_build() -> None:
         "Available Controllers:",
         "Available Tensor Operations:",
         "[X] shared memory",
+        "[X] MPI",
+        "[X] Gloo",
+        "between hosts over MPI where mpirun starts the ranks, else Gloo",
     ):
         assert title in built.out
 

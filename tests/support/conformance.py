@@ -201,10 +201,8 @@ def scaled(library: str, dtype: str) -> None:
         np.testing.assert_allclose(got, np.full(count, exact), rtol=1e-2)
 
 
-def _init(hosts: tuple[tuple[int, ...], ...], name: str) -> None:
-    """Let this rank believe that the job has these hosts, if any are named; see that the transport is ``name``."""
-    from horovod import context
-    from horovod.bindings import process_sets
+def pretend(hosts: tuple[tuple[int, ...], ...], init: Callable[[], None]) -> None:
+    """Call ``init`` as a rank of a job that has these hosts; as it is, if none are named."""
     from horovod.links.shm import link
     from horovod.transports.topology import Topology
 
@@ -212,9 +210,16 @@ def _init(hosts: tuple[tuple[int, ...], ...], name: str) -> None:
     try:
         if hosts:
             link.topology_of = lambda world: Topology(world.rank, hosts)
-        process_sets.init()
+        init()
     finally:
         link.topology_of = usual
+
+
+def _init(hosts: tuple[tuple[int, ...], ...], name: str) -> None:
+    from horovod import context
+    from horovod.bindings import process_sets
+
+    pretend(hosts, process_sets.init)
     assert context.engine().transport.name == name
 
 

@@ -16,8 +16,14 @@ _FRAMEWORKS = (
     ("JAX", "jax", ""),
     ("NumPy", "numpy", "horovod.numpy"),
 )
-_CONTROLLERS = (("shared memory", "horovod.transports.shm"), ("MPI", ""), ("Gloo", ""))
-_OPERATIONS = (("shared memory", "horovod.transports.shm"), ("NCCL", ""), ("MPI", ""), ("Gloo", ""))
+# Title, our part, and the module that it needs.
+_CONTROLLERS = (("shared memory", "horovod.transports.shm", ""), ("MPI", "", "mpi4py"), ("Gloo", "", "torch"))
+_OPERATIONS = (
+    ("shared memory", "horovod.transports.shm", ""),
+    ("NCCL", "horovod.transports.torch_dist", "nvidia.nccl"),
+    ("MPI", "horovod.transports.mpi", "mpi4py"),
+    ("Gloo", "horovod.transports.torch_dist", "torch"),
+)
 
 
 def check_build() -> str:
@@ -30,10 +36,14 @@ def check_build() -> str:
             *(_framework(*row) for row in _FRAMEWORKS),
             "",
             "Available Controllers:",
-            *(_line(title, _exists(part)) for title, part in _CONTROLLERS),
+            *(_part(*row) for row in _CONTROLLERS),
             "",
             "Available Tensor Operations:",
-            *(_line(title, _exists(part)) for title, part in _OPERATIONS),
+            *(_part(*row) for row in _OPERATIONS),
+            "",
+            "Tensors move:",
+            "    inside a host over shared memory",
+            f"    between hosts over {_between_hosts()}",
         ]
     )
 
@@ -45,6 +55,22 @@ def _framework(title: str, name: str, part: str) -> str:
     except metadata.PackageNotFoundError:
         version = ""
     return _line(f"{title} {version}".rstrip(), there)
+
+
+def _part(title: str, part: str, needs: str) -> str:
+    return _line(title, (not part or _exists(part)) and (not needs or _exists(needs)))
+
+
+def _between_hosts() -> str:
+    """Say which engine moves tensors between hosts, unless HOROVOD_CPU_OPERATIONS names one."""
+    mpi, gloo = _exists("mpi4py"), _exists("torch")
+    if mpi and gloo:
+        return "MPI where mpirun starts the ranks, else Gloo; HOROVOD_CPU_OPERATIONS chooses"
+    if mpi:
+        return "MPI: start the ranks with mpirun, or install torch for Gloo"
+    if gloo:
+        return "Gloo; for MPI, pip install 'khorovod[mpi]'"
+    return "nothing: pip install torch for Gloo, or 'khorovod[mpi]' for MPI"
 
 
 def _line(title: str, there: bool) -> str:

@@ -67,11 +67,13 @@ def _groups(
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
     module = importlib.import_module("horovod.transports.torch_dist")
+    # What is wrong on this host alone is said before others are needed.
+    listener = module.listen(settings.gloo_iface) if settings.gloo_iface else None
     store = open_store()
     try:
-        address = "" if settings.gloo_iface else _address(topology, store, module.address_towards(store.endpoint))
-        limit_s = settings.gloo_timeout_s
-        groups = module.TorchGroups(choice.engine, topology.rank, store, watch, limit_s, settings.gloo_iface, address)
+        if listener is None:
+            listener = module.listen(address=_address(topology, store, module.address_towards(store.endpoint)))
+        groups = module.TorchGroups(choice.engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
     except BaseException:
         store.close()
         raise

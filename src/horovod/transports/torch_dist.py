@@ -19,7 +19,7 @@ from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
 from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
 
-__all__ = ["TorchGroups", "address_towards"]
+__all__ = ["TorchGroups", "address_towards", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
@@ -172,12 +172,11 @@ class TorchGroups:
         store: where ranks say where they listen.
         watch: asked while waiting.
         timeout_s: how long the engine waits for a rank.
-        interface: network interface; empty for the one with ``address``.
-        address: of this host, as the others reach it.
+        listener: of ``listen``; NCCL needs none.
         device: where the data must lie; None leaves it in host memory. NCCL wants the GPU of this rank.
 
     Raises:
-        InitError: torch has no such engine, or this host no such interface.
+        InitError: there is no GPU for NCCL, or torch has been built without it.
     """
 
     def __init__(
@@ -187,8 +186,7 @@ class TorchGroups:
         store: Store,
         watch: Watch,
         timeout_s: float,
-        interface: str = "",
-        address: str = _LOOPBACK,
+        listener: Any = None,
         device: torch.device | None = None,
     ) -> None:
         self.name = engine
@@ -196,22 +194,11 @@ class TorchGroups:
         self._device = device
         self._groups: dict[tuple[int, ...], _TorchGroup] = {}
         self._makers: list[threading.Thread] = []
-        self._listener: Any = None
+        self._listener = listener
         if engine == "nccl":
             if not (dist.is_nccl_available() and torch.cuda.is_available()):
                 raise InitError("HOROVOD_GPU_OPERATIONS=NCCL needs a GPU, and a torch that is built with NCCL")
             self._device = device or torch.device("cuda", torch.cuda.current_device())
-        elif not dist.is_gloo_available():
-            raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
-        else:
-            gloo = c10d.ProcessGroupGloo
-            try:
-                self._listener = (
-                    gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
-                )
-            except RuntimeError as error:
-                where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
-                raise InitError(f"Gloo cannot listen on {where}: {error}") from None
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Return the group of some ranks; connects them when they ask for it first."""
@@ -269,6 +256,26 @@ class TorchGroups:
         for group in self._groups.values():
             group.abort()
         self._groups.clear()
+
+
+def listen(interface: str = "", address: str = _LOOPBACK) -> Any:
+    """Return what Gloo listens with.
+
+    Args:
+        interface: network interface; empty for the one with ``address``.
+        address: of this host, as the others reach it.
+
+    Raises:
+        InitError: torch has no Gloo, or this host no such interface.
+    """
+    if not dist.is_gloo_available():
+        raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
+    gloo = c10d.ProcessGroupGloo
+    try:
+        return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
+    except RuntimeError as error:
+        where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
+        raise InitError(f"Gloo cannot listen on {where}: {error}") from None
 
 
 def address_towards(endpoint: str) -> str:

@@ -22,6 +22,7 @@ from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
 from horovod.rendezvous.messages import Meeting
 from horovod.rendezvous.unix import meet
+from horovod.transports.base import Watch
 from horovod.transports.between import between_hosts
 from horovod.transports.groups import Store
 from horovod.transports.shm import futex
@@ -81,7 +82,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     shm = ShmTransport(control, arenas, watch)
     try:
         # An engine that the user has named instead.
-        topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s)
+        topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, watch)
         transport = between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
     except BaseException:
         shm.close()
@@ -94,20 +95,22 @@ def topology_of(world: World) -> Topology:
     return Topology(world.rank, (tuple(range(world.size)),))
 
 
-def local_store(world: World, number: int, timeout_s: float) -> Store:
+def local_store(world: World, number: int, timeout_s: float, watch: Watch) -> Store:
     """Return the store of a job on one host; rank 0 holds it.
 
     Args:
         world: who this process is.
         number: of the meeting.
         timeout_s: how long to wait for rank 0.
+        watch: asked about it meanwhile.
     """
     # ZeroMQ takes a while to load, and few jobs on one host need it.
     from horovod.rendezvous.store import StoreClient, StoreServer, local_address
 
     address = local_address(world.key, world.job, number)
     server = StoreServer(world.key, [address]) if world.rank == 0 else None
-    return StoreClient(world.key, [address], timeout_s, server=server)
+    check = (lambda: None) if world.rank == 0 else lambda: watch.check(0, 0.0)
+    return StoreClient(world.key, [address], timeout_s, check, server)
 
 
 @contextmanager
