@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def test_different_numbers_of_steps_are_an_error_that_says_what_to_do(
         assert "rank 0: 3; rank 1: 4" in training
     else:
         assert "Mismatched number of tensors" in training
+        assert re.search(r"rank 0: 1  allreduce at the end of .* there \(.*steps_per_epoch=.*\), .*\.py:\d+", training)
 
 
 def _rates() -> tuple[list[float], list[float], dict[str, float]]:

@@ -41,6 +41,32 @@ def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
     run_ranks(2, _tape, framework="tensorflow")
 
 
+def _gradients_of_some_ranks(mode: str) -> tuple[str, list[float]]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    a, b = tf.Variable(2.0), tf.Variable(3.0)
+
+    def gradients(unconnected: tf.UnconnectedGradients) -> Any:
+        with tf.GradientTape() as tape:
+            loss = a * b if hvd.rank() == 0 else a * 1.0
+        return hvd.DistributedGradientTape(tape).gradient(loss, [a, b], unconnected_gradients=unconnected)
+
+    run = tf.function(gradients) if mode == "function" else gradients
+    with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+        run(tf.UnconnectedGradients.NONE)
+    return str(caught.value), [float(grad) for grad in run(tf.UnconnectedGradients.ZERO)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(mode: str) -> None:
+    for text, zeros in run_ranks(2, _gradients_of_some_ranks, mode, framework="tensorflow"):
+        assert "rank 0: " in text
+        assert "rank 1: " in text
+        assert zeros == [(3.0 + 1.0) / 2, 2.0 / 2]
+
+
 def _old_names() -> None:
     import tensorflow as tf
 

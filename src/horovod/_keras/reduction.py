@@ -14,6 +14,7 @@ from horovod._keras.settings import Settings
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.fingerprints import compare_once
 from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.sites import Site, user_site
 from horovod.core.requests import ReduceOp
 from horovod.errors import MismatchError
 from horovod.splits import split_evenly
@@ -23,6 +24,10 @@ __all__ = ["Reduction"]
 _comm = Collectives(NumpyAdapter())
 _numbers = itertools.count(1)
 
+_SAME_NUMBER = (
+    "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
+    "batches, or repeat the data set"
+)
 _REMEDY = (
     "model.fit() with hvd.callbacks.BroadcastGlobalVariablesCallback(0) among its callbacks, or in a loop of your own "
     "hvd.broadcast_variables(model.weights, root_rank=0)"
@@ -164,12 +169,17 @@ class Reduction:
         if not (self._first_name and context.is_initialized() and self.settings.active):
             return
         name, process_set = self._first_name, self.settings.process_set
+        site = user_site()
+        # It is the line that the error shows to ranks which are still training, inside of compiled steps as well.
+        told = f"the end of {what} there ({_SAME_NUMBER}), {site.file}"
+        as_told = Site(told, site.line, site.function).stand_in()
         try:
-            _comm.allreduce(np.zeros((), np.uint8), name=name, op=ReduceOp.SUM, process_set=process_set)
+            as_told(
+                lambda: _comm.allreduce(np.zeros((), np.uint8), name=name, op=ReduceOp.SUM, process_set=process_set)
+            )
         except MismatchError as error:
             raise MismatchError(
                 f"{what} has ended on this rank and not on others, which take more steps: ranks with different numbers "
-                "of batches would average gradients of different steps, and wait for ever at the end. Give every rank "
-                "the same number: pass steps_per_epoch= (the smallest of all ranks), drop the last batches, or repeat "
-                f"the data set. {error}"
+                "of batches would average gradients of different steps, and wait for ever at the end. "
+                f"G{_SAME_NUMBER[1:]}. {error}"
             ) from error

@@ -10,7 +10,6 @@ from horovod.config import Config
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
 from horovod.transports.groups import Groups, Store
-from horovod.transports.hierarchical.transport import HierarchicalTransport
 from horovod.transports.selection import Choice, choose, installed
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
@@ -45,6 +44,9 @@ def between_hosts(
     choice = choose(settings, launcher, len(topology.hosts) > 1, installed())
     if choice is None:
         return None
+    # Most jobs need none of it, and it takes a while to load.
+    from horovod.transports.hierarchical.transport import HierarchicalTransport
+
     if topology.rank == 0:
         logger.info(str(choice))
     groups = _groups(choice, settings, topology, open_store, watch)
