@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from popart.errors import popart_exception, unknown
 from popart.kernels import Node
-from popart.model import PLACEMENT, attribute_value, load_proto, read_graph
+from popart.model import OPSETS, PLACEMENT, attribute_value, check_opset, load_proto, read_graph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
 from popart.tensors import Array, TensorInfo
@@ -53,13 +53,13 @@ class Builder:
         aiGraphcore: operators of ``ai.graphcore``.
 
     Raises:
-        popart_exception: what was given is no model.
+        popart_exception: what was given is no model, or has another version of the operators.
     """
 
     def __init__(
         self, modelProtoOrFilename: Any = None, opsets: dict[str, int] | None = None, builderCore: None = None
     ) -> None:
-        self._opset = (opsets or {}).get("ai.onnx", _DEFAULT_OPSET)
+        self._opset = check_opset((opsets or {}).get("ai.onnx", _DEFAULT_OPSET))
         self._opset_used = 0
         self._counts: Counter[str] = Counter()
         self._scopes: list[str] = []
@@ -75,7 +75,7 @@ class Builder:
 
     def __getattr__(self, name: str) -> Any:
         version = name.removeprefix("aiOnnxOpset")
-        if name.startswith("aiOnnxOpset") and version.isdigit() and 6 <= int(version) <= 13:
+        if name.startswith("aiOnnxOpset") and version.isdigit() and int(version) in OPSETS:
             return AiOnnx(self, int(version))
         raise AttributeError(f"popart.Builder has no attribute {name!r}")
 

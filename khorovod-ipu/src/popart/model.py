@@ -15,7 +15,10 @@ from popart.errors import popart_exception, unknown
 from popart.kernels import Node
 from popart.tensors import Array, TensorInfo, torch_type
 
-__all__ = ["Graph", "attribute_value", "load_proto", "read_graph"]
+__all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph"]
+
+#: Versions of ONNX's operators that the kernels are for; later ones mean other things by the same names.
+OPSETS = range(6, 12)
 
 #: Attributes that say where and when a node runs; they change nothing of what it computes.
 PLACEMENT = (
@@ -100,13 +103,31 @@ def attribute_value(attribute: onnx.AttributeProto) -> Any:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
+def check_opset(version: int) -> int:
+    """Return a version of ONNX's operators.
+
+    Raises:
+        popart_exception: the software device computes another meaning of the operators.
+    """
+    if version not in OPSETS:
+        raise popart_exception(
+            f"models have version {OPSETS[0]} to {OPSETS[-1]} of ONNX's operators, as for PopART; received {version}. "
+            "onnx.version_converter.convert_version(model, 11) may help"
+        )
+    return version
+
+
 def read_graph(model: Any) -> Graph:
     """Read a model.
 
     Raises:
-        popart_exception: it is none, or has inputs of unknown shape.
+        popart_exception: it is none, has inputs of unknown shape, or another version of the operators.
     """
-    graph = load_proto(model).graph
+    proto = load_proto(model)
+    graph = proto.graph
+    for opset in proto.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            check_opset(opset.version)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     nodes, stage, ipu = [], 0, 0
     for number, found in enumerate(graph.node):

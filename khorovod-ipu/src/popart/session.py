@@ -170,7 +170,8 @@ class Session:
         factors = self._plan.factors
         synthetic = self._options.syntheticDataMode is not SyntheticDataMode.Off
         if not synthetic:
-            stepio.begin(self._plan.inputs, self._anchor_infos(), factors)
+            spare = self._plan.graph.inputs.keys() - self._plan.inputs.keys()
+            stepio.begin(self._plan.inputs, self._anchor_infos(), factors, spare)
         if self._exchange is not None:
             self._exchange.begin()
         getLogger("session").debug("run %s %s", self.name, debugName)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,8 +48,10 @@ def anchor_shape(info: TensorInfo, kind: AnchorReturnTypeId, every: int, factors
 class StepIO(Protocol):
     """What a session asks of either kind."""
 
-    def begin(self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors) -> None:
-        """Check what was given against what is needed, for one run."""
+    def begin(
+        self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
+    ) -> None:
+        """Check what was given against what is needed, for one run; ``spare`` are inputs that nothing reads."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:
         """Return an input of the next micro-batch; called once per micro-batch and input."""
@@ -81,9 +83,11 @@ class PyStepIO:
         """Say whether the numbers of elements are checked; without, inputs are used again from their start."""
         self._asserts = bool(b)
 
-    def begin(self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors) -> None:
+    def begin(
+        self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
+    ) -> None:
         """Check what was given; see ``StepIO``."""
-        for name in self._inputs.keys() - inputs.keys():
+        for name in self._inputs.keys() - inputs.keys() - spare:
             raise unknown("an input that this session reads", name, inputs)
         for name, info in inputs.items():
             if name not in self._inputs:
@@ -151,7 +155,9 @@ class PyStepIOCallback:
         self._input, self._input_complete = input_callback, input_complete_callback
         self._output, self._output_complete = output_callback, output_complete_callback
 
-    def begin(self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors) -> None:
+    def begin(
+        self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
+    ) -> None:
         """Check nothing: the functions are asked as the run goes on."""
 
     def feed(self, name: str, info: TensorInfo) -> Array:

@@ -68,7 +68,12 @@ def test_a_model_has_one_version_of_operators() -> None:
     builder.addOutputTensor(builder.aiOnnxOpset9.relu([x]))
     with pytest.raises(popart.popart_exception, match="uses 9 already, and now aiOnnxOpset10"):
         builder.aiOnnx.relu([x])
-    assert onnx.load_model_from_string(builder.getModelProto()).opset_import[0].version == 9
+    model = onnx.load_model_from_string(builder.getModelProto())
+    assert model.opset_import[0].version == 9
+    model.opset_import[0].version = 13  # whose softmax, for one, is another
+    for later in (lambda: popart.Builder(model.SerializeToString()), lambda: popart.Builder(opsets={"ai.onnx": 13})):
+        with pytest.raises(popart.popart_exception, match=r"version 6 to 11 of ONNX's operators, .*; received 13"):
+            later()
 
 
 def test_a_model_from_a_file_is_gone_on_with(tmp_path: Path) -> None:

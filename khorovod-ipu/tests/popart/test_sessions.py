@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from popart_models import mlp, options, session_of, step, weights_of
+from popart_models import connect, mlp, options, session_of, step, weights_of
 
 import popart
 
@@ -61,6 +61,25 @@ def test_inputs_that_do_not_fit_say_what_was_expected(feeds: dict[str, Any], mes
     session.weightsFromHost()
     with pytest.raises(popart.popart_exception, match=message):
         step(session, feeds)
+
+
+def test_inference_takes_the_inputs_of_training_and_weights_of_any_shape_are_trained() -> None:
+    model, _ = mlp(2)
+    flow = popart.DataFlow(1, {"Softmax:0": popart.AnchorReturnType("All")})
+    inference = popart.InferenceSession(model, flow, popart.DeviceManager().createCpuDevice())
+    inference.prepareDevice()
+    assert step(inference, FEEDS)["Softmax:0"].shape == (2, 3)
+    builder = popart.Builder()
+    start = {"number": np.float32(2), "nothing": np.zeros((0, 3), np.float32), "half": np.ones(2, np.float16)}
+    number, nothing, half = (builder.addInitializedInputTensor(array, name) for name, array in start.items())
+    parts = [number, builder.aiOnnx.reducesum([nothing]), builder.aiOnnx.cast([half], "FLOAT")]
+    loss = builder.aiGraphcore.identityloss([builder.aiOnnx.sum(parts)], popart.ReductionType.Sum)
+    session = session_of((builder.getModelProto(), loss), options(hostAllReduce=True), popart.ConstSGD(1.0))
+    connect(session, lambda weight, gradient: gradient)
+    session.weightsFromHost()
+    step(session)
+    found = weights_of(session)
+    assert found["number"] == 0 and (found["half"] == 0).all() and found["nothing"].shape == (0, 3)
 
 
 def test_arrays_must_be_contiguous_and_without_asserts_they_are_used_again() -> None:

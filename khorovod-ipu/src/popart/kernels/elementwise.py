@@ -21,7 +21,6 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "Neg": torch.neg, "Not": torch.logical_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu,
     "Round": torch.round, "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
     "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
-    "Identity": torch.Tensor.view_as,
 }  # fmt: skip
 _BINARY: dict[str, Callable[..., Any]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Pow": torch.pow, "Equal": torch.eq, "Less": torch.lt,
@@ -36,7 +35,11 @@ def _plain(function: Callable[..., Any]) -> Callable[[Run, Node, Inputs], Any]:
 
 for _name, _function in {**_UNARY, **_BINARY}.items():
     operator(_name)(_plain(_function))
-operator("Identity")(lambda run, node, inputs: inputs[0].view_as(inputs[0]))
+
+
+@operator("Identity")
+def _identity(run: Run, node: Node, inputs: Inputs) -> Any:
+    return inputs[0].view_as(inputs[0])
 
 
 @operator("Div")
