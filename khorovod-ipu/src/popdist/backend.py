@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 import horovod.numpy as hvd
 from popdist.environment import division
 
@@ -99,7 +101,7 @@ def init() -> None:
     initializeBackend()
     if not _backend.is_registered:
         _backend.is_registered = True
-        atexit.register(_finalize)
+        atexit.register(_at_exit)
 
 
 def initializeBackend() -> None:
@@ -164,11 +166,17 @@ def _finalize() -> None:
     _forget()
 
 
+def _at_exit() -> None:
+    # What else is to be done at the end of a rank, khorovod does: of several that fail it lets the culprit end first.
+    if _backend.is_ours and hvd.is_initialized():
+        _wait_for_parts()
+
+
 def _wait_for_parts() -> None:
     """Instances that are still busy among themselves would lose an instance that leaves; unless it leaves in error."""
     if any(group.process_set for group in _backend.groups.values()) and not hasattr(sys, "last_value"):
         with contextlib.suppress(hvd.HorovodInternalError):
-            hvd.barrier()
+            hvd.allreduce(np.zeros(1), name="popdist: the end of the program")  # a barrier has no name to be shown by
 
 
 def _forget() -> None:

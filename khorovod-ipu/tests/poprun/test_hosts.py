@@ -27,36 +27,23 @@ first = popdist.getReplicaIndexOffset()
 model(torch.tensor([[first + 1.0], [first + 2.0]]))
 total = popdist.allReduceSum(numpy.array([float(popdist.getInstanceIndex())]))
 only = popdist.execute_on_instances({0}, lambda: "only here")
-print(os.uname().nodename, "weight", net.weight.item(), "sum", total.tolist(), only, flush=True)
+place = popdist.getInstanceIndex(), popdist.getNumInstances(), popdist.getLocalInstanceIndex(), first, os.environ["A"]
+print(os.uname().nodename, *place, "weight", net.weight.item(), "sum", total[0], only, flush=True)
 """
 
 
-def test_instances_of_several_hosts_know_their_place(cluster: Cluster, tmp_path: Path) -> None:
-    program = (
-        "import os, popdist as p; print(os.uname().nodename, p.getInstanceIndex(), p.getNumInstances(), "
-        "p.getLocalInstanceIndex(), p.getReplicaIndexOffset(), os.environ['A'])"
-    )
-    flags = ["--host", "a,b", "--num-replicas=8", "--num-instances=4", "--mpi-local-args=-x A=1"]
-    poprun = cluster.machines["login"].command(sys.executable, "-m", "poprun")
-    code, output = run([*poprun, *flags, sys.executable, "-c", program], tmp_path, OMP_NUM_THREADS="1")
-    assert code == 0, output
-    assert sorted(output.splitlines()) == [
-        "[1,0]<stdout>:a 0 4 0 0 1",
-        "[1,1]<stdout>:a 1 4 1 2 1",
-        "[1,2]<stdout>:b 2 4 0 4 1",
-        "[1,3]<stdout>:b 3 4 1 6 1",
-    ]
-
-
-def test_instances_of_several_hosts_train_together(cluster: Cluster, tmp_path: Path) -> None:
+def test_instances_of_several_hosts_know_their_place_and_train_together(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     poprun = cluster.machines["login"].command(sys.executable, "-m", "poprun")
-    flags = ["--host=a,b", "--num-replicas=4", "--num-instances=2"]
+    flags = ["--host=a,b", "--num-replicas=6", "--num-instances=3", "--mpi-local-args=-x A=1"]
+    code, output = run([*poprun, *flags, sys.executable, str(script)], tmp_path, OMP_NUM_THREADS="1")
+    assert (code, "--num-instances=3 cannot be divided evenly among 2 hosts" in output) == (2, True)
+    flags = ["--host=a,b", "--num-replicas=4", "--mpi-local-args=-x A=1"]
     code, output = run([*poprun, *flags, sys.executable, str(script)], tmp_path, OMP_NUM_THREADS="1")
     assert code == 0, output
     # The mean over four replicas of x = 1, 2, 3, 4; a sum over two instances.
     assert sorted(output.splitlines()) == [
-        "[1,0]<stdout>:a weight -2.5 sum [1.0] only here",
-        "[1,1]<stdout>:b weight -2.5 sum [1.0] None",
+        "[1,0]<stdout>:a 0 2 0 0 1 weight -2.5 sum 1.0 only here",
+        "[1,1]<stdout>:b 1 2 0 2 1 weight -2.5 sum 1.0 None",
     ]
