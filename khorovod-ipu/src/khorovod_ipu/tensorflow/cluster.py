@@ -165,6 +165,11 @@ def _check_addresses(source: str, addresses: list[str]) -> None:
         raise ClusterError(f"{source}: {doubled[0]} is the address of two workers; every worker needs its own")
 
 
+def fail_fast() -> None:
+    """Let TensorFlow's calls to a worker that is gone fail, instead of waiting for it to come back."""
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
+
+
 def check_port(cluster: Cluster) -> bool:
     """Return whether this process listens on this worker's port already.
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections.abc import Iterator
 from typing import Any
+
+import tensorflow as tf
 
 import horovod.tensorflow as hvd
 
 __all__ = ["EngineCollectives"]
+
+#: Of every graph, how many collectives it has.
+_counts: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class EngineCollectives:
@@ -17,19 +25,31 @@ class EngineCollectives:
     def __init__(self) -> None:
         if not hvd.is_initialized():
             raise ValueError(
-                "call hvd.init() before the strategy is made: from tensorflow.python.ipu import horovod as hvd"
+                "call hvd.init() before the strategy is made; from tensorflow.python.ipu import horovod as hvd"
             )
         self.rank = hvd.rank()
         self.size = hvd.size()
 
+    def _name(self, kind: str) -> str | None:
+        """A key that says the how-manieth of its graph this is: layers may be called otherwise on other ranks."""
+        if tf.executing_eagerly():
+            return None
+        graph = tf.compat.v1.get_default_graph()
+        while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+            graph = graph.outer_graph
+        if graph not in _counts:
+            _counts[graph] = itertools.count()
+        return f"strategy.{kind}.{next(_counts[graph])}"
+
     def reduce(self, tensor: Any, mean: bool) -> Any:
         """Return the sum, or the mean, over all ranks."""
-        return hvd.allreduce(tensor, op=hvd.Average if mean else hvd.Sum)
+        name = self._name("reduce")
+        return hvd.allreduce(tensor, op=hvd.Average if mean else hvd.Sum, name=name, ignore_name_scope=True)
 
     def gather(self, tensor: Any) -> Any:
         """Concatenate all ranks' tensors along the first dimension."""
-        return hvd.allgather(tensor)
+        return hvd.allgather(tensor, name=self._name("gather"), ignore_name_scope=True)
 
     def broadcast(self, tensor: Any) -> Any:
         """Return rank 0's tensor."""
-        return hvd.broadcast(tensor, root_rank=0)
+        return hvd.broadcast(tensor, 0, name=self._name("broadcast"), ignore_name_scope=True)

@@ -99,9 +99,10 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
             return [following, *(tf.identity(tensor) for tensor in tensors)]
 
     with _plain_loops():
-        done, *values = while_loop.while_loop(
+        results = while_loop.while_loop(
             lambda index, *_: index < n, once, [tf.constant(0), *start], parallel_iterations=1
         )
+    done, *values = results if isinstance(results, (list, tuple)) else (results,)
     return values if values else done.op
 
 

@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import collective_ops
 
 from khorovod_ipu.tensorflow import servers
-from khorovod_ipu.tensorflow.cluster import Cluster, check_port
+from khorovod_ipu.tensorflow.cluster import Cluster, check_port, fail_fast
 from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
 
 __all__ = ["RingCollectives"]
@@ -49,6 +49,7 @@ class RingCollectives:
         self._keys = cross_device_utils.CollectiveKeys(group_key_start=next(_groups))
         self._group = self._keys.get_group_key([self.host])
         self._options = collective_util.Options(implementation=collective_util.CommunicationImplementation.RING)
+        fail_fast()
         has_server = check_port(cluster)
         if self._is_eager and not has_server:
             self._start_server()

@@ -47,7 +47,7 @@ class State:
     """
 
     def __init__(self, strategy: Any, keep_max: int, keep_every_n_hours: float) -> None:
-        variables = v1.global_variables()
+        variables = _whole(v1.global_variables())
         size = strategy.num_replicas_in_sync if strategy is not None else 1
         combined = [v for v in variables if isinstance(v, values.DistributedVariable) and _is_on_read(v)]
         with tf.name_scope("checkpoint_reads"):
@@ -77,6 +77,12 @@ class State:
         if newest:
             self.saver.restore(session, newest)
         session.run(self.same_everywhere)
+
+
+def _whole(variables: Sequence[Any]) -> list[Any]:
+    """Leave out what is only this worker's part of another variable."""
+    parts = {id(_held(v)) for v in variables if isinstance(v, values.DistributedVariable)}
+    return [v for v in variables if id(v) not in parts]
 
 
 def _is_on_read(variable: Any) -> bool:

@@ -122,10 +122,10 @@ def _session_of(strategy: Any, config: Any) -> tuple[Any, str]:
 def _run_loop(session: Any, train_op: Any, iterations: int) -> None:
     """Make as many steps as a loop has; hooks see the last one."""
 
-    def steps(context: Any) -> None:
+    def steps(step_context: Any) -> None:
         for _ in range(iterations - 1):
-            context.session.run(train_op)
-        context.run_with_hooks(train_op)
+            step_context.session.run(train_op)
+        step_context.run_with_hooks(train_op)
 
     if iterations == 1:
         session.run(train_op)

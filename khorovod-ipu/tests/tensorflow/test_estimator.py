@@ -1,0 +1,240 @@
+"""Estimators over Horovod's engine: the SDK's numbers, checkpoints, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+
+def _points(x: float, y: float) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors((np.float32([x]), np.float32([y]))).repeat()
+
+
+def _config(folder: str, strategy: Any = None, **more: Any) -> Any:
+    from khorovod_ipu.tensorflow.estimator import RunConfig
+
+    return RunConfig(model_dir=folder, train_distribute=strategy, log_step_count_steps=None, **more)
+
+
+def _host_model(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import IPUEstimatorSpec
+
+    v1 = tf.compat.v1
+    w = v1.get_variable("w", initializer=2.0)
+    seen = tf.Variable(
+        0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ, name="seen",
+        aggregation=tf.VariableAggregation.SUM,
+    )  # fmt: skip
+    if mode == "infer":
+        return IPUEstimatorSpec(mode, {"y": w * features})
+    if params.get("summed"):
+        loss = v1.losses.mean_squared_error(labels, w * features, reduction=v1.losses.Reduction.SUM)
+    else:
+        loss = v1.losses.mean_squared_error(labels, w * features)
+    if mode == "eval":
+        return IPUEstimatorSpec(mode, None, loss, eval_metrics=(lambda e: {"error": v1.metrics.mean(e)}, [loss]))
+    optimizer = v1.train.MomentumOptimizer(0.5, 0.0)
+    ((gradient, _),) = optimizer.compute_gradients(loss, [w])
+    with tf.control_dependencies([seen.assign_add(1.0)]):
+        step = tf.identity(loss)
+    return IPUEstimatorSpec(
+        mode, None, loss, step, host_call=(lambda g: optimizer.apply_gradients([(g, w)]), [gradient])
+    )  # fmt: skip
+
+
+def _trained(folder: str) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import IPUEstimator
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    strategy = IPUHorovodStrategy(variables_on_host=True)
+    rank = strategy.extended._collectives.rank
+    contexts: list[Any] = []
+
+    def data(mode: str, input_context: Any = None) -> Any:
+        if input_context is not None:
+            contexts.append((input_context.num_input_pipelines, input_context.input_pipeline_id))
+        return _points(rank + 1.0, rank + 1.0).take(4) if mode != "train" else _points(rank + 1.0, rank + 1.0)
+
+    mine = f"{folder}/{rank}"  # worker 0's counts
+    estimator = IPUEstimator(_host_model, config=_config(mine, strategy), params={})
+    estimator.train(data, steps=1)
+    found: dict[str, Any] = {"contexts": contexts, "files": Path(mine).exists()}
+    if rank == 0:
+        found["after 1"] = estimator.get_variable_value("w")
+    again = IPUEstimator(_host_model, config=_config(mine, strategy), params={})
+    again.train(data, max_steps=3)
+    again.train(data, max_steps=3)
+    summed = IPUEstimator(_host_model, config=_config(f"{mine}-summed", strategy), params={"summed": True})
+    summed.train(data, steps=1)
+    if rank == 0:
+        found["after 3"] = again.get_variable_value("w")
+        found["names"] = again.get_variable_names()
+        found["seen"] = float(again.get_variable_value("seen"))
+        found["evaluated"] = again.evaluate(data)
+        found["predicted"] = [float(value["y"]) for value in again.predict(data)]
+        found["summed"] = summed.get_variable_value("w")
+        found["summaries"] = bool(list(Path(mine).glob("events*")))
+        with tf.Graph().as_default():
+            found["plain"] = sorted(name for name, _ in tf.train.list_variables(mine))
+    return found
+
+
+def _expected(steps: int, scale: float = 0.5) -> np.float32:
+    w = np.float32(2)
+    for _ in range(steps):
+        w -= np.float32(scale) * np.float32(sum((w * x - x) * x for x in (np.float32(1), np.float32(2))))
+    return w
+
+
+def test_host_call_makes_the_sdks_steps_to_the_bit_and_resumes(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _trained, str(tmp_path), framework="tensorflow")
+    assert first["after 1"] == _expected(1) and first["after 3"] == _expected(3)
+    assert first["summed"] == _expected(1, scale=1.0)  # a loss that is a sum is not divided by the workers
+    assert set(first["contexts"]) == {(2, 0)} and set(second["contexts"]) == {(2, 1)}
+    assert first["files"] and first["summaries"] and not second["files"]
+    assert first["seen"] == 3 * 2  # three steps of two workers, over a resumption
+    assert first["evaluated"]["global_step"] == 3
+    assert first["evaluated"]["error"] == pytest.approx((first["after 3"] - 1) ** 2)
+    assert first["predicted"] == [first["after 3"]] * 4
+    assert {"w", "global_step", "seen"} <= set(first["plain"])
+
+
+def _overlapped(folder: str) -> list[str]:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import IPUEstimator, IPUEstimatorSpec
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    v1 = tf.compat.v1
+    is_applied = threading.Event()
+    order: list[str] = []
+
+    def note(what: str, value: Any) -> Any:
+        if what == "first layer's gradient":
+            assert is_applied.wait(300), "the last layer's step waits for the whole of backward"
+        order.append(what)
+        if what == "last layer's step":
+            is_applied.set()
+        return value
+
+    def noted(what: str, tensor: Any) -> Any:
+        result = tf.numpy_function(lambda value: note(what, value), [tensor], tensor.dtype)
+        result.set_shape(tensor.shape)
+        return result
+
+    def model(features: Any, labels: Any, mode: str) -> Any:
+        a, b = (v1.get_variable(name, initializer=1.0) for name in "ab")
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+
+        @tf.custom_gradient
+        def slow(value: Any) -> Any:
+            return tf.identity(value), lambda grad: noted("first layer's gradient", grad)
+
+        loss = tf.reduce_sum(b * slow(a * features))
+        pairs = optimizer.compute_gradients(loss, [a, b])
+
+        def on_host(*gradients: Any) -> Any:
+            with tf.control_dependencies([optimizer.apply_gradients([(gradients[1], b)])]):
+                last = noted("last layer's step", tf.constant(0.0))
+            return tf.group(last, optimizer.apply_gradients([(gradients[0], a)]))
+
+        return IPUEstimatorSpec(mode, None, loss, tf.identity(loss), host_call=(on_host, [g for g, _ in pairs]))
+
+    strategy = IPUHorovodStrategy(variables_on_host=True)
+    config = _config(folder, strategy, save_checkpoints_secs=0, save_summary_steps=None)
+    IPUEstimator(model, config=config).train(lambda: _points(1.0, 1.0), steps=1)
+    return order
+
+
+def test_host_call_applies_the_last_layer_while_the_device_computes_the_first(tmp_path: Path) -> None:
+    found = run_ranks(2, _overlapped, str(tmp_path), framework="tensorflow")
+    assert found == [["last layer's step", "first layer's gradient"]] * 2
+
+
+def _refusals(folder: str) -> None:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import (
+        EvalSpec,
+        IPUEstimator,
+        IPUEstimatorSpec,
+        IPURunConfig,
+        RunConfig,
+        TrainSpec,
+        train_and_evaluate,
+    )
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    v1 = tf.compat.v1
+    one = tf.constant(1.0)
+    for call, kind, text in (
+        ([len, [one]], TypeError, "must be a tuple"),
+        ((len,), ValueError, "Received: 1 items"),
+        ((1, [one]), TypeError, "must be a function"),
+        ((len, one), TypeError, "must be a list of tensors"),
+        ((len, [None]), TypeError, "gradient of None"),
+    ):
+        with pytest.raises(kind, match=text):
+            IPUEstimatorSpec("train", None, one, one, host_call=call)
+    with pytest.raises(ValueError, match="training only"):
+        IPUEstimatorSpec("eval", None, one, host_call=(len, [one]))
+    with pytest.raises(ValueError, match="must return a loss"):
+        IPUEstimatorSpec("train", train_op=one)
+    with pytest.raises(NotImplementedError, match="iterations_per_loop=1"):
+        RunConfig(IPURunConfig(iterations_per_loop=2), train_distribute=IPUHorovodStrategy())
+
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        w = v1.get_variable("w", initializer=2.0)
+        loss = v1.losses.mean_squared_error(labels, w * features)
+        if mode == "eval":
+            return IPUEstimatorSpec(mode, None, loss, eval_metric_ops={"w": v1.metrics.mean(w)})
+        step = v1.train.get_global_step() if params.get("counts") else None
+        operation = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        call = (lambda g: None, [loss]) if params.get("calls") else None
+        return IPUEstimatorSpec(mode, None, loss, operation, host_call=call)
+
+    def data(params: Any) -> Any:
+        return _points(1.0, params.get("batch_size", 1.0))
+
+    def trained(wanted: Any, params: dict[str, Any], loop: int = 1, **more: Any) -> Any:
+        config = RunConfig(IPURunConfig(loop), model_dir=folder, save_summary_steps=None, log_step_count_steps=None)
+        return IPUEstimator(model, config=config, params=params, **more).train(wanted, steps=loop)
+
+    with pytest.raises(ValueError, match="changes global_step"):
+        trained(data, {"counts": True})
+    with pytest.raises(TypeError, match="must return the operation that makes the step"):
+        trained(data, {"calls": True})
+    with pytest.raises(ValueError, match="host_call needs iterations_per_loop=1"):
+        trained(data, {"calls": True}, 2)
+    with pytest.raises(ValueError, match="input_fn must take params"):
+        trained(lambda: _points(1.0, 1.0), {}, train_batch_size=4)
+    with pytest.raises(ValueError, match=r"must return a tf\.data\.Dataset. Received: int"):
+        trained(lambda: 1, {})
+    with pytest.raises(ValueError, match="cannot be divided evenly"):
+        IPUEstimator(model, config=RunConfig(train_distribute=IPUHorovodStrategy()), train_batch_size=-1)
+    estimator = trained(data, {}, 4, train_batch_size=2)
+    w = 2.0
+    for _ in range(4):
+        w -= 0.1 * 2 * (w - 2.0)
+    assert float(estimator.get_variable_value("w")) == pytest.approx(w)
+    with pytest.raises(ValueError, match="positive multiple of iterations_per_loop=4"):
+        estimator.train(data, steps=3)
+    metrics, exports = train_and_evaluate(
+        estimator, TrainSpec(data, max_steps=8), EvalSpec(data, steps=2, throttle_secs=0)
+    )  # fmt: skip
+    assert metrics["global_step"] == 8 and exports == []
+
+
+def test_what_cannot_be_meant_is_refused_and_loops_count_their_steps(tmp_path: Path) -> None:
+    run_ranks(1, _refusals, str(tmp_path), framework="tensorflow")

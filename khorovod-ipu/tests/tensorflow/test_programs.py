@@ -1,0 +1,162 @@
+"""Loops and programs over a strategy: models of Keras 3, pipelines, the functions beside the strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import run_ranks
+
+
+def _keras() -> list[Any]:
+    import keras
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    strategy = IPUHorovodStrategy()
+    rank, size = strategy.extended._collectives.rank, strategy.num_replicas_in_sync
+    keras.utils.set_random_seed(rank)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.Dense(1),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    inputs = np.arange(48, dtype="float32").reshape(2, 6, 4) % 7 - 3
+
+    @tf.function
+    def step(x: Any) -> Any:
+        def replica(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                losses = tf.reduce_sum((model(x) - 1.0) ** 2, -1)
+                loss = tf.nn.compute_average_loss(losses, global_batch_size=6)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(replica, (x,)))
+
+    part = 6 // size
+    losses = [float(step(tf.constant(batch[rank * part : (rank + 1) * part]))) for batch in inputs]
+    return [losses, *(v.numpy().tolist() for v in model.trainable_variables)]
+
+
+@pytest.mark.slow
+def test_a_model_of_keras_3_in_a_loop_of_ones_own_learns_what_one_worker_learns_from_the_whole_batch() -> None:
+    (alone,) = run_ranks(1, _keras, framework="keras-tensorflow")
+    both = run_ranks(2, _keras, framework="keras-tensorflow")
+    for trained in both:
+        for ours, theirs in zip(trained, alone, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _program() -> dict[str, Any]:
+    import tensorflow as tf
+    from tensorflow.python.ipu import (
+        ipu_compiler,
+        ipu_infeed_queue,
+        ipu_outfeed_queue,
+        loops,
+        pipelining_ops,
+    )
+
+    import khorovod_ipu.tensorflow  # noqa: F401 - makes the next line work without an installation
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    v1 = tf.compat.v1
+    found: dict[str, Any] = {}
+    with tf.Graph().as_default():
+        strategy = IPUHorovodStrategy()
+        collectives = strategy.extended._collectives
+        calls: list[int] = []
+        plain = collectives.reduce
+
+        def counted(tensor: Any, mean: bool) -> Any:
+            done = tf.numpy_function(lambda: np.int64(calls.append(1) or 0), [], tf.int64)
+            with tf.control_dependencies([done]):
+                return plain(tf.identity(tensor), mean)
+
+        collectives.reduce = counted
+        rank = collectives.rank
+        infeed = ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.from_tensors(tf.constant([rank + 1.0])).repeat())
+        outfeed = ipu_outfeed_queue.IPUOutfeedQueue()
+        other = ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.range(100))
+
+        def first(x: Any) -> Any:
+            return x * v1.get_variable("a", initializer=1.0)
+
+        def second(x: Any) -> Any:
+            return tf.reduce_sum(x * v1.get_variable("b", initializer=2.0))
+
+        def optimizer(loss: Any) -> Any:
+            return pipelining_ops.OptimizerFunctionOutput(v1.train.GradientDescentOptimizer(0.01), loss)
+
+        def program() -> Any:
+            return pipelining_ops.pipeline(
+                [first, second], gradient_accumulation_count=3, repeat_count=4, infeed_queue=infeed,
+                outfeed_queue=outfeed, optimizer_function=optimizer, device_mapping=[0, 0],
+            )  # fmt: skip
+
+        with strategy.scope():
+            launch = strategy.run(lambda: ipu_compiler.compile(program, []))
+        summed = ipu_compiler.compile(
+            lambda: loops.repeat(4, lambda total, x: total + tf.cast(x, tf.float32), [0.0], other), []
+        )
+        fed = outfeed.dequeue()
+        with v1.Session() as session:
+            session.run([infeed.initializer, other.initializer])
+            session.run(v1.global_variables_initializer())
+            session.run(launch)
+            found["reductions"] = len(calls)
+            found["weights"] = session.run(v1.global_variables()[:2])
+            found["losses"] = session.run(fed)
+            found["summed"] = session.run(summed)
+            found["again"] = session.run(summed)
+    return found
+
+
+def test_a_pipeline_is_one_launch_with_two_reductions_per_repeat() -> None:
+    a, b = 1.0, 2.0
+    losses: list[tuple[float, float]] = []
+    for _ in range(4):
+        losses += [(a * b, 2 * a * b)] * 3
+        a, b = a - 0.01 * 3 * 3 * b, b - 0.01 * 3 * 3 * a
+    for rank, found in enumerate(run_ranks(2, _program, framework="tf_keras")):
+        assert found["reductions"] == 2 * 4
+        np.testing.assert_allclose(found["weights"], [a, b], rtol=1e-5)
+        np.testing.assert_allclose(found["losses"], [pair[rank] for pair in losses], rtol=1e-5)
+        assert found["summed"] == [6.0] and found["again"] == [22.0]
+
+
+def _functions() -> list[Any]:
+    import tensorflow as tf
+    from tensorflow.python.ipu import distributed
+    from tensorflow.python.ipu import horovod as hvd
+
+    import khorovod_ipu.tensorflow  # noqa: F401
+
+    rank = hvd.rank()
+    found: list[Any] = [float(hvd.allreduce(tf.constant(float(rank)))), float(hvd.allreduce(tf.constant(1.0), hvd.Sum))]
+    found += [hvd.allgather(tf.constant([rank])).numpy().tolist(), int(hvd.broadcast(tf.constant(rank), 1))]
+    with pytest.raises(NotImplementedError, match="Adasum"):
+        hvd.allreduce(tf.constant(1.0), op=hvd.Adasum)
+    found += [distributed.allgather(tf.constant([rank, 7])).numpy().tolist()]
+    found += [int(distributed.broadcast(tf.constant(rank), 1)), float(distributed.allreduce(tf.constant(2.0), "MEAN"))]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Tensor layouts did not match on all instances"):
+        distributed.allreduce(tf.ones([rank + 1]))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        # Matched by the names of the nodes: the order of the calls does not matter.
+        order = ("x", "y") if rank else ("y", "x")
+        sums = {name: distributed.allreduce(tf.constant(float(rank)), tensor_name=name) for name in order}
+        found.append(session.run(sums))
+    return found
+
+
+def test_the_functions_beside_the_strategies() -> None:
+    for found in run_ranks(2, _functions, framework="tf_keras"):
+        assert found == [0.5, 2.0, [0, 1], 1, [[0, 7], [1, 7]], 1, 2.0, {"x": 1.0, "y": 1.0}]

@@ -1,0 +1,137 @@
+"""Workers over gRPC, as in terminals of their own: the numbers, and a worker that is lost or never comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Ranks
+
+
+def _addresses(count: int) -> list[str]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def _strategy(addresses: list[str], **more: Any) -> Any:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import IPUMultiWorkerStrategy
+
+    task = {"type": "worker", "index": int(os.environ["HOROVOD_RANK"])}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    return IPUMultiWorkerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver(), **more)
+
+
+def _session(strategy: Any) -> Any:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    config = strategy.update_config_proto(v1.ConfigProto(allow_soft_placement=False))
+    cluster = strategy._workers
+    server = tf.distribute.Server(cluster.jobs, job_name="worker", task_index=cluster.rank, config=config)
+    return v1.Session(server.target, config=config)
+
+
+def _numbers(addresses: list[str], folder: str) -> dict[str, Any]:
+    import numpy as np
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import IPUEstimator, IPUEstimatorSpec, RunConfig
+
+    v1 = tf.compat.v1
+    found: dict[str, Any] = {}
+    strategy = _strategy(addresses, variables_on_host=True)
+    rank = strategy.extended._collectives.rank
+    with strategy.scope():
+        w = tf.Variable(float(rank + 1))
+    found["first"] = w.numpy()
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(6).batch(2))
+    step = tf.function(lambda x: strategy.reduce("SUM", strategy.run(lambda x: tf.reduce_sum(x * x), (x,))))
+    found["squares"] = [int(step(batch)) for batch in data]
+    found["rows"] = strategy.gather(tf.fill([rank + 1], rank), 0).numpy().tolist()
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([2, 2]))
+    found["slices"] = tf.convert_to_tensor(strategy.reduce("MEAN", slices)).numpy().tolist()
+
+    def points(input_context: Any) -> Any:
+        x = np.float32([input_context.input_pipeline_id + 1])
+        return tf.data.Dataset.from_tensors((x, x)).repeat()
+
+    def model(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", initializer=2.0)
+        loss = v1.losses.mean_squared_error(labels, w * features)
+        optimizer = v1.train.GradientDescentOptimizer(0.5)
+        ((gradient, _),) = optimizer.compute_gradients(loss, [w])
+        call = (lambda g: optimizer.apply_gradients([(g, w)]), [gradient])
+        return IPUEstimatorSpec(mode, None, loss, tf.identity(loss), host_call=call)
+
+    config = RunConfig(model_dir=f"{folder}/{rank}", train_distribute=strategy, log_step_count_steps=None)
+    estimator = IPUEstimator(model, config=config)
+    estimator.train(points, steps=2)
+    if rank == 0:
+        found["w"] = float(estimator.get_variable_value("w"))
+    # Nobody's server may go while another worker's last step needs it.
+    step(tf.constant(1, tf.int64))
+    return found
+
+
+@pytest.mark.slow
+def test_the_numbers_over_grpc_eagerly_and_in_an_estimator(tmp_path: Path) -> None:
+    ranks = Ranks(2, _numbers, (_addresses(2), str(tmp_path)), init=False, framework="tensorflow")
+    outcomes = ranks.outcomes()
+    assert [outcome.exitcode for outcome in outcomes] == [0, 0], [outcome.text for outcome in outcomes]
+    w = 2.0
+    for _ in range(2):
+        w -= 0.5 * sum((w * x - x) * x for x in (1.0, 2.0))
+    for outcome in outcomes:
+        found = outcome.value
+        assert found["first"] == 1.0
+        assert found["squares"] == [1, 13, 41]
+        assert found["rows"] == [0, 1, 1]
+        assert found["slices"] == [[0.5, 0.5], [0.5, 0.5]]
+    assert outcomes[0].value["w"] == w
+
+
+def _alone(addresses: list[str]) -> tuple[str, str]:
+    import tensorflow as tf
+
+    os.environ["HOROVOD_START_TIMEOUT"] = "1"
+    with tf.Graph().as_default():
+        strategy = _strategy(addresses)
+        with strategy.scope():
+            total = strategy.reduce("SUM", tf.constant(1.0))
+        with _session(strategy) as session, pytest.raises(tf.errors.UnavailableError) as missing:
+            session.run(total)
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        other.close()  # the child has it
+        try:
+            with tf.Graph().as_default(), pytest.raises(ValueError) as used:
+                _strategy([taken, addresses[1]])
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return str(missing.value.message), str(used.value)
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_comes_and_a_port_in_use_are_named() -> None:
+    (outcome,) = Ranks(1, _alone, (_addresses(2),), init=False, framework="tensorflow").outcomes()
+    assert outcome.exitcode == 0, outcome.text
+    missing, used = outcome.value
+    assert "waited 1 s for /job:worker/task:1 at 127.0.0.1:" in missing
+    assert "which is this worker, is in use by another process" in used
