@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Ranks
+from harness import Ranks, run_ranks
 
 
 def _mixed() -> list[Any]:
@@ -40,6 +40,30 @@ def _mixed() -> list[Any]:
 @pytest.mark.slow
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(_mixed) == [[True, 2.0**14] * 2] * 2
+
+
+def _of_two(members: list[int]) -> tuple[bool, bool]:
+    import keras
+    from keras_models import data, distance, small
+
+    import horovod.keras as hvd
+
+    ranks = hvd.add_process_set(members)
+    x, y = (values[hvd.rank() * 16 :][:16] for values in data())
+    models = [small(seed=0), small(seed=0)]
+    models[0].compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=ranks), "mse")
+    models[1].compile(keras.optimizers.SGD(0.1), "mse")
+    for model in models:
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    trained, alone = (model.get_weights() for model in models)
+    everybody = hvd.allgather_object(trained)
+    return distance(trained, everybody[members[0]]) == 0.0, distance(trained, alone) < 1e-6
+
+
+@pytest.mark.slow
+def test_ranks_of_a_process_set_train_together_and_others_alone(backend: str) -> None:
+    found = run_ranks(3, _of_two, [0, 2], framework=f"keras-{backend}")
+    assert found == [(True, False), (False, True), (True, False)]
 
 
 def _files(folder: Path) -> list[bool]:

@@ -114,6 +114,36 @@ def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> None:
     assert run_ranks(2, _use, tmp_path, framework="tf_keras") == [[0.4, False, True, 8, [-0.5], 1.0]] * 2
 
 
+def _mixed() -> list[Any]:
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    keras = tf.keras
+    x, y = (_own(values).astype("float32") for values in _data())
+    if hvd.rank() == 1:
+        x[8:16] *= 1e30  # overflows on one rank, in the second step
+    found = []
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+            model = _model(0)
+            # compile() puts loss scaling around it.
+            model.compile(hvd.DistributedOptimizer(make(0.1)), "mse")
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+            own = [w.tobytes() for w in model.get_weights()]
+            same = all(other == own for other in hvd.allgather_object(own))
+            found += [same, float(model.optimizer.loss_scale.numpy())]
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    return found
+
+
+@pytest.mark.slow
+def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> None:
+    assert run_ranks(2, _mixed, framework="tf_keras") == [[True, 2.0**14, True, 2.0**14]] * 2
+
+
 def _keras_3() -> list[Any]:
     import keras
     import tensorflow as tf
