@@ -31,6 +31,15 @@ def test_the_sdk_is_found_by_a_package_or_by_a_single_file(tmp_path: Path) -> No
     assert found_sdk([str(tmp_path)]) == str(tmp_path / "poptorch.py")
 
 
+def test_another_copy_of_ours_is_none(tmp_path: Path) -> None:
+    for package in ("popart", "khorovod_ipu"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    assert found_sdk([str(tmp_path)]) == str(tmp_path / "popart" / "__init__.py")
+    (tmp_path / "khorovod_ipu" / "guard.py").touch()
+    assert found_sdk([str(tmp_path)]) == ""
+
+
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name != "khorovod_ipu"])
 def test_every_package_refuses_beside_the_sdk(package: str, tmp_path: Path) -> None:
     sdk = sdk_in(tmp_path / "sdk")

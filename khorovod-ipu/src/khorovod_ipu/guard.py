@@ -19,7 +19,12 @@ SDK_PACKAGES = ("popart", "poptorch", "popdist", "popxl", "popart_core", "poptor
 #: The SDK's wheels, which pip would have put over the same folders.
 SDK_DISTRIBUTIONS = ("popart", "poptorch", "popdist", "popxl")
 
-_OURS = Path(__file__).resolve().parent.parent
+_OURS = Path(__file__).resolve().parent
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder of packages is this one, or another copy of it: installed, and in a checkout as well."""
+    return (folder / _OURS.name / Path(__file__).name).exists()
 
 
 def found_sdk(search: list[str] | None = None) -> str:
@@ -32,7 +37,7 @@ def found_sdk(search: list[str] | None = None) -> str:
         for name in SDK_PACKAGES:
             spec = PathFinder.find_spec(name, [folder])
             # A folder without __init__.py is nobody's package: the tests of a project may be called `popart`.
-            if spec and spec.origin and Path(spec.origin).resolve().parent.parent != _OURS:
+            if spec and spec.origin and not _is_ours(Path(spec.origin).resolve().parent.parent):
                 return spec.origin
     for name in SDK_DISTRIBUTIONS if search is None else ():
         try:

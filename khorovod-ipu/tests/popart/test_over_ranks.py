@@ -88,6 +88,21 @@ def test_ranks_together_are_one_rank_on_the_whole_batch(size: int) -> None:
                 assert (result[case][name] == results[0][case][name]).all(), f"{case}: ranks have different bits"
 
 
+def _train_plain() -> dict[str, Any]:
+    import horovod.popart as hvd
+
+    assert (hvd.local_size(), hvd.cross_size()) == (1, 2)
+    return train("plain", hvd.rank(), hvd.size(), reduce=True)
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one_rank_on_the_whole_batch() -> None:
+    alone = train("plain", 0, 1, reduce=False)
+    for result in run_ranks(2, _train_plain, framework="popart", hosts=(1, 1)):
+        for name, weight in alone.items():
+            np.testing.assert_allclose(result[name], weight, rtol=2e-5, atol=2e-6)
+
+
 def _overlap(path: str) -> None:
     import threading
     import time
