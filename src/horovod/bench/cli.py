@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
+    add("-H", "--hosts", default="", metavar="A:2,B:2", help="where to start them; this host when omitted")
     add("-np", "--np", type=_read(_positive), default=2, help="ranks to start when no launcher did (default 2)")
     add("--json", type=Path, metavar="FILE", help="write the result, the host's facts and the command")
     add("--plot", type=Path, metavar="FILE", help="draw the result as SVG")
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not launched:
         from horovod.bench.jobs import horovodrun, run_job
 
-        command = horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"])
+        command = horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"], args.hosts)
         return show(args, lambda report: run_job(command, report))
     run_rank = importlib.import_module(_RANKS.get(framework, "horovod.bench.framework_rank")).run_rank
     if world.rank != 0:

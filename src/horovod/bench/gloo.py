@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +19,23 @@ from torch._C._distributed_c10d import FileStore
 from horovod.bench.cases import Case
 from horovod.bench.control import Control
 from horovod.bench.inprocess import InProcess
+from horovod.context import world
+from horovod.transports.torch_dist import address_towards
 
 __all__ = ["Gloo", "start_gloo", "stop_gloo"]
 
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+
 
 def start_gloo(control: Control) -> None:
-    """Make Gloo's default process group over the loopback, on every rank.
+    """Make Gloo's default process group, on every rank: over the loopback on one host, else over what joins the hosts.
 
-    The store is a file that only this user can read: no port, and nobody to guess it.
+    On one host the store is a file that only this user can read: no port, and nobody to guess it.
     """
+    hosts = control.gather(world().hostname)
+    if len(set(hosts)) > 1:
+        _start_between_hosts(control, hosts[0])
+        return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     directory = control.broadcast(tempfile.mkdtemp(prefix="horovod-bench-") if control.rank == 0 else "")
     store = FileStore(str(Path(directory) / "store"), control.size)
@@ -32,6 +43,35 @@ def start_gloo(control: Control) -> None:
     control.barrier()
     if control.rank == 0:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start_between_hosts(control: Control, host: str) -> None:
+    """As torch's own programs do it: the store is a port of rank 0's host, for whoever comes."""
+    store = None
+    if control.rank == 0:
+        store = dist.TCPStore(host, 0, control.size, is_master=True, wait_for_workers=False)
+    port = control.broadcast(store.port if store is not None else 0)
+    if store is None:
+        store = dist.TCPStore(host, port, control.size, is_master=False)
+    # Without a name, torch asks what the name of this host stands for, which may be its loopback.
+    os.environ.setdefault(
+        "GLOO_SOCKET_IFNAME", _interface_of(address_towards(f"tcp://{socket.gethostbyname(host)}:{port}"))
+    )
+    dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size)
+    control.barrier()
+
+
+def _interface_of(address: str) -> str:
+    """Return the network interface that has an IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(found) == address:
+                return name
+    raise LookupError(f"no network interface of this host has the address {address}; set GLOO_SOCKET_IFNAME")
 
 
 def stop_gloo(control: Control) -> None:

@@ -15,10 +15,17 @@ from horovod.errors import LaunchError
 __all__ = ["horovodrun", "run_job", "torchrun"]
 
 
-def horovodrun(ranks: int, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``python *argv`` as ``ranks`` ranks under horovodrun, with this interpreter."""
+def horovodrun(ranks: int, argv: Sequence[str], hosts: str = "") -> list[str]:
+    """The command that runs ``python *argv`` as ``ranks`` ranks under horovodrun, with this interpreter.
+
+    Args:
+        ranks: how many.
+        argv: what follows python.
+        hosts: as for ``horovodrun -H``; this host when empty.
+    """
+    where = ["-H", hosts] if hosts else []
     launcher = "import sys; from horovod.launch.cli import main; sys.exit(main())"
-    return [sys.executable, "-c", launcher, "-np", str(ranks), sys.executable, *argv]
+    return [sys.executable, "-c", launcher, "-np", str(ranks), *where, sys.executable, *argv]
 
 
 def torchrun(ranks: int, argv: Sequence[str]) -> list[str]:
