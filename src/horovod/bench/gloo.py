@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from horovod.bench.cases import Case
 from horovod.bench.control import Control
@@ -49,10 +49,10 @@ def _start_between_hosts(control: Control, host: str) -> None:
     """As torch's own programs do it: the store is a port of rank 0's host, for whoever comes."""
     store = None
     if control.rank == 0:
-        store = dist.TCPStore(host, 0, control.size, is_master=True, wait_for_workers=False)
+        store = TCPStore(host, 0, control.size, is_master=True, wait_for_workers=False)
     port = control.broadcast(store.port if store is not None else 0)
     if store is None:
-        store = dist.TCPStore(host, port, control.size, is_master=False)
+        store = TCPStore(host, port, control.size, is_master=False)
     # Without a name, torch asks what the name of this host stands for, which may be its loopback.
     os.environ.setdefault(
         "GLOO_SOCKET_IFNAME", _interface_of(address_towards(f"tcp://{socket.gethostbyname(host)}:{port}"))

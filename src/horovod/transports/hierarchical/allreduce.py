@@ -17,10 +17,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from horovod.splits import part_of
-from horovod.transports.groups import Pending
+from horovod.transports.groups import Bytes, Pending
 from horovod.transports.hierarchical.stage import CHUNK_BYTES
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
+from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import LINE
 
@@ -103,36 +104,66 @@ class _Pipeline:
         self._whole = _is_whole(team, stream)
         self.slots = 1 if self._whole else team.slots
         self._moving: dict[int, Pending] = {}
+        self._partial: dict[int, Buffer] = {}
         self._library = kernels_named(stream.kernels)
 
+    def _own(self, k: int) -> Buffer | None:
+        """Return this rank's data for the slice that it reduces itself, if that can be read where it lies."""
+        stream, (start, _, low, high, _) = self._stream, self._rounds[k]
+        if self._team.me >= self.slots:
+            return None
+        pieces = stream.pieces(start + low, start + high)
+        if len(pieces) != 1 or stream.libraries[pieces[0].segment] is not self._library:
+            return None
+        segment, first, last, _ = pieces[0]
+        return stream.inputs[segment][first:last] if (last - first) * stream.itemsize == high - low else None
+
     def fill(self, k: int) -> None:
-        stream, stage, (start, stop, *_) = self._stream, self._team.stage, self._rounds[k]
-        for segment, low, high, position in stream.pieces(start, stop):
-            library = stream.libraries[segment]
-            place = stage.view(stage.me, k, position, library.name, stream.dtype, high - low)
-            library.copy(place, stream.inputs[segment][low:high])
+        stream, stage, (start, stop, low, high, _) = self._stream, self._team.stage, self._rounds[k]
+        wanted = [(0, stop - start)] if self._own(k) is None else [(0, low), (high, stop - start)]
+        if len(self._team.local) == 1 and len(wanted) == 2:
+            return
+        for first, last in wanted:
+            for segment, begin, end, position in stream.pieces(start + first, start + last):
+                library = stream.libraries[segment]
+                place = stage.view(stage.me, k, first + position, library.name, stream.dtype, end - begin)
+                library.copy(place, stream.inputs[segment][begin:end])
 
     def reduce(self, k: int) -> None:
         team, stream, stage = self._team, self._stream, self._team.stage
         _, _, low, high, parts = self._rounds[k]
         if low == high:
             return
-        count, members = (high - low) // stream.itemsize, len(team.local)
-        at = self._scratch(k, _PARTIAL)
-        if members == 1 and stream.steps.is_plain:
-            partial = stage.raw(stage.me, k, low, high)
+        count, kernels, own = (high - low) // stream.itemsize, stream.kernels, self._own(k)
+        sources = [stage.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
+        if own is not None:
+            sources[stage.me] = own
+        if len(sources) == 1 and stream.steps.is_plain:
+            partial = sources[0]
         else:
-            sources = [stage.view(i, k, low, stream.kernels, stream.dtype, count) for i in range(members)]
-            stream.steps.inside(team.scratch.view(stream.kernels, at, stream.dtype, count), sources)
-            partial = team.scratch.raw(at, at + high - low)
-        group, to = team.owners(), self._scratch(k, _RECEIVED)
+            partial = team.scratch.view(kernels, self._scratch(k, _PARTIAL), stream.dtype, count)
+            stream.steps.inside(partial, sources)
+        self._partial[k] = partial
+        send, to, hosts = self._library.raw(partial), self._scratch(k, _RECEIVED), len(parts)
         if self._whole:
-            received = team.scratch.raw(to, to + len(parts) * (high - low))
-            self._moving[k] = group.gather(partial, received, [high - low] * len(parts))
+            received = team.scratch.raw(to, to + hosts * (high - low))
+            self._moving[k] = team.owners().gather(send, received, [high - low] * hosts)
             return
         mine = parts[team.here][1] - parts[team.here][0]
-        received = team.scratch.raw(to, to + len(parts) * mine)
-        self._moving[k] = group.exchange(partial, [b - a for a, b in parts], received, [mine] * len(parts))
+        if hosts == 2:
+            # What stays here need not be copied.
+            first, last = parts[1 - team.here]
+            received = team.scratch.raw(to, to + mine)
+            self._moving[k] = self._swap(send[first:last], received)
+            return
+        received = team.scratch.raw(to, to + hosts * mine)
+        self._moving[k] = team.owners().exchange(send, [b - a for a, b in parts], received, [mine] * hosts)
+
+    def _swap(self, send: Bytes, received: Bytes) -> Pending:
+        """Exchange with the other one of two hosts."""
+        here = self._team.here
+        sent, taken = [len(send), 0][:: 1 if here else -1], [len(received), 0][:: 1 if here else -1]
+        return self._team.owners().exchange(send, sent, received, taken)
 
     def gather(self, k: int) -> None:
         team, stream, stage = self._team, self._stream, self._team.stage
@@ -140,19 +171,26 @@ class _Pipeline:
         if low == high:
             return
         self._moving.pop(k).wait()
+        partial = self._partial.pop(k)
         first, last = (0, high - low) if self._whole else parts[team.here]
         nbytes, at, to = last - first, self._scratch(k, _RECEIVED), self._scratch(k, _PART)
-        count = nbytes // stream.itemsize
+        count, kernels, dtype = nbytes // stream.itemsize, stream.kernels, stream.dtype
+        is_pair = len(parts) == 2 and not self._whole
         if count:
-            kernels, dtype = stream.kernels, stream.dtype
-            sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
-            target = (
-                stage.view(stage.me, k, low, kernels, dtype, count)
-                if self._whole
-                else team.scratch.view(kernels, to, dtype, count)
-            )
+            if is_pair:
+                sources = [partial[first // stream.itemsize : last // stream.itemsize]]
+                sources.insert(1 - team.here, team.scratch.view(kernels, at, dtype, count))
+            else:
+                sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
+            # Where nothing else is left to do, the result is made in its place.
+            in_place = stage.view(stage.me, k, low + first, kernels, dtype, count) if self._whole or is_pair else None
+            target = team.scratch.view(kernels, to, dtype, count) if in_place is None else in_place
             stream.steps.between(target, sources)
-        if not self._whole:
+        if is_pair:
+            begin, end = parts[1 - team.here]
+            send = stage.raw(stage.me, k, low + first, low + last)
+            self._moving[k] = self._swap(send, stage.raw(stage.me, k, low + begin, low + end))
+        elif not self._whole:
             self._moving[k] = team.owners().gather(
                 team.scratch.raw(to, to + nbytes), stage.raw(stage.me, k, low, high), [b - a for a, b in parts]
             )
