@@ -36,6 +36,8 @@ class PoplarExecutor:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module; received {type(model).__name__}")
+        if not isinstance(options, Options):
+            raise TypeError(f"options must be poptorch.Options; received {type(options).__name__}")
         options._freeze()
         self._user_model, self._options, self._training = model, options, training
         self._optimizer: torch.optim.Optimizer | None = None

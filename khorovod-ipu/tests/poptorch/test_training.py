@@ -227,6 +227,20 @@ def test_an_input_that_cannot_be_divided_names_the_factors() -> None:
         model(*data(7))
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
         poptorch.trainingModel(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"options must be poptorch.Options; received dict"):
+        poptorch.inferenceModel(net, {"replicationFactor": 2})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="setOptimizer takes an optimizer; received str"):
+        poptorch.trainingModel(net, None, "sgd")  # type: ignore[arg-type]
+
+
+def test_an_error_inside_leaves_the_model_as_it_was() -> None:
+    net = Net()
+    model = poptorch.trainingModel(net, options(2), poptorch.optim.SGD(net.parameters(), lr=0.1))
+    net.eval()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.zeros(2, 3).double(), torch.zeros(2, 2).double())
+    assert not net.training and all(p.grad is None for p in net.parameters())
+    model(*data(2 * ROWS))
 
 
 def test_lamb_steps_as_long_as_the_weights_allow() -> None:
