@@ -101,6 +101,33 @@ def test_the_numbers_over_grpc_eagerly_and_in_an_estimator(tmp_path: Path) -> No
     assert outcomes[0].value["w"] == w
 
 
+def _killed(addresses: list[str]) -> str:
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        strategy = _strategy(addresses)
+        rank = strategy.extended._collectives.rank
+        with strategy.scope():
+            total = strategy.reduce("SUM", tf.constant(1.0))
+        with _session(strategy) as session:
+            assert session.run(total) == len(addresses)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(tf.errors.UnavailableError) as caught:
+                session.run(total)
+    return str(caught.value.message)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_named_on_all_others() -> None:
+    addresses = _addresses(3)
+    outcomes = Ranks(3, _killed, (addresses,), init=False, framework="tensorflow").outcomes()
+    assert outcomes[1].exitcode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].exitcode == 0, outcomes[rank].text
+        assert outcomes[rank].value.startswith(f"/job:worker/task:1 at {addresses[1]} was lost")
+
+
 def _alone(addresses: list[str]) -> tuple[str, str]:
     import tensorflow as tf
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +48,7 @@ class RingCollectives:
         self.watch = Watch(cluster, self._abort)
         self._is_eager = ops.executing_eagerly_outside_functions()
         self._launchers: dict[bool, Any] = {}
+        self._running: list[Any] = []
         self._keys = cross_device_utils.CollectiveKeys(group_key_start=next(_groups))
         self._group = self._keys.get_group_key([self.host])
         self._options = collective_util.Options(implementation=collective_util.CommunicationImplementation.RING)
@@ -103,7 +106,24 @@ class RingCollectives:
         except WorkerLostError as error:
             raise tf.errors.UnavailableError(None, None, str(error)) from None
 
+    @contextlib.contextmanager
+    def ends_when_one_is_lost(self, session: Any) -> Iterator[None]:
+        """Close a session that runs while a worker is lost: TensorFlow would wait for it.
+
+        Args:
+            session: runs within the block.
+        """
+        self._running.append(session)
+        try:
+            if self.watch.lost():
+                session.close()
+            yield
+        finally:
+            self._running.remove(session)
+
     def _abort(self, who: str) -> None:
+        for session in list(self._running):
+            session.close()
         if self._is_eager:
             eager_context.context().abort_collective_ops(tf.errors.UNAVAILABLE, who)
 

@@ -45,11 +45,12 @@ def prepare() -> None:
             return plain_run(self, *args, **kwargs)
         workers.wait_for_workers()
         try:
-            return plain_run(self, *args, **kwargs)
-        except _OF_A_LOSS as error:
-            lost = workers.watch.lost(_NOTICE_S)
+            with workers.ends_when_one_is_lost(self):
+                return plain_run(self, *args, **kwargs)
+        except (*_OF_A_LOSS, RuntimeError) as error:
+            lost = workers.watch.lost(_NOTICE_S if isinstance(error, _OF_A_LOSS) else 0.0)
             if not lost:
                 raise
-            raise tf.errors.UnavailableError(error.node_def, error.op, f"{lost}\n{error.message}") from error
+            raise tf.errors.UnavailableError(None, None, f"{lost}\n{error}") from error
 
     base.__init__, base.run = init, run
