@@ -74,7 +74,7 @@ def _groups(
     store = open_store()
     try:
         if listener is None:
-            listener = module.listen(address=_address(topology, store, module.address_towards(store.endpoint)))
+            listener = module.listen(address=_address(topology, store, module.address_towards))
         groups = module.TorchGroups(choice.engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
     except BaseException:
         store.close()
@@ -82,13 +82,28 @@ def _groups(
     return groups
 
 
-def _address(topology: Topology, store: Store, own: str) -> str:
-    """Return the address of this host at which the others reach it; ``own`` is where it speaks with rank 0 from."""
+def _address(topology: Topology, store: Store, towards: Callable[[str], str]) -> str:
+    """Return the address of this host at which the others reach it.
+
+    Gloo wants one family of addresses on all ranks, while each has reached the store at the first that answered:
+    what the second host's first rank has found counts for all.
+
+    Args:
+        topology: the hosts.
+        store: where ranks agree.
+        towards: returns the address of this host from which packets to an endpoint leave.
+    """
+    own = towards(store.endpoint)
     if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
         return own
+    parts = urlsplit(store.endpoint)
+    if topology.rank == topology.hosts[1][0]:
+        store.set(_REACHED, (parts.hostname or "").encode())
+        return own
+    reached = store.get(_REACHED).decode()
     if topology.mine is topology.hosts[0]:
         # Of several addresses of the host of rank 0, one at which another host has reached it.
-        return store.get(_REACHED).decode()
-    if topology.rank == topology.mine[0]:
-        store.set(_REACHED, (urlsplit(store.endpoint).hostname or "").encode())
-    return own
+        return reached
+    if (":" in reached) == (":" in own):
+        return own
+    return towards(f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}")
