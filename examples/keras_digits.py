@@ -23,6 +23,8 @@ import horovod.keras as hvd
 
 LEARNING_RATE = 3e-3
 WARMUP_EPOCHS = 3
+#: After this part of all epochs the learning rate is a tenth.
+DECAY_AFTER = 0.6
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,12 +51,12 @@ def make_model() -> keras.Model:
     return keras.Sequential(
         [
             layers.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
             layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.Conv2D(64, 3, padding="same", activation="relu"),
             layers.MaxPooling2D(2),
             layers.Flatten(),
             layers.Dense(64, activation="relu"),
-            layers.Dropout(0.25),
+            layers.Dropout(0.4),
             layers.Dense(10),
         ]
     )
@@ -81,6 +83,9 @@ def main() -> None:
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # hvd: the same start
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(rate, WARMUP_EPOCHS),
+        hvd.callbacks.LearningRateScheduleCallback(
+            rate, 0.1, start_epoch=max(WARMUP_EPOCHS, int(args.epochs * DECAY_AFTER))
+        ),
     ]
     if args.checkpoint:
         callbacks.append(hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(args.checkpoint)))
