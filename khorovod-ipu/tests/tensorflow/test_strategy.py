@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import Ranks, run_ranks
 
 
 def _graph(on_host: bool) -> dict[str, Any]:
@@ -122,3 +122,30 @@ def test_the_numbers_of_the_sdks_tests_eagerly() -> None:
         assert found["slices"] == [[1, 1], [1, 1]]
         assert found["one"] == 2.0
         assert found["count"] == 3
+
+
+def _killed() -> str:
+    import os
+    import signal
+
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    with tf.Graph().as_default():
+        strategy = IPUHorovodStrategy()
+        with strategy.scope():
+            total = strategy.reduce("SUM", tf.constant(1.0))
+        with tf.compat.v1.Session() as session:
+            assert session.run(total) == 2.0
+            if strategy.extended._collectives.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(tf.errors.UnknownError) as caught:
+                session.run(total)
+    return str(caught.value.message)
+
+
+def test_a_rank_that_dies_is_named_in_the_error_of_a_session() -> None:
+    outcomes = Ranks(2, _killed, framework="tensorflow").outcomes()
+    assert outcomes[0].exitcode == 0, outcomes[0].text
+    assert "PeerLostError: rank 1" in outcomes[0].value

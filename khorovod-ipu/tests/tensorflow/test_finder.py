@@ -1,0 +1,34 @@
+"""The finder answers for one name, behind all others, and loads nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from commands import run
+
+import khorovod_ipu_finder
+from khorovod_ipu_finder import Finder, install
+
+
+def test_it_answers_for_one_name_only() -> None:
+    spec = Finder.find_spec("tensorflow.python.ipu")
+    assert spec is not None and str(spec.origin).endswith("tensorflow_python/ipu/__init__.py")
+    assert Finder.find_spec("tensorflow.python.ipu.config") is None  # the package's own path leads there
+    assert Finder.find_spec("tensorflow.python") is None and Finder.find_spec("ipu") is None
+
+
+def test_it_comes_once_and_behind_whoever_could_have_a_real_one() -> None:
+    install()
+    install()
+    names = [getattr(finder, "NAME", "") for finder in sys.meta_path]
+    assert names.count(khorovod_ipu_finder.NAME) == 1
+
+
+def test_starting_python_loads_nothing_but_the_finder(tmp_path: Path) -> None:
+    code, output = run(
+        ["python", "-c", "import khorovod_ipu_finder, sys; print(sorted(m for m in sys.modules if 'ipu' in m))"],
+        tmp_path,
+    )  # fmt: skip
+    assert code == 0
+    assert "['khorovod_ipu_finder']" in output
