@@ -63,6 +63,7 @@ def _refused() -> str:
     ("env", "text"),
     [
         ({"HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_GLOO_IFACE": "nonesuch0"}, "HOROVOD_GLOO_IFACE=nonesuch0"),
+        ({"HOROVOD_CPU_OPERATIONS": "GLOO", "HOROVOD_GPU_OPERATIONS": "NCCL"}, "NCCL needs a GPU"),
         ({"HOROVOD_CPU_OPERATIONS": "MPI", "HOROVOD_MPI_THREADS_DISABLE": "1"}, "HOROVOD_MPI_THREADS_DISABLE=1"),
     ],
 )

@@ -39,6 +39,14 @@ def test_the_engine(launcher: str, several: bool, environ: dict[str, str], found
     assert _choose(launcher, several, **environ) == found
 
 
+def test_tensors_of_a_gpu_may_have_an_engine_of_their_own() -> None:
+    for environ, engines in (({}, "gloo gloo"), ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, "gloo nccl")):
+        found = choose(load(environ), "horovodrun", True, ALL)
+        assert found is not None
+        assert f"{found.engine} {found.device_engine}" == engines
+        assert ("those of a GPU over nccl" in str(found)) == bool(environ)
+
+
 def test_without_mpi4py_mpirun_gets_gloo() -> None:
     assert _choose("openmpi", there=frozenset({"gloo"})) == "gloo hierarchical"
 

@@ -157,6 +157,9 @@ class Mpi:
         self._control = control
         self._job: MpiJob | None = None
         self._failed = ""
+        if len(set(control.gather(os.uname().nodename))) > 1:
+            self._failed = "MPI is measured on one host only; across hosts, name gloo"
+            return
         if control.rank != 0:
             return
         install, self._failed = find_mpi(flavour, prefix)

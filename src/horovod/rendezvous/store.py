@@ -273,6 +273,8 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the connection; who waits for a value in another thread gets a ConnectionError."""
+        if self._is_closed:
+            return
         self._is_closed = True
         with self._lock:
             terminate(self._context)

@@ -10,7 +10,7 @@ from horovod.config import Config
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
 from horovod.transports.groups import Groups, Store
-from horovod.transports.selection import Choice, choose, installed
+from horovod.transports.selection import choose, installed
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 
@@ -49,36 +49,55 @@ def between_hosts(
 
     if topology.rank == 0:
         logger.info(str(choice))
-    groups = _groups(choice, settings, topology, open_store, watch)
+    opened: list[Store] = []
+
+    def the_store() -> Store:
+        if not opened:
+            opened.append(open_store())
+        return opened[0]
+
+    if choice.device_engine == "nccl":
+        # What is wrong on this host alone is said before others are needed.
+        importlib.import_module("horovod.transports.torch_dist").check_nccl()
+    made: list[Groups] = []
+    try:
+        made.append(_groups(choice.engine, settings, topology, the_store, watch))
+        if choice.device_engine != choice.engine:
+            made.append(_groups(choice.device_engine, settings, topology, the_store, watch))
+    except BaseException:
+        for groups in made:
+            groups.close()
+        for store in opened:
+            store.close()
+        raise
     if shm is None or not choice.is_hierarchical:
-        transport = HierarchicalTransport(topology, groups, watch)
+        transport = HierarchicalTransport(topology, made[0], watch, device_groups=made[-1])
         transport.adopt(shm)
         return transport
     size = shm.control.size
     # In a test, several hosts may be parts of one.
     indices = {rank: rank for rank in range(size)} if size == topology.size else None
-    return HierarchicalTransport(topology, groups, watch, shm, indices)
+    return HierarchicalTransport(topology, made[0], watch, shm, indices, made[-1])
 
 
 def _groups(
-    choice: Choice, settings: Config, topology: Topology, open_store: Callable[[], Store], watch: Watch
-) -> Groups:
+    engine: str, settings: Config, topology: Topology, open_store: Callable[[], Store], watch: Watch
+) -> Groups:  # fmt: skip
     groups: Groups
-    if choice.engine == "mpi":
+    if engine == "mpi":
         module = importlib.import_module("horovod.transports.mpi")
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
     module = importlib.import_module("horovod.transports.torch_dist")
-    # What is wrong on this host alone is said before others are needed.
+    if engine == "nccl":
+        groups = module.TorchGroups(engine, topology.rank, open_store(), watch, settings.gloo_timeout_s)
+        return groups
+    # As above.
     listener = module.listen(settings.gloo_iface) if settings.gloo_iface else None
     store = open_store()
-    try:
-        if listener is None:
-            listener = module.listen(address=_address(topology, store, module.address_towards))
-        groups = module.TorchGroups(choice.engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
-    except BaseException:
-        store.close()
-        raise
+    if listener is None:
+        listener = module.listen(address=_address(topology, store, module.address_towards))
+    groups = module.TorchGroups(engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
     return groups
 
 

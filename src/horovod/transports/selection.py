@@ -27,15 +27,18 @@ class Choice(NamedTuple):
         engine: "gloo", "mpi" or "nccl".
         is_hierarchical: whether shared memory is used inside hosts.
         why: in words.
+        device_engine: for tensors of a device.
     """
 
     engine: str
     is_hierarchical: bool
     why: str
+    device_engine: str
 
     def __str__(self) -> str:
         inside = ", with shared memory inside hosts" if self.is_hierarchical else ""
-        return f"tensors move over {self.engine} ({self.why}){inside}"
+        devices = f"; those of a GPU over {self.device_engine}" if self.device_engine != self.engine else ""
+        return f"tensors move over {self.engine} ({self.why}){inside}{devices}"
 
 
 def installed() -> frozenset[str]:
@@ -59,15 +62,27 @@ def choose(settings: Config, launcher: str, several_hosts: bool, there: frozense
     if not several_hosts:
         if not asked:
             return None
-        return Choice(_checked(asked, there, f"HOROVOD_CPU_OPERATIONS={asked}"), False, "HOROVOD_CPU_OPERATIONS")
-    is_hierarchical = settings.hierarchical_allreduce
+        engine = _checked(asked, there, f"HOROVOD_CPU_OPERATIONS={asked}")
+        return Choice(engine, False, "HOROVOD_CPU_OPERATIONS", _for_devices(engine, settings, there))
+    engine, why = _engine(settings, launcher, there)
+    return Choice(engine, settings.hierarchical_allreduce, why, _for_devices(engine, settings, there))
+
+
+def _for_devices(engine: str, settings: Config, there: frozenset[str]) -> str:
+    asked = settings.gpu_operations
+    return _checked(asked, there, f"HOROVOD_GPU_OPERATIONS={asked}") if asked else engine
+
+
+def _engine(settings: Config, launcher: str, there: frozenset[str]) -> tuple[str, str]:
+    """Return what moves tensors between hosts, and why."""
+    asked = settings.cpu_operations
     for name, engine in (("HOROVOD_CPU_OPERATIONS", asked), ("HOROVOD_CONTROLLER", settings.controller)):
         if engine:
-            return Choice(_checked(engine, there, f"{name}={engine}"), is_hierarchical, name)
+            return _checked(engine, there, f"{name}={engine}"), name
     if launcher in _MPI_LAUNCHERS and "mpi" in there:
-        return Choice("mpi", is_hierarchical, "mpirun started the ranks")
+        return "mpi", "mpirun started the ranks"
     if "gloo" in there:
-        return Choice("gloo", is_hierarchical, "the default")
+        return "gloo", "the default"
     wanted = "pip install 'khorovod[mpi]'" if launcher in _MPI_LAUNCHERS else "pip install torch"
     other = "torch, for Gloo" if launcher in _MPI_LAUNCHERS else "khorovod[mpi], and start the job with mpirun"
     raise InitError(

@@ -19,7 +19,7 @@ from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
 from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
 
-__all__ = ["TorchGroups", "address_towards", "listen"]
+__all__ = ["TorchGroups", "address_towards", "check_nccl", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
@@ -90,9 +90,10 @@ def _is_over(work: Any, slice_s: float) -> bool:
     try:
         work.wait(timedelta(seconds=slice_s))
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        # The time may have run out at the very moment; now it returns at once, or raises what went wrong.
+        work.wait()
     return True
 
 
@@ -196,8 +197,7 @@ class TorchGroups:
         self._makers: list[threading.Thread] = []
         self._listener = listener
         if engine == "nccl":
-            if not (dist.is_nccl_available() and torch.cuda.is_available()):
-                raise InitError("HOROVOD_GPU_OPERATIONS=NCCL needs a GPU, and a torch that is built with NCCL")
+            check_nccl()
             self._device = device or torch.device("cuda", torch.cuda.current_device())
 
     def group(self, ranks: Sequence[int]) -> Group:
@@ -256,6 +256,16 @@ class TorchGroups:
         for group in self._groups.values():
             group.abort()
         self._groups.clear()
+
+
+def check_nccl() -> None:
+    """Say so if NCCL cannot be had here.
+
+    Raises:
+        InitError: there is no GPU, or torch has been built without NCCL.
+    """
+    if not (dist.is_nccl_available() and torch.cuda.is_available()):
+        raise InitError("HOROVOD_GPU_OPERATIONS=NCCL needs a GPU, and a torch that is built with NCCL")
 
 
 def listen(interface: str = "", address: str = _LOOPBACK) -> Any:

@@ -40,6 +40,7 @@ class HierarchicalTransport:
         watch: asked while waiting.
         shm: of this rank's host, used for nothing before; None where each rank is for itself.
         indices: the ranks of this host as ``shm`` numbers them.
+        device_groups: the engine for tensors of a device; None for the same.
 
     Raises:
         InitError: the arena has no room.
@@ -52,14 +53,16 @@ class HierarchicalTransport:
         watch: Watch,
         shm: ShmTransport | None = None,
         indices: dict[int, int] | None = None,
+        device_groups: Groups | None = None,
     ) -> None:
         self.name = groups.name if shm is None else f"{shm.name} and {groups.name}"
         self._topology = topology if shm is not None else topology.flat()
         self._groups, self._watch, self._shm = groups, watch, shm
+        self._device_groups = groups if device_groups is None else device_groups
         self._indices = indices or {rank: index for index, rank in enumerate(self._topology.mine)}
         self._is_awaited = False
         self._adopted: ShmTransport | None = None
-        self._teams: dict[tuple[int, ...], Team] = {}
+        self._teams: dict[tuple[tuple[int, ...], Groups], Team] = {}
         self._scratch = Memory(None, 0, SCRATCH_BYTES)
         self._last: tuple[Sequence[int], int] = ((), 0)
         self._results = ResultPool() if shm is None else shm.results
@@ -148,7 +151,8 @@ class HierarchicalTransport:
     def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], library: Kernels) -> None:
         entry, work = batch[0]
         response = entry.response
-        team = self._team(response.members)
+        is_on_host = not response.requests or response.requests[0].device == "cpu"
+        team = self._team(response.members, self._groups if is_on_host else self._device_groups)
         stage = team.stage
         self._last = stage.begin(sequence, self._last)
         kind, request = response.kind, response.requests[0] if response.requests else None
@@ -168,8 +172,8 @@ class HierarchicalTransport:
         # Of a barrier, the log entry itself proves that everybody has come.
         stage.end()
 
-    def _team(self, members: tuple[int, ...]) -> Team:
-        team = self._teams.get(members)
+    def _team(self, members: tuple[int, ...], groups: Groups) -> Team:
+        team = self._teams.get((members, groups))
         if team is None:
             rank, shm = self._topology.rank, self._shm
             hosts = self._topology.hosts_of(members)
@@ -177,7 +181,8 @@ class HierarchicalTransport:
             memories = [self._memories[one] for one in local]
             indices = [self._indices[one] for one in local]
             stage = Stage(memories, local.index(rank), indices, None if shm is None else shm.flags)
-            team = self._teams[members] = Team(rank, hosts, stage, self._scratch, self._groups, self._watch)
+            team = Team(rank, hosts, stage, self._scratch, groups, self._watch)
+            self._teams[members, groups] = team
         return team
 
     def settled(self, members: Sequence[int], fence: int) -> bool:
@@ -198,6 +203,8 @@ class HierarchicalTransport:
     def close(self) -> None:
         """End the engine between hosts, and release what this process holds."""
         self._groups.close()
+        if self._device_groups is not self._groups:
+            self._device_groups.close()
         if self._adopted is not None:
             self._adopted.close()
         self._teams.clear()
