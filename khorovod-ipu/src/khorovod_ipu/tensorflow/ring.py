@@ -53,6 +53,7 @@ class RingCollectives:
         self._group = self._keys.get_group_key([self.host])
         self._options = collective_util.Options(implementation=collective_util.CommunicationImplementation.RING)
         fail_fast()
+        servers.note_leader(cluster)
         has_server = check_port(cluster)
         if self._is_eager and not has_server:
             self._start_server()

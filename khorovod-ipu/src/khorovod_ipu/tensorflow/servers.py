@@ -10,10 +10,12 @@ from tensorflow.python.training import server_lib
 
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError
 
-__all__ = ["note", "prepare", "target_of"]
+__all__ = ["note", "note_leader", "prepare", "target_of"]
 
 #: Servers cannot be stopped: one per address and process. None stands for one that eager execution has started.
 _servers: dict[str, Any] = {}
+#: Who leads the collectives of a server, which has to know it when it starts.
+_leaders: dict[str, str] = {}
 
 
 class _Running:
@@ -37,6 +39,15 @@ def note(address: str) -> None:
         address: host and port.
     """
     _servers[address] = None
+
+
+def note_leader(cluster: Cluster) -> None:
+    """Remember who leads the collectives of this worker's server.
+
+    Args:
+        cluster: the workers.
+    """
+    _leaders[cluster.addresses[cluster.rank]] = cluster.device(0)
 
 
 def target_of(cluster: Cluster, session_config: Any) -> str:
@@ -78,6 +89,11 @@ def prepare() -> None:
         if wanted in _servers and _servers[wanted] is None:
             self._server = _Running(wanted)
             return
+        if wanted in _leaders and len(args) < 4:
+            config = tf.compat.v1.ConfigProto()
+            config.CopyFrom(kwargs.get("config") or config)
+            config.experimental.collective_group_leader = _leaders[wanted]
+            kwargs["config"] = config
         plain(self, server_or_cluster_def, *args, **kwargs)
 
     init._khorovod = True  # type: ignore[attr-defined]
