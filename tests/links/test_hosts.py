@@ -30,3 +30,89 @@ def _orders(count: int) -> None:
 @pytest.mark.parametrize("hosts", SHAPES, ids=lambda hosts: "+".join(map(str, hosts)))
 def test_named_operations_in_another_order_on_every_rank(hosts: tuple[int, ...]) -> None:
     run_ranks(4, _orders, 12, hosts=hosts)
+
+
+def _mismatch() -> str:
+    import horovod.numpy as hvd
+
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(np.ones(3 + (hvd.rank() == 2)), name="x")
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="afterwards").tolist() == [4.0, 4.0]
+    return str(caught.value)
+
+
+def test_a_mismatch_names_the_lines_of_all_ranks_on_every_rank() -> None:
+    texts = run_ranks(4, _mismatch, hosts=(2, 2))
+    assert len(set(texts)) == 1
+    assert all(f"rank {rank}: [{3 + (rank == 2)}]" in texts[0] for rank in range(4))
+    assert texts[0].count("test_hosts.py:") == 4
+
+
+def _sets_and_joins() -> list[float]:
+    import horovod.numpy as hvd
+
+    rank = hvd.rank()
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3], [0, 3], [1, 2, 3])]
+    found = []
+    for _ in range(3):
+        for one in sets:
+            if one.included():
+                found.append(float(hvd.allreduce(np.full(2, float(rank)), op=hvd.Sum, process_set=one)[0]))
+    hvd.remove_process_set(sets[2])
+    # Each rank has more to do than the one before it.
+    for step in range(rank + 1):
+        found.append(float(hvd.allreduce(np.ones(2), op=hvd.Sum, name=f"step {step}")[0]))
+    assert hvd.join() == 3
+    return found
+
+
+@pytest.mark.parametrize("hosts", [(2, 2), (1, 1, 2)], ids=["2+2", "1+1+2"])
+def test_process_sets_within_and_across_hosts_and_uneven_ends(hosts: tuple[int, ...]) -> None:
+    steps = [4.0, 3.0, 2.0, 1.0]
+    assert run_ranks(4, _sets_and_joins, hosts=hosts) == [
+        [1.0, 3.0] * 3 + steps[:1],
+        [1.0, 6.0] * 3 + steps[:2],
+        [5.0, 6.0] * 3 + steps[:3],
+        [5.0, 3.0, 6.0] * 3 + steps,
+    ]
+
+
+def _again() -> list[tuple[int, int, int, int, int]]:
+    import horovod.numpy as hvd
+
+    places = []
+    for _ in range(3):
+        hvd.init()
+        hvd.allreduce(np.ones(1), name="x")
+        places.append((hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()))
+        hvd.shutdown()
+    return places
+
+
+def test_init_again_after_shutdown() -> None:
+    assert run_ranks(4, _again, hosts=(3, 1), init=False) == [
+        [place] * 3 for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]
+    ]
+
+
+def _opposite() -> str:
+    import horovod.numpy as hvd
+
+    others = {1: "first", 2: "second"}
+    if hvd.rank() in others:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.allreduce(np.ones(1), name=others[hvd.rank()])
+        return str(caught.value)
+    handles = [hvd.allreduce_async(np.ones(1), name=name) for name in others.values()]
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.synchronize(handles[hvd.rank() == 3])
+    return str(caught.value)
+
+
+def test_a_deadlock_between_hosts_is_proven_with_stacks_of_both() -> None:
+    env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "1"}
+    texts = run_ranks(4, _opposite, env=env, hosts=(2, 2))
+    for text in texts:
+        assert "rank 1 " in text, text
+        assert "rank 2 " in text
+        assert text.count("its main thread:") >= 2
