@@ -6,10 +6,13 @@ with a limit; the start of MPI has none. Nothing is pickled.
 
 from __future__ import annotations
 
+import importlib
+import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +22,7 @@ from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import machine_name
 from horovod.rendezvous.offers import Answer, Come, Refusal, Roster, pack, unpack
 from horovod.rendezvous.probes import Patience
-from horovod.world import World
+from horovod.world import World, process_status
 
 __all__ = ["exchange", "introduce"]
 
@@ -142,13 +145,16 @@ def _host(comm: Any, come: Come, patience: Patience) -> Roster:
 def _communicator(world: World) -> Any:
     """A communicator of our own with the ranks of the job; None where MPI knows of no other rank."""
     try:
-        from mpi4py import MPI
+        MPI = _load()  # noqa: N806 - as everybody calls it
     except Exception as error:  # ImportError, or RuntimeError where there is no MPI library
         if not world.is_spread:
             return None
+        ours = f"{world.size} ranks, {world.local_size} of them on this host, were started by {world.launcher}"
+        if isinstance(error, ImportError):
+            raise InitError(f"{ours}: to find each other they need mpi4py; pip install mpi4py ({error})") from error
         raise InitError(
-            f"{world.size} ranks, {world.local_size} of them on this host, were started by {world.launcher}: to find "
-            f"each other they need mpi4py, built with the same MPI (pip install mpi4py): {error}"
+            f"{ours}: to find each other they need mpi4py, which finds no MPI library; add the folder of libmpi.so to "
+            f"LD_LIBRARY_PATH, or set MPI4PY_LIBMPI ({str(error).splitlines()[0]})"
         ) from error
     members = world.meeting.members or tuple(range(world.size))
     size = MPI.COMM_WORLD.Get_size()
@@ -163,6 +169,35 @@ def _communicator(world: World) -> Any:
         group = MPI.COMM_WORLD.Get_group().Incl(list(members))
         _communicators[members] = MPI.COMM_WORLD.Create_group(group, _TAG)
     return _communicators[members]
+
+
+def _load() -> Any:
+    """mpi4py, with the library of the MPI that has started this process where it finds none by itself."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except RuntimeError:
+        library = _library_of_launcher()
+        if not library:
+            raise
+        os.environ["MPI4PY_LIBMPI"] = library
+        try:
+            return importlib.import_module("mpi4py.MPI")
+        finally:
+            del os.environ["MPI4PY_LIBMPI"]
+
+
+def _library_of_launcher() -> str:
+    """Path of libmpi beside the program that is the parent of the ranks of this host; empty when there is none."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            folder = Path(os.readlink(f"/proc/{pid}/exe")).parent.parent / "lib"  # noqa: PTH115 - may be deleted
+            pid = int(process_status(Path("/proc"), pid)[1])
+        except (OSError, ValueError, IndexError):
+            break
+        for path in sorted(folder.glob("libmpi.so.[0-9]*")):
+            return str(path)
+    return ""
 
 
 def _library() -> str:
