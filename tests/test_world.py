@@ -13,7 +13,8 @@ import pytest
 from commands import run
 
 from horovod.errors import InitError
-from horovod.world import World, detect, part_of
+from horovod.launchers import slurm_hosts
+from horovod.world import Meeting, World, detect, part_of
 
 ALONE = World(0, 1, 0, 1, 0, 1, os.uname().nodename, "none", "", b"")
 GIVEN = {"HOROVOD_JOB_ID": "j", "HOROVOD_SECRET_KEY": "00ff"}
@@ -37,6 +38,16 @@ MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 CRAY = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
 JSRUN = {f"JSM_NAMESPACE_{k}": v for k, v in (("RANK", "3"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "t"}
+PALS = {
+    "PALS_RANKID": "3",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_NODEID": "1",
+    "PALS_APID": "ab-cd",
+    "PALS_DEPTH": "1",
+    **CRAY,
+}
+ALPS = {"ALPS_APP_PE": "3", "ALPS_APP_DEPTH": "1", "ALPS_APP_ID": "77"}
+ALPS_BY_HAND = {**ALPS, "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2"}
 SLURM = {
     "SLURM_PROCID": "3",
     "SLURM_STEP_NUM_TASKS": "4",
@@ -68,7 +79,16 @@ def table(tmp_path: Path) -> ProcessTable:
     processes = ProcessTable(tmp_path)
     processes.add(10, 1, {"HOME": "/"})
     for pid, parent, rank in ((20, 10, 0), (30, 10, 1), (21, 30, 1)):
-        every = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "HOROVOD_RANK"}
+        every = {
+            "PALS_RANKID",
+            "ALPS_APP_PE",
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_RANK",
+            "RANK",
+            "SLURM_PROCID",
+            "JSM_NAMESPACE_RANK",
+            "HOROVOD_RANK",
+        }
         processes.add(pid, parent, dict.fromkeys(every, str(rank)))
     return processes
 
@@ -83,11 +103,14 @@ def test_no_launcher_is_one_rank() -> None:
         ("openmpi", OPENMPI),
         ("mpich", MPICH),
         ("mpich", CRAY),
+        ("pals", PALS),
+        ("alps", ALPS_BY_HAND),
+        ("alps", {**ALPS, **CRAY}),
         ("jsrun", JSRUN),
         ("torchrun", TORCHRUN),
         ("slurm", SLURM),
     ],
-    ids=["openmpi", "mpich", "cray", "jsrun", "torchrun", "slurm"],
+    ids=["openmpi", "mpich", "cray", "pals", "aprun by hand", "aprun with PMI", "jsrun", "torchrun", "slurm"],
 )
 def test_launchers_are_read(name: str, environ: dict[str, str], table: ProcessTable) -> None:
     found = detect(environ, proc=table.root, pid=20)
@@ -158,6 +181,9 @@ def test_one_rank_needs_no_key(tmp_path: Path) -> None:
         ({k: v for k, v in HOROVODRUN.items() if k != "HOROVOD_LOCAL_SIZE"}, r"HOROVOD_LOCAL_SIZE is not"),
         ({k: v for k, v in HOROVODRUN.items() if k != "HOROVOD_CROSS_RANK"}, r"HOROVOD_CROSS_RANK is not"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"SLURM_STEP_TASKS_PER_NODE='many'"),
+        ({**SLURM, "SLURM_LOCALID": "2"}, r"SLURM_LOCALID='2'"),
+        ({**HOROVODRUN, "HOROVOD_MEETING": "10.0.0.1:5"}, r"HOROVOD_MEETING must be tcp://.*received '10.0.0.1:5'"),
+        ({**ALPS_BY_HAND, "HOROVOD_LOCAL_SIZE": "none"}, r"HOROVOD_LOCAL_SIZE must be a whole number"),
     ],
 )
 def test_contradictions_are_errors(environ: dict[str, str], said: str) -> None:
@@ -174,6 +200,72 @@ def test_what_is_no_launcher_is_not_taken_for_one(environ: dict[str, str]) -> No
 
 def test_the_key_is_never_shown() -> None:
     assert "ff" not in repr(detect(HOROVODRUN)).replace("HOROVOD", "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (HOROVODRUN, Meeting("", (), "", True)),
+        (
+            {**HOROVODRUN, "HOROVOD_MEETING": "tcp://10.0.0.1:5, tcp://[fd00::1]:5"},
+            Meeting("addresses", ("tcp://10.0.0.1:5", "tcp://[fd00::1]:5"), "", True),
+        ),
+        (OPENMPI, Meeting("mpi")),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Meeting("mpi", is_place_known=False)),
+        (ALPS_BY_HAND, Meeting("mpi")),
+        (TORCHRUN, Meeting("", (), "torchrun/t/")),
+        (
+            {**TORCHRUN, "MASTER_ADDR": "node1", "MASTER_PORT": "29500", **GIVEN},
+            Meeting("hosts", ("node1",), "torchrun/t/29500", True),
+        ),
+        ({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]", **GIVEN}, Meeting("hosts", ("n1", "n2"), "slurm/9/", True)),
+    ],
+    ids=["none", "horovodrun", "mpirun", "no local rank", "aprun", "torchrun alone", "torchrun", "srun"],
+)
+def test_how_ranks_of_several_hosts_find_each_other(
+    environ: dict[str, str], expected: Meeting, table: ProcessTable
+) -> None:
+    assert detect(environ, proc=table.root, pid=20).meeting == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes"),
+    [
+        ("a", "a"),
+        ("a,b", "a b"),
+        ("n[1-3]", "n1 n2 n3"),
+        ("n[08-10,12]-ib,login", "n08-ib n09-ib n10-ib n12-ib login"),
+        ("r[1-2]n[0-1]", "r1n0 r1n1 r2n0 r2n1"),
+        ("", ""),
+    ],
+)
+def test_the_nodes_of_a_step(spec: str, nodes: str) -> None:
+    assert slurm_hosts({"SLURM_STEP_NODELIST": spec}) == tuple(nodes.split())
+
+
+def test_tasks_of_srun_on_uneven_nodes_have_their_cross_ranks(table: ProcessTable) -> None:
+    uneven = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,1,3", "SLURM_STEP_NUM_TASKS": "6"}
+    for rank, node, local, cross in ((0, 0, 0, (0, 3)), (1, 0, 1, (0, 2)), (4, 2, 1, (1, 2)), (5, 2, 2, (0, 1))):
+        place = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+        found = detect({**uneven, **place}, proc=table.root, pid=20)
+        assert (found.local_rank, found.cross_rank, found.cross_size) == (local, *cross)
+
+
+def test_aprun_with_the_last_node_half_full(table: ProcessTable) -> None:
+    found = detect(
+        {**ALPS, "ALPS_APP_PE": "6", "HOROVOD_SIZE": "7", "HOROVOD_LOCAL_SIZE": "3"}, proc=table.root, pid=20
+    )
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (6, 7, 0, 1)
+
+
+def test_a_login_node_where_nothing_may_run_is_an_error(tmp_path: Path, table: ProcessTable) -> None:
+    (tmp_path / "aprun").write_text("#!/bin/sh\n")
+    (tmp_path / "aprun").chmod(0o755)
+    path = {"PATH": f"/bin:{tmp_path}"}
+    with pytest.raises(InitError, match=r"login node.*nothing may run.*aprun -n 8 -N 4 python train.py"):
+        detect(path)
+    assert detect({**path, **ALPS_BY_HAND}, proc=table.root, pid=20).launcher == "alps"
+    assert detect({**path, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}).size == 1
 
 
 SHOW = """

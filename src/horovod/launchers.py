@@ -10,13 +10,13 @@ Variables"; srun(1) of Slurm, "OUTPUT ENVIRONMENT VARIABLES".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.config import RANK_VARIABLES
 from horovod.errors import InitError
 
-__all__ = ["LAUNCHERS", "Launcher", "slurm_counts", "slurm_hosts"]
+__all__ = ["LAUNCHERS", "Launcher", "aprun_size", "slurm_counts", "slurm_hosts"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,20 @@ LAUNCHERS: tuple[Launcher, ...] = (
         meeting="hosts",
     ),
 )
+
+
+def aprun_size(command: Sequence[str]) -> int:
+    """Return the number of processes that a command line of aprun asks for; 0 when it is none.
+
+    On a Cray aprun runs on another node than the ranks; where something stands in for it, it may be their parent.
+    """
+    names = [word.rpartition("/")[2] for word in command]
+    words = command[names.index("aprun") + 1 :] if "aprun" in names else ()
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        found = re.fullmatch(r"(?:-n|--pes=)(\d+)", flag) or re.fullmatch(r"(?:-n|--pes) (\d+)", f"{flag} {value}")
+        if found:
+            return int(found[1])
+    return 0
 
 
 def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
-from horovod.launchers import LAUNCHERS, Launcher, slurm_counts, slurm_hosts
+from horovod.launchers import LAUNCHERS, Launcher, aprun_size, slurm_counts, slurm_hosts
 from horovod.phrases import printable
 
 __all__ = ["EXITS_VARIABLE", "LOGIN_NODE", "Meeting", "World", "detect", "exits_path", "part_of", "process_status"]
@@ -26,10 +26,10 @@ EXITS_VARIABLE = "_HOROVOD_EXITS"
 """Where horovodrun's keeper lends its table of exits; not a setting."""
 LOGIN_NODE = (
     "this is a login node of a Cray (aprun is in PATH, and has not started this process), where nothing may run; start "
-    "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py. One process may run here "
-    "all the same with HOROVOD_RANK=0 HOROVOD_SIZE=1"
+    "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"
 )
 """What to say where ranks may not run."""
+_COUNTED = "the number of processes"
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
 
 
@@ -118,9 +118,10 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
     launcher = next((row for row in LAUNCHERS if _is_present(row, environ)), None)
     if launcher is None:
         if shutil.which("aprun", path=environ.get("PATH", os.defpath)):
-            raise InitError(LOGIN_NODE)
+            raise InitError(f"{LOGIN_NODE}. One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1")
         return World(0, 1, 0, 1, 0, 1, hostname, "none", "", b"")
-    rank, size = _rank_and_size(launcher, environ)
+    pid = os.getpid() if pid is None else pid
+    rank, size = _rank_and_size(launcher, environ, proc, pid)
     local_rank, local_size, is_place_known = _local(launcher, rank, size, environ)
     cross_rank, cross_size = rank // local_size, -(-size // local_size)
     if launcher.name == "horovodrun" and any(RANK_VARIABLES[name] in environ for name in ("cross_rank", "cross_size")):
@@ -129,7 +130,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         _, node, counts = slurm_counts(size, environ)
         cross = [i for i, count in enumerate(counts) if count > local_rank]
         cross_rank, cross_size = cross.index(node), len(cross)
-    job, key = _identity(launcher, size, environ, proc, os.getpid() if pid is None else pid)
+    job, key = _identity(launcher, size, environ, proc, pid)
     meeting = _meeting(launcher, environ, is_place_known)
     return World(
         rank, size, local_rank, local_size, cross_rank, cross_size, hostname, launcher.name, job, key, meeting
@@ -216,21 +217,30 @@ def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[i
     return rank, size
 
 
-def _rank_and_size(launcher: Launcher, environ: Mapping[str, str]) -> tuple[int, int]:
+def _rank_and_size(launcher: Launcher, environ: Mapping[str, str], proc: Path, pid: int) -> tuple[int, int]:
     """Rank and size; where the launcher tells no size, what is given by hand, or what MPI says."""
     if launcher.by_hand is None or launcher.size in environ:
         return _pair(launcher.rank, launcher.size, environ)
     by_hand = launcher.by_hand[0]
     if by_hand in environ:
         return _pair(launcher.rank, by_hand, environ)
-    size = _size_by_mpi()
+    size = _size_by_aprun(launcher, proc, pid) or _size_by_mpi()
     if size > 1 or environ[launcher.rank] == "0":
-        return _pair(launcher.rank, "the size of MPI_COMM_WORLD", {**environ, "the size of MPI_COMM_WORLD": str(size)})
+        return _pair(launcher.rank, _COUNTED, {**environ, _COUNTED: str(size)})
     raise InitError(
         f"{launcher.rank}={environ[launcher.rank]} says which rank this is, but neither {launcher.size} nor MPI how "
         f"many there are; install mpi4py, built with the MPI of this machine, or give every rank {by_hand} and "
         f"{launcher.by_hand[1]} (as with: aprun -n 8 -N 4 -e {by_hand}=8 -e {launcher.by_hand[1]}=4)"
     )
+
+
+def _size_by_aprun(launcher: Launcher, proc: Path, pid: int) -> int:
+    try:
+        daemon, _ = _daemon(launcher.rank, proc, pid)
+        words = (proc / str(daemon) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, ValueError, IndexError):
+        return 0
+    return aprun_size(words)
 
 
 def _size_by_mpi() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from horovod.launch.report import exit_code, report
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from horovod.phrases import show_any_text
+from horovod.world import LOGIN_NODE
 
 __all__ = ["main"]
 
@@ -74,6 +76,8 @@ def _assemble(options: Options) -> Assembly:
         raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
     if not options.command:
         raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
+    if shutil.which("aprun") and options.controller != "jsrun":
+        raise LaunchError(LOGIN_NODE)
     where = places(options.hosts, options.hostfile, options.num_proc)
     cores = usable_cores()
     if options.num_proc > _MOST_PER_CORE * cores and not (options.oversubscribe or options.hosts or options.hostfile):

@@ -63,4 +63,10 @@ def _find(controller: str, environ: Mapping[str, str]) -> Launcher:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{program} --version does not run: {error}") from error
-    return recognize(program, said.stdout + said.stderr)
+    found = recognize(program, said.stdout + said.stderr)
+    if found.kind == "cray" and "PBS_JOBID" not in environ:
+        raise LaunchError(
+            f"{program} is that of Cray's PALS, and this is no job of PBS but a login node, where nothing may run; "
+            f"submit it with qsub"
+        )
+    return found
