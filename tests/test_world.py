@@ -160,6 +160,11 @@ def test_unreadable_daemon_needs_a_key_by_hand(tmp_path: Path) -> None:
     assert (found.job, found.key) == ("j", b"\x00\xff")
 
 
+def test_a_step_of_slurm_is_known_by_its_number_where_the_key_is_given(tmp_path: Path) -> None:
+    found = detect({**SLURM, "SLURM_STEP_ID": "3", **GIVEN}, proc=tmp_path, pid=20)
+    assert (found.job, found.key) == ("slurm-9-3", b"\x00\xff")
+
+
 def test_one_rank_needs_no_key(tmp_path: Path) -> None:
     environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect(environ, proc=tmp_path, pid=20) == replace(ALONE, launcher="openmpi")

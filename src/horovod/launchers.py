@@ -32,6 +32,7 @@ class Launcher:
         job: variables that tell two jobs of one daemon apart.
         meeting: how ranks of several hosts find each other, as ``world.Meeting.kind``.
         by_hand: variables for size and local size, for a launcher that does not tell them.
+        is_job_unique: whether what ``job`` says is the same for no other job of this user's.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Launcher:
     job: tuple[str, ...] = ()
     meeting: str = "mpi"
     by_hand: tuple[str, str] | None = None
+    is_job_unique: bool = False
 
 
 LAUNCHERS: tuple[Launcher, ...] = (
@@ -114,6 +116,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         sign=("SLURM_STEP_NUM_TASKS",),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         meeting="hosts",
+        is_job_unique=True,
     ),
 )
 

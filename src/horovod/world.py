@@ -304,9 +304,11 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
     own = launcher.name == "horovodrun"
     if size == 1 or (own and job and key):
         return (job if own else ""), key
+    named = [environ[name] for name in launcher.job if name in environ]
+    if key and launcher.is_job_unique and len(named) == len(launcher.job):
+        return "-".join([launcher.name, *named]), key
     try:
         daemon, started = _daemon(launcher.rank, proc, pid)
-        named = [environ[name] for name in launcher.job if name in environ]
         job = "-".join([launcher.name, str(daemon), started, *named])
         if not key:
             auxv = (proc / str(daemon) / "auxv").read_bytes()

@@ -21,7 +21,7 @@ def _closes(is_reused: bool) -> None:
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == VICTIM:
         peers: Any = context.engine().peers
-        for fd in peers._fds:
+        for fd in peers.fds.values():
             os.close(fd)
             if is_reused:  # a plain file is always ready to be read
                 os.dup2(os.open("/dev/null", os.O_RDONLY), fd)

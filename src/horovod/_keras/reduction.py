@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from horovod.splits import split_evenly
 __all__ = ["Reduction"]
 
 _comm = Collectives(NumpyAdapter())
-_numbers = itertools.count(1)
+#: How many optimizers have trained first since an init(); a rank may have more inits behind it than another one.
+_numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 _SAME_NUMBER = (
     "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
@@ -61,9 +63,12 @@ class Reduction:
     def name(self) -> str:
         """What its operations are called; numbered when it is first needed, since only trained ones count."""
         if not self._name:
-            number = next(_numbers)
+            engine = context.engine()
+            number = next(_numbers.setdefault(engine, itertools.count(1)))
+            meeting = engine.link.generation.number
             # With no sign that TensorFlow would not take in the name of a node.
-            self._name = "DistributedOptimizer" if number == 1 else f"DistributedOptimizer.{number}"
+            self._name = "DistributedOptimizer" + (f".{number}" if number > 1 else "")
+            self._name += f".after_{meeting - 1}_shutdowns" if meeting > 1 else ""
         return self._name
 
     # -- local variables -----------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from horovod.bench.cases import Case
 from horovod.bench.control import Control
 from horovod.bench.inprocess import InProcess
-from horovod.context import world
 from horovod.transports.torch_dist import address_towards
+from horovod.world import detect
 
 __all__ = ["Gloo", "start_gloo", "stop_gloo"]
 
@@ -32,7 +32,7 @@ def start_gloo(control: Control) -> None:
 
     On one host the store is a file that only this user can read: no port, and nobody to guess it.
     """
-    hosts = control.gather(world().hostname)
+    hosts = control.gather(detect().hostname)
     if len(set(hosts)) > 1:
         _start_between_hosts(control, hosts[0])
         return

@@ -126,11 +126,11 @@ def _has_dumps(folder: Path) -> bool:
 def _run(options: Options, assembly: Assembly) -> int:
     plan = assembly.plan
     hosts = list(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
-    if options.far and not plan.counts:
+    is_mpi = not plan.ranks[0]
+    if options.far and not plan.counts and not is_mpi:
         _say(f"on one host without effect: {', '.join(options.far)}")
     for note in plan.notes:
         _say(note)
-    is_mpi = not plan.ranks[0]
     if options.verbose and is_mpi:
         _say(f"running {shlex.join(plan.command)}")
     elif options.verbose:

@@ -71,6 +71,7 @@ def command_line(
     mpi_args: Sequence[str] = (),
     binding_args: Sequence[str] = (),
     tcp: bool = False,
+    is_root: bool = False,
 ) -> list[str]:
     """The command that starts the ranks.
 
@@ -84,6 +85,7 @@ def command_line(
         mpi_args: more flags.
         binding_args: flags that say where ranks run, instead of ours.
         tcp: whether InfiniBand is not to be used.
+        is_root: whether the superuser starts them, as is usual in containers; Open MPI wants to be told.
 
     Returns:
         Program and arguments.
@@ -91,7 +93,8 @@ def command_line(
     words = {"openmpi": _open_mpi, "spectrum": _open_mpi, "mpich": _hydra, "intel": _hydra, "cray": _pals}.get(
         launcher.kind, _jsrun
     )(launcher, num_proc, hosts, variables, access, tuple(binding_args), tcp)
-    return [launcher.program, *words, *mpi_args, *command]
+    root = ["--allow-run-as-root"] if is_root and launcher.kind in ("openmpi", "spectrum") else []
+    return [launcher.program, *root, *words, *mpi_args, *command]
 
 
 _Words = list[str]

@@ -41,7 +41,7 @@ def mpi_plan(request: LaunchRequest, options: Options, hosts: Sequence[Host], ac
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
-        mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp,
+        mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp, is_root=os.geteuid() == 0,
     )  # fmt: skip
     return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=())
 

@@ -1,0 +1,99 @@
+"""Ranks that others than horovodrun have started on several hosts meet, and hear of a host that is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from namespaces import Cluster
+
+pytestmark = pytest.mark.slow
+
+WHO = """
+import os, numpy as np, horovod.numpy as hvd
+hvd.init()
+total = hvd.allreduce(np.ones(3) * hvd.rank(), op=hvd.Sum).tolist()
+place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print(f"{place} {os.uname().nodename} {total}\\n", end="", flush=True)
+hvd.shutdown()
+"""
+LOOP = """
+import numpy as np, horovod.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(3), name="first")
+if hvd.rank() == 0:
+    print("under way", flush=True)
+try:
+    while True:
+        hvd.allreduce(np.ones(3), name="x")
+except hvd.HorovodInternalError as error:
+    print(f"{hvd.rank()}: {error}", flush=True)
+"""
+KEY = {"HOROVOD_SECRET_KEY": "ab" * 32, "OMP_NUM_THREADS": "1"}
+EXPECTED = [f"({rank}, 4, {rank % 2}, 2, {rank // 2}, 2) {'ab'[rank // 2]} [6.0, 6.0, 6.0]" for rank in range(4)]
+TIMEOUT_S = 120.0
+
+
+def start(cluster: Cluster, host: str, words: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cluster.machines[host].command(*words),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def slurm(rank: int) -> dict[str, str]:
+    """What srun gives to a task of four on the hosts a and b."""
+    said = {
+        "PROCID": rank, "STEP_NUM_TASKS": 4, "STEP_TASKS_PER_NODE": "2(x2)", "NODEID": rank // 2, "LOCALID": rank % 2,
+        "JOB_ID": os.getpid(), "STEP_ID": 0, "STEP_NODELIST": "a,b",
+    }  # fmt: skip
+    return {**KEY, **{f"SLURM_{name}": str(value) for name, value in said.items()}}
+
+
+def tasks(cluster: Cluster, script: str, **environ: str) -> list[subprocess.Popen[str]]:
+    """Four tasks as srun starts them."""
+    command = [sys.executable, "-c", script]
+    return [start(cluster, "ab"[rank // 2], command, {**slurm(rank), **environ}) for rank in range(4)]
+
+
+def said(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """All that processes say, in order, once they have ended well."""
+    texts = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), texts
+    return sorted(line for text in texts for line in text.splitlines() if line.startswith("("))
+
+
+def test_torchrun(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "who.py").write_text(WHO)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    torchrun += ["--master-addr", cluster.machines["a"].ipv4, "--master-port", "29511", "--node-rank"]
+    nodes = [start(cluster, host, [*torchrun, str(i), str(tmp_path / "who.py")], KEY) for i, host in enumerate("ab")]
+    assert said(nodes) == EXPECTED
+
+
+@pytest.mark.mpi("openmpi")
+def test_mpirun_of_open_mpi(cluster: Cluster, mpirun: list[str]) -> None:
+    words = [mpirun[0], "--allow-run-as-root", "-np", "4", "-H", "a:2,b:2", sys.executable, "-c", WHO]
+    assert said([start(cluster, "a", words, {"OMP_NUM_THREADS": "1"})]) == EXPECTED
+
+
+def test_srun(cluster: Cluster) -> None:
+    assert said(tasks(cluster, WHO)) == EXPECTED
+
+
+def test_a_host_whose_cable_is_pulled_is_named_by_all_others(cluster: Cluster) -> None:
+    processes = tasks(cluster, LOOP, HOROVOD_HOST_TIMEOUT="3")
+    assert processes[0].stdout is not None
+    assert processes[0].stdout.readline() == "under way\n"
+    cluster.cut("b")
+    try:
+        texts = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    finally:
+        cluster.mend("b")
+    for rank, text in enumerate(texts[:2]):
+        assert f"{rank}: " in text and "host b" in text, texts
+    for rank, text in enumerate(texts[2:], start=2):
+        assert f"{rank}: " in text and "host a" in text, texts
