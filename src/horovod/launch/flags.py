@@ -71,7 +71,7 @@ class Options:
     tcp: bool = False
 
 
-_CONTROLLER, _CONTROLLERS = "HOROVOD_CONTROLLER", ("gloo", "mpi", "jsrun")
+_CONTROLLER, _CONTROLLERS, _ENGINES = "HOROVOD_CONTROLLER", ("gloo", "mpi", "jsrun"), ("gloo", "mpi")
 _FAR = (
     (("-p", "--ssh-port"), "PORT", "port of sshd"),
     (("-i", "--ssh-identity-file"), "FILE", "private key for ssh"),
@@ -116,6 +116,9 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         text = found.get(setting.env)
         if text is not None:
             settings[setting.env] = _to_variable(setting, text, setting.flag)
+    controller = next((name for name in _CONTROLLERS if found[name]), in_file.get(_CONTROLLER, ""))
+    if controller in _ENGINES:
+        settings[_CONTROLLER] = controller  # ranks on several hosts want to know, too
     return Options(
         num_proc=_whole(found["num_proc"], "-np"),
         hosts=found["hosts"],
@@ -134,7 +137,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         ssh_identity_file=found["--ssh-identity-file"] or "",
         interfaces=tuple(name.strip() for name in ",".join(interfaces).split(",") if name.strip()),
         python=found["--python"] or "",
-        controller=next((name for name in _CONTROLLERS if found[name]), in_file.get(_CONTROLLER, "")),
+        controller=controller,
         mpi_args=_words(found["--mpi-args"], "--mpi-args"),
         binding_args=_words(found["--binding-args"], "--binding-args"),
         tcp=bool(found["--tcp"]),

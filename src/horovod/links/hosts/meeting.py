@@ -80,10 +80,14 @@ class _Parts:
 
         def open_store() -> StoreClient:
             server, self._server = self._server, None
-            return StoreClient(self._secret, roster.hosts[0].store, settings.start_timeout_s, server=server)
+            check = (lambda: None) if world.rank == 0 else lambda: watch.check(0, 0.0)
+            return StoreClient(self._secret, roster.hosts[0].store, settings.start_timeout_s, check, server)
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
-        return between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
+        try:
+            return between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
+        except TimeoutError as error:
+            raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None
 
     def close(self) -> None:
         """Give back what was not used."""
