@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import string
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ def why_not() -> str:
         return "hosts of our own need root: network namespaces"
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
     return f"hosts of our own need {', '.join(missing)}: apt-get install openssh-server iproute2" if missing else ""
+
+
+#: One for each cluster of this process.
+_letters = iter(string.ascii_lowercase)
 
 
 @dataclass
@@ -78,7 +83,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._mark = f"kh{os.getpid() % 100000}"
+        self._mark = f"kh{os.getpid() % 100000}{next(_letters)}"
         self._bridge = f"{self._mark}br"
         self.machines = {
             name: Machine(name, f"10.77.0.{i}", f"fd77::{i}", name == "login")

@@ -106,8 +106,9 @@ class Gate:
                         poller.unregister(socket)
                         del self._doors[monitors.pop(socket)]
                         socket.close()
-        except zmq.ContextTerminated:
-            pass
+        except zmq.ZMQError as error:
+            if error.errno != zmq.ETERM:  # making a socket says it in other words than using one
+                raise
         finally:
             with _lock:  # before the context is gone, whose address another one may get
                 if _gates.get(self._key) is self:

@@ -24,7 +24,8 @@ _OF_A_LOSS = (
 
 
 def prepare() -> None:
-    """Let sessions place operations of ``/device:IPU:0`` on the host, and name lost workers; once per process."""
+    """Let operations of ``/device:IPU:0`` be placed on the host, and sessions name lost workers."""
+    tf.config.set_soft_device_placement(True)  # the same outside of sessions; it is off after some uses of graphs
     base = tf_session.BaseSession
     if hasattr(base, "_khorovod_plain"):
         return
