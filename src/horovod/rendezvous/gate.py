@@ -98,9 +98,9 @@ class Gate:
                     elif socket is self._control:
                         domain = self._control.recv()
                         monitor = self._context.socket(zmq.PAIR)
+                        monitors[monitor] = domain
                         monitor.linger = 0
                         monitor.connect(_monitor(domain))
-                        monitors[monitor] = domain
                         poller.register(monitor, zmq.POLLIN)
                     elif self._has_stopped(socket, self._doors[monitors[socket]]):
                         poller.unregister(socket)
