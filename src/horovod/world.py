@@ -20,10 +20,22 @@ from horovod.errors import InitError
 from horovod.launchers import LAUNCHERS, Launcher, aprun_size, slurm_counts, slurm_hosts
 from horovod.phrases import printable
 
-__all__ = ["EXITS_VARIABLE", "LOGIN_NODE", "Meeting", "World", "detect", "exits_path", "part_of", "process_status"]
+__all__ = [
+    "EXITS_VARIABLE",
+    "LOGIN_NODE",
+    "ON_HOST",
+    "Meeting",
+    "World",
+    "detect",
+    "exits_path",
+    "part_of",
+    "process_status",
+]
 
 EXITS_VARIABLE = "_HOROVOD_EXITS"
 """Where horovodrun's keeper lends its table of exits; not a setting."""
+ON_HOST = "#on "
+"""Stands between the name of a job and that of a host in the name of what its ranks on that host have in common."""
 LOGIN_NODE = (
     "this is a login node of a Cray (aprun is in PATH, and has not started this process), where nothing may run; start "
     "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"

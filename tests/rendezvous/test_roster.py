@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from horovod.rendezvous.roster import Roster, exits_name
-from horovod.world import EXITS_VARIABLE, World
+from horovod.world import EXITS_VARIABLE, ON_HOST, World
 
 
 def _world(job: str, launcher: str = "horovodrun") -> World:
@@ -40,8 +40,9 @@ def test_what_the_keeper_wrote_down(
         file.write(b"".join(struct.pack("<iii", *row) for row in rows))
         file.flush()
         monkeypatch.setenv(EXITS_VARIABLE, f"/proc/{os.getpid()}/fd/{table}")
-        with closing(Roster(_world(job))) as roster:
-            assert roster.ended([1, 2]) == told
+        for own in (_world(job), _world(f"{job}{ON_HOST}b")):  # one host; of several hosts one
+            with closing(Roster(own)) as roster:
+                assert roster.ended([1, 2]) == told
         # A table of another job, and a job of another launcher inside.
         for other in (_world(job + "2"), _world(job, "openmpi")):
             with closing(Roster(other)) as roster:

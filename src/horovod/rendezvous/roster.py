@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from horovod.world import World, exits_path, process_status
+from horovod.world import ON_HOST, World, exits_path, process_status
 
 __all__ = ["Roster", "exits_name", "signal_name"]
 
@@ -39,9 +39,10 @@ class Roster:
         self._proc = proc
         self._table = -1
         path = exits_path()
+        job = world.job.partition(ON_HOST)[0]  # each host has a keeper, which counts the ranks of its host alone
         if path and world.launcher == "horovodrun":
             try:
-                if os.readlink(path).startswith(f"/memfd:{exits_name(world.job)} "):  # noqa: PTH115 - no file
+                if os.readlink(path).startswith(f"/memfd:{exits_name(job)} "):  # noqa: PTH115 - no file
                     self._table = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 pass  # another namespace, or a job of another kind: nothing is known

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import zmq
@@ -12,7 +13,7 @@ from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.engine.liveness import Liveness
 from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
-from horovod.errors import PeerLostError
+from horovod.errors import InitError, PeerLostError
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
 from horovod.links.hosts.mirror import Mirror
@@ -24,7 +25,7 @@ from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.link import sharing
 from horovod.rendezvous.messages import Meeting
 from horovod.transports.shm.transport import ShmTransport
-from horovod.world import World
+from horovod.world import ON_HOST, World
 
 __all__ = ["MakeTransport", "MeetHosts", "Met", "assemble"]
 
@@ -70,9 +71,11 @@ def assemble(
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
     """
     # Two hosts of a test may be one machine.
-    own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}#on {world.hostname}")
+    own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}{ON_HOST}{world.hostname}")
     page = HostsBoard.nbytes(world.local_size, world.size)
-    with sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)) as shared:
+    with ExitStack() as stack:
+        with _in_local_ranks(world):
+            shared = stack.enter_context(sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)))
         meeting = shared.meeting
         mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
         mirror.come(world.local_rank, world.rank)
@@ -129,6 +132,18 @@ class _Inside:
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when there is no point in waiting for a local rank; see ``Watch``."""
         self._watch.check(self._ranks[rank], waited_s)
+
+
+@contextmanager
+def _in_local_ranks(world: World) -> Iterator[None]:
+    """Say of which ranks an error speaks that the ranks of this host had among themselves."""
+    where = f"on host {world.hostname}, by local rank"
+    try:
+        yield
+    except PeerLostError as error:
+        raise PeerLostError(f"{where}: {error}", pid=error.pid) from None
+    except InitError as error:
+        raise InitError(f"{where}: {error}") from None
 
 
 def _lead(mirror: Mirror, meeting: Meeting, timeout_s: float, meet: MeetHosts) -> Met:
