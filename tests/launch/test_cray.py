@@ -18,7 +18,8 @@ import horovod.numpy as hvd
 import numpy as np
 hvd.init()
 total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
-print(f"rank {hvd.rank()} of {hvd.size()}, {hvd.local_rank()} of {hvd.local_size()}: {total.tolist()}", flush=True)
+place = f"rank {hvd.rank()} of {hvd.size()}, {hvd.local_rank()} of {hvd.local_size()}"
+print(f"{place}: {total.tolist()}\\n", end="", flush=True)
 """
 #: Starts ranks on this machine as the real one does on compute nodes: -n how many, -N how many to a node.
 STAND_IN = f"""#!{sys.executable}
