@@ -78,22 +78,8 @@ class _Assembly:
 
     def run(self) -> None:
         """Assemble it."""
-        team, stage = self._team, self._team.stage
-        count, base = -(-self._nbytes // CHUNK_BYTES), stage.part()
-        for k in range(count + 2):
-            if k < count:
-                self._fill(k)
-            stage.post(base + 2 * k + 1)
-            if team.is_owner:
-                if k < count:
-                    stage.wait(base + 2 * k + 1)
-                    self._send(k)
-                if 1 <= k <= count:
-                    self._receive(k - 1)
-            stage.post(base + 2 * k + 2)
-            if k >= 2:
-                stage.wait(base + 2 * k)
-                self._collect(k - 2)
+        count = -(-self._nbytes // CHUNK_BYTES)
+        self._team.pipeline(count, self._fill, self._send, self._receive, self._collect)
 
     def _slice(self, k: int, slot: int) -> tuple[int, int]:
         """Return the bytes of the tensor that an owner assembles in a round."""

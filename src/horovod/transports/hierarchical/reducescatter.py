@@ -58,22 +58,7 @@ class _Tensor:
 
     def run(self) -> None:
         """Reduce it."""
-        team, stage = self._team, self._team.stage
-        count, base = self._count, stage.part()
-        for k in range(count + 2):
-            if k < count:
-                self._fill(k)
-            stage.post(base + 2 * k + 1)
-            if team.is_owner:
-                if k < count:
-                    stage.wait(base + 2 * k + 1)
-                    self._send(k)
-                if 1 <= k <= count:
-                    self._reduce(k - 1)
-            stage.post(base + 2 * k + 2)
-            if k >= 2:
-                stage.wait(base + 2 * k)
-                self._collect(k - 2)
+        self._team.pipeline(self._count, self._fill, self._send, self._reduce, self._collect)
 
     def _range(self, k: int, slot: int, place: int) -> tuple[int, int]:
         """Return which elements of the tensor, of the rows of one member, are in a slice of a round."""

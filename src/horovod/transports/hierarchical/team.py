@@ -6,11 +6,15 @@ the i-th slice of everything, so that all of a host's ranks, and network cards, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from horovod.transports.base import Watch
 from horovod.transports.groups import Group, Groups
 from horovod.transports.hierarchical.stage import Memory, Stage
 
 __all__ = ["Team"]
+
+_Step = Callable[[int], None]
 
 
 class Team:
@@ -57,3 +61,30 @@ class Team:
     def everybody(self) -> Group:
         """Return the group of all members, in their order."""
         return self._groups.group(sorted(rank for host in self.hosts for rank in host))
+
+    def pipeline(self, count: int, fill: _Step, send: _Step, receive: _Step, collect: _Step) -> None:
+        """Take every round through four steps, those of neighbouring rounds at the same time.
+
+        Args:
+            count: number of rounds.
+            fill: puts what this rank has into the buffers of its host.
+            send: at an owner, once all of its host have filled: begins to move its slice.
+            receive: at an owner: waits for what the other hosts send, and puts it into the buffers.
+            collect: once all owners of its host have received: takes what this rank needs.
+        """
+        stage = self.stage
+        base = stage.part()
+        for k in range(count + 2):
+            if k < count:
+                fill(k)
+            stage.post(base + 2 * k + 1)
+            if self.is_owner:
+                if k < count:
+                    stage.wait(base + 2 * k + 1)
+                    send(k)
+                if 1 <= k <= count:
+                    receive(k - 1)
+            stage.post(base + 2 * k + 2)
+            if k >= 2:
+                stage.wait(base + 2 * k)
+                collect(k - 2)
