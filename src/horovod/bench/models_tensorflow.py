@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -12,23 +11,8 @@ from horovod.bench import models_keras
 __all__ = ["Task", "make_task"]
 
 
-@dataclass
-class Task:
-    """A model with one batch of data.
-
-    Attributes:
-        name: of the model.
-        tiny: whether it is of smoke size.
-        model: maps ``inputs`` to logits.
-        inputs: one batch.
-        targets: class of each row of logits.
-    """
-
-    name: str
-    tiny: bool
-    model: Any
-    inputs: Any
-    targets: Any
+class Task(models_keras.KerasTask):
+    """A model with one batch of data, of TensorFlow's tensors."""
 
     def loss(self) -> Any:
         """Cross entropy of the model."""
