@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +16,7 @@ from meetings import KEY, LONG_S, SHORT_S
 from horovod import _version
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.rendezvous import curve, offers
+from horovod.rendezvous.inquest import Inquest
 from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.meeting_point import MeetingPoint
 from horovod.rendezvous.rally import HostOffer, Rally, host_id, prepare, rally
@@ -140,13 +142,13 @@ def test_who_does_not_come_is_named_with_its_ranks(point: MeetingPoint) -> None:
 
 def test_a_rank_that_ended_before_ends_the_waiting(point: MeetingPoint) -> None:
     first = Leader(point, THREE[0], 5)
-    point.ended(3, "rank 3 (pid 7) on host c ended with exit code 0 before it called init()")
+    point.ended(3, "rank 3 (pid 7) on host c", "ended with exit code 0")
     later = Leader(point, THREE[1], 5)
     for leader in (first, later):
         error = leader.failed()
         assert isinstance(error, PeerLostError)
         assert error.rank == 3
-        assert "exit code 0" in str(error)
+        assert str(error) == "rank 3 (pid 7) on host c ended with exit code 0 before it called init()"
 
 
 def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(point: MeetingPoint) -> None:
@@ -156,11 +158,30 @@ def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(point: MeetingPoin
     others = [Leader(point, ranks, 5) for ranks in THREE[1:2]]
     failing = Leader(point, THREE[0], 5, check=check)
     assert isinstance(failing.failed(), PeerLostError)
-    point.ended(1, "rank 1 (pid 5) on host a was killed by SIGKILL")
+    point.ended(1, "rank 1 (pid 5) on host a", "was killed by SIGKILL")
     for other in others:
         error = other.failed()
         assert isinstance(error, PeerLostError)
         assert error.rank == 1
+
+
+def test_what_became_of_a_rank_is_told_to_who_asks_with_the_key(point: MeetingPoint) -> None:
+    places = ["tcp://127.0.0.1:9", *point.endpoints]
+    with closing(Inquest(places, KEY, 3)) as inquest, closing(Inquest(places, b"x" * 16, 3)) as stranger:
+        point.ended(1, "rank 1 (pid 5) on host a", "ended with exit code 0")
+        assert inquest.news() == ""
+        point.ended(3, "rank 3 (pid 7) on host c", "was killed by SIGKILL")
+        pause, deadline = threading.Event(), time.monotonic() + LONG_S
+        while not (how := inquest.news()) and time.monotonic() < deadline:
+            pause.wait(0.01)
+        assert how == "was killed by SIGKILL"
+        assert stranger.news() == ""
+
+
+def test_hosts_of_one_name_are_two_hosts(point: MeetingPoint) -> None:
+    leaders = [Leader(point, ranks, 5, name="node") for ranks in THREE]
+    _talk(leaders)
+    assert [(offer.hostname, offer.ranks) for offer in leaders[0].done().offers] == [("node", list(r)) for r in THREE]
 
 
 def test_another_version_is_told_to_all(point: MeetingPoint) -> None:

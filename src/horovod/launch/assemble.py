@@ -48,15 +48,16 @@ class Assembly:
         connections = {_plain(host): connection for host, connection in self._found.connections.items()}
         return jobs_of(plan or self.plan, connections, call)
 
-    def ended(self, rank: int, how: str) -> None:
-        """Let ranks that wait in ``init()`` for one that has ended know of it.
+    def ended(self, rank: int, who: str, how: str) -> None:
+        """Let ranks that wait for one that has ended know of it.
 
         Args:
             rank: of the job.
+            who: the same in words.
             how: what became of it.
         """
         if self._point is not None:
-            self._point.ended(rank, f"{how} before it called init()")
+            self._point.ended(rank, who, how)
 
     def close(self) -> None:
         """Let the hosts go. Blocks until their agents have ended."""

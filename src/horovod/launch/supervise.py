@@ -48,7 +48,7 @@ def supervise(
     signals: Sequence[signal.Signals] = (),
     stdin: int | None = None,
     jobs: Sequence[Job] = (),
-    on_end: Callable[[int, str], None] = lambda rank, how: None,
+    on_end: Callable[[int, str, str], None] = lambda rank, who, how: None,
 ) -> Outcome:
     """Run the job to its end.
 
@@ -58,7 +58,7 @@ def supervise(
         signals: signals to this process that end the job, stop it, or are passed on; only heeded on the main thread.
         stdin: standard input of rank 0, as ``subprocess`` takes it, if rank 0 runs on this host.
         jobs: the ranks of each host, in rank order; all on this host when empty.
-        on_end: is told when a rank has ended, and how.
+        on_end: is told when a rank has ended: its number, the same in words, and how.
 
     Returns:
         How every rank ended. No process of the job is left.
@@ -84,7 +84,7 @@ class _Supervision:
         plan: LaunchPlan,
         sinks: tuple[OutputSink, OutputSink],
         jobs: list[Job],
-        on_end: Callable[[int, str], None],
+        on_end: Callable[[int, str, str], None],
     ) -> None:
         self._on_end = on_end
         self.outcome = Outcome(pids=[0] * plan.size)
@@ -296,7 +296,7 @@ class _Supervision:
             rank, status = event["rank"], event["status"]
             self.outcome.exits.append(Exit(rank, event["pid"], status, event["sent"]))
             how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
-            self._on_end(rank, f"rank {rank} (pid {event['pid']}) on host {job.host} {how}")
+            self._on_end(rank, f"rank {rank} (pid {event['pid']}) on host {job.host}", how)
             if status != 0 and self._dead_at is None and self._term_at is None:
                 self._term_at = time.monotonic() + FAILURE_GRACE_S
         elif "passed_on" in event:
@@ -339,7 +339,7 @@ class _Supervision:
             ranks = [rank for rank in range(job.first, job.first + job.size) if rank not in ended]
             self.outcome.lost.update(dict.fromkeys(ranks, job.host))
             for rank in ranks:
-                self._on_end(rank, f"rank {rank} was lost with host {job.host} ({reason})")
+                self._on_end(rank, f"rank {rank}", f"was lost with host {job.host} ({reason})")
             what = f"with {list_ranks(ranks)}" if ranks else "after its ranks had ended"
             reason = f"host {job.host} was lost {what}: {reason}"
         if self.outcome.first_failure is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from horovod._version import __version__
 from horovod.phrases import few, list_ranks
-from horovod.rendezvous.offers import Answer, Come, Gone, HostOffer, Refusal, Roster, Waiting
+from horovod.rendezvous.offers import Answer, Come, Fate, Gone, HostOffer, Refusal, Roster, Waiting
 
 __all__ = ["EXPIRY_S", "Book", "describe"]
 
@@ -43,7 +43,7 @@ class Book:
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self._hosts = hosts
         self._pages: dict[int, _Page] = {}
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, tuple[str, str]] = {}
 
     def come(self, sender: bytes, come: Come, now: float) -> _Letters:
         """A leader wants to meet.
@@ -78,7 +78,7 @@ class Book:
             return self._complete(page)
         missing = [rank for rank in range(come.size) if rank not in there]
         if dead := [rank for rank in missing if rank in self._ended]:
-            return self._refuse(page, Refusal(self._ended[dead[0]], lost=dead[0]))
+            return self._refuse(page, self._never_came(dead[0]))
         return [(sender, Waiting(self._words(missing)))]
 
     def gone(self, gone: Gone) -> _Letters:
@@ -116,22 +116,31 @@ class Book:
             told += self._refuse(page, refusal)
         return told
 
-    def ended(self, rank: int, text: str) -> _Letters:
+    def ended(self, rank: int, who: str, how: str) -> _Letters:
         """A rank has ended; whoever waits for it, now or later, is told.
 
         Args:
             rank: of the job.
-            text: what became of it.
+            who: the same in words.
+            how: what became of it.
 
         Returns:
             To whom to say what.
         """
-        self._ended.setdefault(rank, text)
+        self._ended.setdefault(rank, (who, how))
         told: _Letters = []
         for page in self._pages.values():
             if page.guests:
-                told += self._refuse(page, Refusal(text, lost=rank))
+                told += self._refuse(page, self._never_came(rank))
         return told
+
+    def fate(self, rank: int) -> Fate:
+        """Return what became of a rank, as far as that is known."""
+        return Fate(rank, self._ended.get(rank, ("", ""))[1])
+
+    def _never_came(self, rank: int) -> Refusal:
+        who, how = self._ended[rank]
+        return Refusal(f"{who} {how} before it called init()", lost=rank)
 
     def _refuse(self, page: _Page, refusal: Refusal) -> _Letters:
         told = [(guest.sender, refusal) for guest in page.guests]

@@ -17,7 +17,7 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import purpose_key
-from horovod.rendezvous.offers import MAX_BYTES, Answer, Come, Gone, Question, pack, unpack, version_of
+from horovod.rendezvous.offers import MAX_BYTES, Answer, Ask, Come, Gone, Question, pack, unpack, version_of
 
 __all__ = ["MeetingPoint"]
 
@@ -47,7 +47,7 @@ class MeetingPoint:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._book = Book(hosts)
         self._lock = threading.Lock()
-        self._ended: list[tuple[int, str]] = []
+        self._ended: list[tuple[int, str, str]] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="horovod-meeting-point", daemon=True)
         try:
@@ -64,15 +64,16 @@ class MeetingPoint:
             raise
         self._thread.start()
 
-    def ended(self, rank: int, text: str) -> None:
+    def ended(self, rank: int, who: str, how: str) -> None:
         """Say that a rank has ended, to all who wait for it now or later.
 
         Args:
             rank: of the job.
-            text: what became of it.
+            who: the same in words.
+            how: what became of it.
         """
         with self._lock:
-            self._ended.append((rank, text))
+            self._ended.append((rank, who, how))
             if not self._is_closed:
                 self._wake.send(b"")
 
@@ -97,16 +98,18 @@ class MeetingPoint:
                     self._send(self._hear(*message))
             with self._lock:
                 news, self._ended = self._ended, []
-            for rank, text in news:
-                self._send(self._book.ended(rank, text))
+            for rank, who, how in news:
+                self._send(self._book.ended(rank, who, how))
 
     def _hear(self, sender: bytes, data: bytes) -> list[tuple[bytes, Answer]]:
         version = version_of(data)
         if version and version != __version__:
             return self._book.other_version(sender, version)
-        question: Question | None = unpack(data, Come | Gone)  # type: ignore[arg-type]
+        question: Question | None = unpack(data, Come | Gone | Ask)  # type: ignore[arg-type]
         if isinstance(question, Come) and question.offer.ranks:
             return self._book.come(sender, question, time.monotonic())
+        if isinstance(question, Ask):
+            return [(sender, self._book.fate(question.rank))]
         return self._book.gone(question) if isinstance(question, Gone) else []
 
     def _send(self, letters: list[tuple[bytes, Answer]]) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from horovod.errors import InitError
 from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import machine_name
-from horovod.rendezvous.offers import Answer, Come, Refusal, Roster, pack, unpack
+from horovod.rendezvous.offers import Come, Refusal, Roster, Waiting, pack, unpack
 from horovod.rendezvous.probes import Patience
 from horovod.world import World, process_status
 
@@ -102,7 +102,7 @@ def exchange(world: World, come: Come, patience: Patience) -> Roster:
     while True:
         _wait(sent.Test, patience, "rank 0 has taken no notice of this host")
         _wait(lambda: comm.Iprobe(source=0, tag=_TAG), patience, "rank 0 did not hear from all hosts")
-        answer: Answer | None = unpack(_receive(comm, 0), Roster | Refusal)  # type: ignore[arg-type]
+        answer: Roster | Refusal | None = unpack(_receive(comm, 0), Roster | Refusal)  # type: ignore[arg-type]
         if isinstance(answer, Refusal):
             answer.enforce()
         if isinstance(answer, Roster) and answer.nonce == come.nonce:
@@ -117,7 +117,7 @@ def _host(comm: Any, come: Come, patience: Patience) -> Roster:
     own = str(come.offer.ranks[0]).encode()
     letters = book.come(own, come, 0.0)
     while not any(sender == own and isinstance(answer, Roster | Refusal) for sender, answer in letters):
-        missing = next((answer.missing for _, answer in letters if not isinstance(answer, Roster | Refusal)), "hosts")
+        missing = next((answer.missing for _, answer in letters if isinstance(answer, Waiting)), "hosts")
         status = MPI.Status()
         _wait(
             lambda status=status: comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status),  # type: ignore[misc]

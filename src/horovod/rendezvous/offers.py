@@ -1,7 +1,8 @@
 """What the leaders of the hosts say to the place where they meet, and what it answers.
 
-    leader to meeting point   Come, again every second   Gone: it has given up
+    leader to meeting point   Come, again every second   Gone: it has given up   Ask: what became of a rank
     meeting point to leader   Waiting: for whom          Roster: all are here    Refusal: there will be no job
+                              Fate: of that rank
     leader to rank 0's        Joined                     Go: all have joined
 
 Each message is an envelope with the version of this package, so that other versions are told apart before anything
@@ -20,7 +21,9 @@ from horovod.errors import InitError, PeerLostError
 __all__ = [
     "MAX_BYTES",
     "Answer",
+    "Ask",
     "Come",
+    "Fate",
     "Go",
     "Gone",
     "HostOffer",
@@ -92,6 +95,28 @@ class Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
     lost: int = -1
 
 
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
+    """A leader wants to know what became of a rank that it cannot reach any more.
+
+    Attributes:
+        rank: of the job.
+    """
+
+    rank: int
+
+
+class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
+    """What became of a rank.
+
+    Attributes:
+        rank: of the job.
+        how: such as "was killed by SIGKILL"; empty as long as nothing is known.
+    """
+
+    rank: int
+    how: str
+
+
 class Waiting(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
     """Not all are here yet.
 
@@ -155,8 +180,8 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
     """All leaders are connected."""
 
 
-Question = Come | Gone
-Answer = Waiting | Roster | Refusal
+Question = Come | Gone | Ask
+Answer = Waiting | Roster | Refusal | Fate
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):

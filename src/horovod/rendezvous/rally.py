@@ -28,7 +28,6 @@ from horovod.rendezvous.interfaces import leading_address, own_addresses
 from horovod.rendezvous.keys import ports_of, purpose_key
 from horovod.rendezvous.meeting_point import MeetingPoint, listen
 from horovod.rendezvous.offers import (
-    Answer,
     Come,
     Go,
     Gone,
@@ -239,7 +238,7 @@ class _Leader:
                     f"(HOROVOD_START_TIMEOUT); {describe(self._offer)} waited"
                 )
             for data in _arrived(socket):
-                answer: Answer | None = unpack(data, Waiting | Roster | Refusal)  # type: ignore[arg-type]
+                answer: Waiting | Roster | Refusal | None = unpack(data, Waiting | Roster | Refusal)  # type: ignore[arg-type]
                 if isinstance(answer, Refusal):
                     answer.enforce()
                 elif isinstance(answer, Roster) and answer.nonce == self._nonce:

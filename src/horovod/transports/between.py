@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from horovod.config import Config
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
-from horovod.transports.groups import Groups, Store
+from horovod.transports.groups import Groups, Store, wait_until
 from horovod.transports.selection import choose, installed
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
@@ -96,12 +97,13 @@ def _groups(
     listener = module.listen(settings.gloo_iface) if settings.gloo_iface else None
     store = open_store()
     if listener is None:
-        listener = module.listen(address=_address(topology, store, module.address_towards))
+        address = _address(topology, store, module.address_towards, watch, settings.start_timeout_s)
+        listener = module.listen(address=address)
     groups = module.TorchGroups(engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
     return groups
 
 
-def _address(topology: Topology, store: Store, towards: Callable[[str], str]) -> str:
+def _address(topology: Topology, store: Store, towards: Callable[[str], str], watch: Watch, limit_s: float) -> str:
     """Return the address of this host at which the others reach it.
 
     Gloo wants one family of addresses on all ranks, while each has reached the store at the first that answered:
@@ -111,6 +113,12 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str]) ->
         topology: the hosts.
         store: where ranks agree.
         towards: returns the address of this host from which packets to an endpoint leave.
+        watch: asked about the second host's first rank while waiting for it.
+        limit_s: how long to wait for it.
+
+    Raises:
+        PeerLostError: it is lost.
+        TimeoutError: it has said nothing.
     """
     own = towards(store.endpoint)
     if len(topology.hosts) == 1 or not store.endpoint.startswith("tcp:"):
@@ -119,10 +127,27 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str]) ->
     if topology.rank == topology.hosts[1][0]:
         store.set(_REACHED, (parts.hostname or "").encode())
         return own
-    reached = store.get(_REACHED).decode()
+    reached = _said_by(topology.hosts[1][0], store, watch, limit_s)
     if topology.mine is topology.hosts[0]:
         # Of several addresses of the host of rank 0, one at which another host has reached it.
         return reached
     if (":" in reached) == (":" in own):
         return own
     return towards(f"tcp://[{reached}]:{parts.port}" if ":" in reached else f"tcp://{reached}:{parts.port}")
+
+
+def _said_by(rank: int, store: Store, watch: Watch, limit_s: float) -> str:
+    """Return at which address a rank has reached the store."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + limit_s
+
+    def has_come(slice_s: float) -> bool:
+        try:
+            found.append(store.get(_REACHED, slice_s))
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {rank} has not said within {limit_s:g} s where it reached rank 0") from None
+        return bool(found)
+
+    wait_until(has_come, [rank], watch)
+    return found[0].decode()

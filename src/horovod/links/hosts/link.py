@@ -16,6 +16,7 @@ from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
 from horovod.errors import InitError, PeerLostError
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
+from horovod.links.hosts.losses import Losses, Source
 from horovod.links.hosts.mirror import Mirror
 from horovod.links.hosts.peers import HostsPeers
 from horovod.links.hosts.relay import HUB, HostMemory, Relay
@@ -38,11 +39,13 @@ class Met:
         roster: who takes part.
         socket: at rank 0's host a ROUTER, elsewhere a DEALER that is connected with it.
         ids: routing ids of the leaders, by host.
+        ask: returns who may know what became of a rank; None where nobody does.
     """
 
     roster: Roster
     socket: zmq.Socket[bytes]
     ids: Sequence[bytes]
+    ask: Callable[[int], Source] | None = None
 
 
 #: Meets the other leaders. Takes the ranks of this host and their process ids, and what raises when one has ended.
@@ -99,7 +102,9 @@ def assemble(
     channel: Channel = WorkerChannel(shared.control)
     if met is not None:
         host = HostMemory(shared.control, board, mirror, peers)
-        relay = board.relay = Relay(generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s)
+        relay = board.relay = Relay(
+            generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s, Losses(met.ask)
+        )
         decider: HubDecider | RemoteDecider = RemoteDecider(relay)
         if roster.index == HUB:
             coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))

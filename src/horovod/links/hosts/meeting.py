@@ -10,6 +10,7 @@ from horovod.engine.ports import Link, Observer, Transport, Watch
 from horovod.errors import InitError
 from horovod.links.hosts import link
 from horovod.links.hosts.roster import Host, Roster
+from horovod.rendezvous.inquest import Inquest
 from horovod.rendezvous.interfaces import endpoint, own_addresses
 from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.rally import HostOffer, host_id, rally
@@ -72,7 +73,9 @@ class _Parts:
             interfaces=self._interfaces, check=check, silence_s=settings.host_timeout_s,
         )  # fmt: skip
         hosts = [Host(offer.hostname, offer.ranks, offer.pids, offer.store) for offer in met.offers]
-        return link.Met(Roster(hosts, met.index), met.socket, [host_id(index) for index in range(len(hosts))])
+        places = world.meeting.places if world.meeting.kind == "addresses" else ()
+        ask = (lambda rank: Inquest(places, world.key, rank)) if places else None
+        return link.Met(Roster(hosts, met.index), met.socket, [host_id(index) for index in range(len(hosts))], ask)
 
     def transport(self, roster: Roster, shm: ShmTransport, watch: Watch) -> Transport:
         """Make what moves data."""

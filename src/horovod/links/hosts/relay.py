@@ -23,6 +23,7 @@ from horovod.core.generation import Generation
 from horovod.links.hosts import frames, mirror
 from horovod.links.hosts.clock import Clock
 from horovod.links.hosts.inquiries import Inquiries
+from horovod.links.hosts.losses import Losses
 from horovod.links.hosts.mirror import Mirror
 from horovod.links.hosts.recordings import Recordings
 from horovod.links.hosts.wire import Wire, descriptor_of, has_more
@@ -36,8 +37,8 @@ __all__ = ["HUB", "HostMemory", "Relay"]
 HUB = 0
 """The host, among all, whose leader is rank 0."""
 _TICK_S = 0.1
-#: While a recording is under way.
-_RECORDING_TICK_S = 0.02
+#: While a recording is under way, or something is to be found out.
+_SHORT_TICK_S = 0.02
 _PING_S = 0.5
 _FIRST_PINGS = 8
 _END_S = 5.0
@@ -66,6 +67,7 @@ class Relay:
         socket: connected with the other leaders, or with the hub; its own from now on.
         ids: routing ids of the leaders, by host.
         timeout_s: how long a host may be silent; the socket sees to it, this is for errors.
+        losses: finds out why connections have ended.
 
     Attributes:
         requests: at the hub, what ranks of other hosts ask for; read by the engine.
@@ -81,7 +83,9 @@ class Relay:
         socket: zmq.Socket[bytes],
         ids: Sequence[bytes],
         timeout_s: float,
+        losses: Losses,
     ) -> None:
+        self._losses = losses
         self._generation, self._index = generation, index
         self._control, self._board, self._mirror, self._neighbours = host
         self._timeout_s = timeout_s
@@ -151,7 +155,7 @@ class Relay:
     def _run(self) -> None:
         try:
             while not self._is_ending:
-                tick_s = _RECORDING_TICK_S if self._recordings.is_busy else _TICK_S
+                tick_s = _SHORT_TICK_S if self._recordings.is_busy or self._losses.is_busy else _TICK_S
                 for fd, _ in self._poll.poll(tick_s * 1000):
                     if fd == self._bell:
                         os.eventfd_read(fd)
@@ -171,6 +175,8 @@ class Relay:
         self.wire.pump()
         self._hear_monitor()
         self._note_states()
+        for host, how in self._losses.settled(self._is_ending):
+            self._give_up(host, how)
         self._catch_up()
         questions = self._inquiries.news()
         self._recordings.look()  # what is asked may be to look at what rank 0 has begun before it asked
@@ -279,22 +285,29 @@ class Relay:
             return
         self.wire.drop(host)
         silent_s = time.monotonic() - self._heard_s[host]
-        ranks, members, describe = self._generation.hosts[host], self._generation.members, self._generation.describe
-        leader, name = ranks[0], members[ranks[0]].host
+        leader = self._generation.hosts[host][0]
+        name = self._generation.members[leader].host
         if leader in self._departing or self._mirror.state_of(leader) == State.LEFT:
             self._part_from(host)
             return
         if why:
-            fate = f"{describe(leader)} is lost: the connection with host {name} had to be ended, because {why}"
+            self._give_up(host, f"is lost: the connection with host {name} had to be ended, because {why}")
         elif silent_s > min(_SILENT_S, self._timeout_s * _SILENT_PART):
-            fate = (
-                f"{describe(leader)} is lost: host {name} has not answered for {silent_s:.0f} s (limit: "
-                f"HOROVOD_HOST_TIMEOUT={self._timeout_s:g}). It has lost its power or its network, or its first rank, "
-                f"rank {leader}, is stopped"
+            self._give_up(
+                host,
+                f"is lost: host {name} has not answered for {silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT="
+                f"{self._timeout_s:g}). It has lost its power or its network, or its first rank, rank {leader}, is "
+                "stopped",
             )
         else:
-            fate = f"{describe(leader)} died: its connection ended, and host {name} cannot be reached without it"
-        lost = [frames.State(leader, mirror.DEAD, fate=fate)]
+            self._losses.note(host, leader)
+
+    def _give_up(self, host: int, how: str) -> None:
+        """Tell what became of the leader of a host, and that all of its ranks are lost with it."""
+        ranks, describe = self._generation.hosts[host], self._generation.describe
+        leader, name = ranks[0], self._generation.members[ranks[0]].host
+        how = how or f"died: its connection ended, and host {name} cannot be reached without it"
+        lost = [frames.State(leader, mirror.DEAD, fate=f"{describe(leader)} {how}")]
         if self._index == HUB:
             lost += [
                 frames.State(rank, mirror.DEAD, leader, f"{describe(rank)} is lost with {name}") for rank in ranks[1:]

@@ -186,7 +186,8 @@ class Wire:
         try:
             messages = frames.decode(parts[0])
         except ValueError as error:
-            self._complain(f"frame {number} of host {host} cannot be read: {error}")
+            # Who has sent it has the key: what it said would be missing.
+            self._lose(host, f"frame {number} of it cannot be read: {error}")
             return
         for message in messages:
             if isinstance(message, frames.Bye):
