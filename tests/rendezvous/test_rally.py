@@ -83,6 +83,36 @@ def point() -> Iterator[MeetingPoint]:
         yield point
 
 
+def test_what_rank_0_says_right_after_the_meeting_is_left_for_whoever_takes_the_connection(
+    point: MeetingPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_joined, has_spoken = threading.Event(), threading.Event()
+
+    def packing(message: offers.Joined | offers.Gone) -> bytes:
+        if isinstance(message, offers.Joined):
+            has_joined.set()
+        return offers.pack(message)
+
+    def slow() -> None:
+        if has_joined.is_set():
+            has_spoken.wait(LONG_S)
+
+    monkeypatch.setattr("horovod.rendezvous.rally.pack", packing)
+    leaders = [Leader(point, [0], 2), Leader(point, [1], 2, check=slow)]
+    home = leaders[0].done()
+    for text in (b"first", b"second"):
+        home.socket.send_multipart([host_id(1), text])
+    has_spoken.set()
+    guest = leaders[1].done()
+    try:
+        for text in (b"first", b"second"):
+            assert guest.socket.poll(LONG_S * 1000)
+            assert guest.socket.recv() == text
+    finally:
+        for each in (home, guest):
+            curve.terminate(each.socket.context)
+
+
 def _talk(leaders: list[Leader]) -> None:
     """Everybody reaches rank 0's leader, and it everybody; then all is closed."""
     rallies = [leader.done() for leader in leaders]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -346,8 +346,7 @@ def _last_words(socket: zmq.Socket[bytes], message: Gone) -> None:
     _send(socket, message)
 
 
-def _arrived(socket: zmq.Socket[bytes]) -> list[bytes]:
-    found = []
+def _arrived(socket: zmq.Socket[bytes]) -> Iterator[bytes]:
+    """Receive what has come, one by one: what comes after the last word of a meeting is not the meeting's."""
     while socket.poll(0):
-        found.append(socket.recv())
-    return found
+        yield socket.recv()
