@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,9 @@ def test_hostfile(tmp_path: Path) -> None:
     assert horovodrun("-np", "2", "-hostfile", "hosts", "--mpi", "true", cwd=tmp_path).code == 0
 
 
+BUILT = (("TensorFlow", "tensorflow-cpu"), ("PyTorch", "torch"), ("Keras", "keras"), ("JAX", "jax"), ("NumPy", "numpy"))
+
+
 def test_version_and_help_and_build() -> None:
     assert horovodrun("--version").lines[0].startswith("khorovod ")
     assert "--fusion-threshold-mb" in horovodrun("--help").out
@@ -223,6 +227,7 @@ def test_version_and_help_and_build() -> None:
         "Available Frameworks:",
         "Available Controllers:",
         "Available Tensor Operations:",
+        *(f"[X] {title} {version(name)}\n" for title, name in BUILT),
         "[X] shared memory",
         "[X] MPI",
         "[X] Gloo",

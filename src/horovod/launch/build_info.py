@@ -9,13 +9,16 @@ from horovod._version import __version__
 
 __all__ = ["check_build"]
 
-# Title, the module and distribution that a user installs, and our part that speaks to it, if there is one.
+# Title, the module, and our part that speaks to it.
 _FRAMEWORKS = (
-    ("TensorFlow", "tensorflow", ""),
+    ("TensorFlow", "tensorflow", "horovod.tensorflow"),
     ("PyTorch", "torch", "horovod.torch"),
-    ("JAX", "jax", ""),
+    ("Keras", "keras", "horovod.keras"),
+    ("JAX", "jax", "horovod.jax"),
     ("NumPy", "numpy", "horovod.numpy"),
 )
+# Distributions that bring a module of another name.
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly")}
 # Title, our part, and the module that it needs.
 _CONTROLLERS = (("shared memory", "horovod.transports.shm", ""), ("MPI", "", "mpi4py"), ("Gloo", "", "torch"))
 _OPERATIONS = (
@@ -50,11 +53,16 @@ def check_build() -> str:
 
 def _framework(title: str, name: str, part: str) -> str:
     there = _exists(name) and _exists(part)
-    try:
-        version = metadata.version(name) if there else ""
-    except metadata.PackageNotFoundError:
-        version = ""
-    return _line(f"{title} {version}".rstrip(), there)
+    return _line(f"{title} {_version(name)}".rstrip() if there else title, there)
+
+
+def _version(module: str) -> str:
+    for distribution in _DISTRIBUTIONS.get(module, (module,)):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
 
 
 def _part(title: str, part: str, needs: str) -> str:
