@@ -59,6 +59,7 @@ def test_values_are_read(env: str, text: str, field: str, value: object) -> None
         ("HOROVOD_START_TIMEOUT", "soon", "a number"),
         ("HOROVOD_LOG_LEVEL", "loud", "trace, debug"),
         ("HOROVOD_CYCLE_TIME", "(None,)", "a number"),
+        ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.5", "at most 1"),
     ],
 )
 def test_wrong_value_is_an_error_that_names_the_variable(env: str, text: str, said: str) -> None:

@@ -73,6 +73,7 @@ class Setting:
         inverted: flag and YAML key say the opposite of the variable.
         choices: the allowed texts, lower case; empty for any.
         minimum: least number allowed.
+        maximum: greatest number allowed.
         in_effect: whether this version does anything with it.
     """
 
@@ -88,6 +89,7 @@ class Setting:
     inverted: bool = False
     choices: tuple[str, ...] = ()
     minimum: float | None = 0
+    maximum: float | None = None
     in_effect: bool = True
 
 
@@ -203,9 +205,9 @@ class Config:
     )  # fmt: skip
 
 
-def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str = "") -> Setting:
+def _inert(env: str, default: Value, help: str, flag: str = "", yaml_path: str = "", **more: Any) -> Setting:
     off = flag.replace("--", "--no-", 1) if flag and isinstance(default, bool) else ""
-    return Setting(env, default, help, flag=flag, flag_off=off, yaml_path=yaml_path, in_effect=False)
+    return Setting(env, default, help, flag=flag, flag_off=off, yaml_path=yaml_path, in_effect=False, **more)
 
 
 INERT: tuple[Setting, ...] = (
@@ -223,7 +225,7 @@ INERT: tuple[Setting, ...] = (
     _inert("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, "See HOROVOD_AUTOTUNE.",
            "--autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples"),
     _inert("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, "See HOROVOD_AUTOTUNE.",
-           "--autotune-gaussian-process-noise", "autotune.gaussian_process_noise"),
+           "--autotune-gaussian-process-noise", "autotune.gaussian_process_noise", maximum=1),
     _inert("HOROVOD_NUM_NCCL_STREAMS", 1, "For jobs over NCCL.",
            "--num-nccl-streams", "library_options.num_nccl_streams"),
     _inert("HOROVOD_BATCH_D2D_MEMCOPIES", True, "For GPU operations of Horovod."),
@@ -280,6 +282,8 @@ def parse(setting: Setting, text: str, source: str = "") -> Value:
         raise ValueError(f"{where} must be {wanted}; received {text!r}") from None
     if not (setting.minimum is None or value >= setting.minimum) or value == float("inf"):
         raise ValueError(f"{where} must be {wanted} of at least {setting.minimum:g}; received {text!r}")
+    if setting.maximum is not None and value > setting.maximum:
+        raise ValueError(f"{where} must be {wanted} of at most {setting.maximum:g}; received {text!r}")
     return value
 
 
