@@ -223,6 +223,7 @@ def _slices(mode: str) -> None:
     np.testing.assert_allclose(found[0], total / 2)
     np.testing.assert_allclose(found[1], total)
     np.testing.assert_allclose(found[2], [[3.0, 3.0]])
+    assert hvd.grouped_reducescatter([]) == hvd.grouped_allreduce([]) == []
     with pytest.raises(NotImplementedError, match="Sum and Average"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=hvd.Max)
 

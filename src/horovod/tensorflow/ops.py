@@ -107,7 +107,7 @@ def grouped_allreduce(
         New tensors, in the order of ``tensors``; ``tensors`` itself if that is empty or None.
     """
     if not tensors:
-        return tensors
+        return list(tensors)
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     sparse = [index for index, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [index for index in range(len(tensors)) if index not in sparse]
@@ -320,6 +320,8 @@ def grouped_reducescatter(
     Returns:
         This rank's rows of each, in the order of ``tensors``.
     """
+    if not tensors:
+        return list(tensors)
     how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, compression, how, name, ignore_name_scope)
 
