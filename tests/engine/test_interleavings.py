@@ -137,6 +137,34 @@ def two_threads_for_one_handle(stage: Stage, ranks: Ranks) -> None:
     actors = stage.play(wait, wait, *_on_all(ranks, lambda rank: _once(ranks, rank), 1))
     _raise_all(actors)
     assert [actor.result for actor in actors] == [ranks.total] * len(actors)
+    assert stage.clock < 0.001, "somebody slept although there was work"
+
+
+def one_of_two_threads_is_served_first(stage: Stage, ranks: Ranks) -> None:
+    """Two threads wait; the other ranks come to the second operation only when the first one is over."""
+
+    def other(rank: int) -> list[list[float]]:
+        return [_once(ranks, rank, name) for name in "ba"]
+
+    actors = stage.play(lambda: _once(ranks, 0, "a"), lambda: _once(ranks, 0, "b"), *_on_all(ranks, other, 1))
+    _raise_all(actors)
+    assert [actor.result for actor in actors[:2]] == [ranks.total] * 2
+    assert stage.clock < 0.001, "somebody slept although there was work"
+
+
+def submit_beside_a_wait(stage: Stage, ranks: Ranks) -> None:
+    """One thread submits what it does not wait for yet, another one waits; the other ranks need both."""
+    handles: list[Handle] = []
+
+    def other(rank: int) -> list[list[float]]:
+        return [_once(ranks, rank, name) for name in "ba"]
+
+    submitted = stage.play(
+        lambda: handles.append(ranks.submit(0, "a")), lambda: _once(ranks, 0, "b"), *_on_all(ranks, other, 1)
+    )
+    _raise_all(submitted)
+    assert stage.clock < 0.001, "somebody slept although there was work"
+    _raise_all(stage.play(lambda: ranks.wait(0, handles[0])))
 
 
 def wait_against_shutdown(stage: Stage, ranks: Ranks) -> None:
@@ -236,6 +264,8 @@ SCENARIOS = [
     patient_calls,
     two_threads_of_a_rank,
     two_threads_for_one_handle,
+    one_of_two_threads_is_served_first,
+    submit_beside_a_wait,
     wait_against_shutdown,
     fail_against_submit,
     ask_against_submit,
@@ -321,8 +351,8 @@ def _two_finish(stage: Stage, ranks: Ranks) -> None:
     handle = ranks.submit(0, "x")
     ranks.engines[0]._log.inbox.clear()
     ranks.engines[0]._log._named.clear()
-    handle.waiter = Lock(stage)
-    handle.waiter.acquire()
+    handle.waiters = [Lock(stage)]
+    handle.waiters[0].acquire()
     _raise_all(stage.play(handle.finish, handle.finish))
 
 
@@ -330,9 +360,9 @@ def test_it_finds_a_lock_that_is_looked_at_and_then_released(monkeypatch: pytest
     assert _all(_two_finish, 1, most=2) > 20
 
     def wake(self: Handle) -> None:
-        waiter = self.waiter
-        if waiter is not None and waiter.locked():
-            waiter.release()
+        for waiter in self.waiters:
+            if waiter.locked():
+                waiter.release()
 
     monkeypatch.setattr(Handle, "wake", wake)
     [error] = _found(_two_finish, hands_over=True, most=2)
@@ -360,7 +390,7 @@ def _many_at_once(stage: Stage, ranks: Ranks, states: list[bool]) -> None:
 
     def act(rank: int) -> None:
         handles = [ranks.submit(rank, f"{number}") for number in range(100)]
-        handles[0].waiter = handles[0].waiter or first
+        handles[0].waiters.append(first)
         for handle in handles:
             ranks.wait(rank, handle)
 

@@ -28,7 +28,7 @@ def _lingers(late: int) -> None:
     assert not engine.linger(handle, 0.01)
     done = threading.Lock()
     done.acquire()
-    handle.waiter = done
+    handle.waiters.append(done)
     go = hvd.allreduce_async(np.ones(1), name="go")
     # Nobody waits in the engine: its own thread does the rest.
     assert handle.done or done.acquire(timeout=300)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from horovod.core.requests import ITEMSIZE, Request
 from horovod.engine.records import ENDED, ERROR, Record, now
 from horovod.transports.base import Inline, Work
@@ -76,7 +78,7 @@ class Handle(Work, kw_only=True, eq=False):
         error: why it failed, or None.
         result: the answer of an operation that answers with a number.
         received_splits: rows that came from each member of an alltoall.
-        waiter: released when the handle is done, if somebody sleeps on it.
+        waiters: locks that are released when the handle is done, one for each thread that sleeps.
     """
 
     allocator: Allocator
@@ -88,8 +90,8 @@ class Handle(Work, kw_only=True, eq=False):
     error: BaseException | None = None
     result: int = 0
     received_splits: tuple[int, ...] = ()
-    # A lock's type has no name of its own.
-    waiter: Any = None
+    # A lock's type has no name of its own. Each thread has one: to share it, two that come at once had to agree.
+    waiters: list[Any] = msgspec.field(default_factory=list)
 
     def allocate(self, index: int, shape: tuple[int, ...]) -> Buffer:
         """Return the output buffer of tensor ``index``, made now if there is none."""
@@ -128,9 +130,8 @@ class Handle(Work, kw_only=True, eq=False):
             self.wake()
 
     def wake(self) -> None:
-        """Wake who sleeps on it."""
-        waiter = self.waiter
-        if waiter is not None:
+        """Wake all who sleep on it."""
+        for waiter in list(self.waiters):
             try:
                 waiter.release()
             except RuntimeError:

@@ -236,7 +236,7 @@ class LogRunner:
         for handle in handles:
             handle.record[ENDED] = ended
             handle.finish(wake=False)
-            if handle.waiter is not None:
+            if handle.waiters:
                 # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
                 self._to_wake.append(handle)
 

@@ -58,8 +58,9 @@ class Progress:
         self._stepper = stepper
         self._channel = channel
         self._doorbell = doorbell
-        # Not the handle, which would keep tensors alive that nobody needs any more.
-        self._awaited: Record | None = None
+        # What the callers wait for, by identity, while they leave the work to others. Not the handles, which would keep
+        # tensors alive that nobody needs any more.
+        self._awaited: dict[int, Record] = {}
         self._direct: Record | None = None
         # Whether the last one to wait could not do the work himself.
         self._hands_over = False
@@ -97,7 +98,7 @@ class Progress:
         elif self._guard.allows():
             self._direct = handle.record
         else:
-            self._awaited = handle.record
+            self._awaited[id(handle.record)] = handle.record
             if self._is_asleep:
                 self._wake()
         if self.is_over:
@@ -122,28 +123,21 @@ class Progress:
     def _wait_behind(self, handle: Handle) -> None:
         signal = self._hand_over(handle)
         while not handle.done:
-            if signal.acquire(True, _SLICE_S):
-                # Others may wait for the same.
-                with contextlib.suppress(RuntimeError):  # it has been released once more meanwhile
-                    signal.release()
-                continue
-            # Another thread may have waited for something else meanwhile, and got it.
-            self._awaited = handle.record
-            if self._is_asleep:
-                self._wake()
-            if self.is_over:
+            if not signal.acquire(True, _SLICE_S) and self.is_over:
                 self._stepper.sweep()
 
     def linger(self, handle: Handle, limit_s: float) -> None:
         """Wait as ``wait`` does where the engine's thread does the work, but for a limited time."""
         self._hands_over, self._direct = True, None
         self._hand_over(handle).acquire(True, limit_s)
-        self._awaited = None
+        self._awaited.pop(id(handle.record), None)
 
     def _hand_over(self, handle: Handle) -> Any:
         """Let the engine's thread do the work; return the lock that it releases when ``handle`` is done."""
-        signal = self._signal_of(handle)
-        self._awaited = handle.record
+        signal = allocate_lock()
+        signal.acquire()
+        handle.waiters.append(signal)
+        self._awaited[id(handle.record)] = handle.record
         if self._is_asleep:
             self._wake()
         elif self._is_napping:
@@ -178,15 +172,6 @@ class Progress:
             # What it has to tell takes as long as it takes, within limits of its own.
             self._thread.join(_SLICE_S)
         return not self._thread.is_alive()
-
-    @staticmethod
-    def _signal_of(handle: Handle) -> Any:
-        signal = handle.waiter
-        if signal is None:
-            signal = allocate_lock()
-            signal.acquire()
-            handle.waiter = signal
-        return signal
 
     def _end_nap(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended already
@@ -232,8 +217,9 @@ class Progress:
             doorbell.park()
             doorbell.ring_deferred()
             self._turn.release()
-            if self._reason is not None or (doorbell.heard() != heard and stepper.has_news()):
-                # Who rang in between found this rank awake; its own thread has to be told.
+            if self._reason is not None or self._is_awaited() or (doorbell.heard() != heard and stepper.has_news()):
+                # Who rang in between found this rank awake, and another thread may have left its work to this one; the
+                # rank's own thread has to be told.
                 self._wake()
 
     def _run(self) -> None:
@@ -332,12 +318,18 @@ class Progress:
         return came
 
     def _is_awaited(self) -> bool:
+        """Whether somebody waits who does not do the work; for any thread, since each of these steps is only one."""
         awaited = self._awaited
-        return awaited is not None and not awaited[ENDED]
+        if awaited:
+            for key, record in list(awaited.items()):
+                if not record[ENDED]:
+                    return True
+                awaited.pop(key, None)
+        return False
 
     def _waited_s(self) -> float:
-        awaited = self._awaited
-        return (now() - awaited[WAITED]) / 1e9 if awaited is not None and awaited[WAITED] else _SLICE_S
+        since = [record[WAITED] for record in list(self._awaited.values()) if record[WAITED] and not record[ENDED]]
+        return (now() - min(since)) / 1e9 if since else _SLICE_S
 
     def _let_the_caller_submit(self) -> None:
         """Pause while the caller, who has no other core, submits one operation after the other."""

@@ -257,7 +257,7 @@ class _Run:
         if lingers and self._linger(engine, handle):
             self.finish()
             return
-        handle.waiter = self
+        handle.waiters.append(self)
         if handle.done:
             self.release()
 
