@@ -57,6 +57,8 @@ class Liveness:
         peers = self._peers
         lost = peers.gone()
         if lost is not None:
+            # What it has done before is in the log by now, and may be all that this rank waits for.
+            log.step()
             raise self._lost(lost, self._waited_in(log))
         # Who waits for nothing may go on alone.
         for source in self._sources:
