@@ -24,6 +24,7 @@ from horovod.launch import frames, task
 from horovod.launch.frames import Wire
 from horovod.launch.local import LocalJob
 from horovod.launch.machine import machine_name
+from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchPlan
 
 __all__ = ["Agent", "main", "problems"]
@@ -223,6 +224,7 @@ def main() -> int:
     wire = Wire(os.dup(0), os.dup(1), is_launcher=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    adopt()
     agent = Agent(wire)
     try:
         agent.run()
