@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from horovod.world import World
 __all__ = [
     "ProcessSet",
     "add_process_set",
+    "at_init",
     "global_process_set",
     "init",
     "process_set_ids_and_ranks",
@@ -104,10 +105,16 @@ def _make_global() -> ProcessSet:
 global_process_set = _make_global()
 _registered: list[ProcessSet] = []
 _adapter = NumpyAdapter()
+_at_init: list[Callable[[], None]] = []
+
+
+def at_init(function: Callable[[], None]) -> None:
+    """Call a function in every ``init()`` from now on, whichever framework's that is, when rank and size are known."""
+    _at_init.append(function)
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the job that a launcher started, or make a world of one.
+    """Join the job that a launcher started, or make a world of one; does nothing when already done.
 
     Args:
         comm: None for all ranks; a list of some, which then form a job of their own and are numbered as they are
@@ -133,6 +140,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if by_comm and comm is not None and not communicators.is_communicator(comm):
         raise NotImplementedError("process sets made of MPI communicators need comm=None or a communicator")
     context.init(_place(comm))
+    for function in _at_init:
+        function()
     world = context.world()
     global_process_set.ranks = list(range(world.size))
     if by_comm:

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from horovod.bindings import everywhere
+from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.later import explain
-from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
-from horovod.errors import HorovodInternalError
 from horovod.jax import lowering as _lowering
 from horovod.jax.compression import Compression
 from horovod.jax.failures import typed_errors
@@ -53,36 +52,13 @@ from horovod.jax.ops import (
     reducescatter,
 )
 from horovod.jax.optimizer import DistributedOptimizer, allreduce_gradients
-from horovod.jax.runtime import comm as _comm
-from horovod.jax.runtime import init
 
 _lowering.register()
 
-shutdown = _comm.shutdown
-is_initialized = _comm.is_initialized
-size = _comm.size
-rank = _comm.rank
-local_size = _comm.local_size
-local_rank = _comm.local_rank
-cross_size = _comm.cross_size
-cross_rank = _comm.cross_rank
-is_homogeneous = _comm.is_homogeneous
-start_timeline = _comm.start_timeline
-stop_timeline = _comm.stop_timeline
-stats = _comm.stats
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -96,34 +72,20 @@ __all__ = [
     "broadcast_async",
     "broadcast_object",
     "broadcast_parameters",
-    "cross_rank",
-    "cross_size",
-    "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_async",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
     "synchronize",
     "typed_errors",
 ]
+__all__ += everywhere.__all__
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
+from horovod.bindings import everywhere
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
-from horovod.bindings.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
-from horovod.errors import HorovodInternalError
 
 _collectives = Collectives(NumpyAdapter())
 
-init = _collectives.init
-shutdown = _collectives.shutdown
-is_initialized = _collectives.is_initialized
-size = _collectives.size
-rank = _collectives.rank
-local_size = _collectives.local_size
-local_rank = _collectives.local_rank
-cross_size = _collectives.cross_size
-cross_rank = _collectives.cross_rank
-is_homogeneous = _collectives.is_homogeneous
-start_timeline = _collectives.start_timeline
-stop_timeline = _collectives.stop_timeline
-stats = _collectives.stats
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_
 allreduce_async = _collectives.allreduce_async
@@ -59,15 +40,6 @@ zeros = _collectives.zeros
 empty = _collectives.empty
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -83,10 +55,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
-    "cross_rank",
-    "cross_size",
     "empty",
-    "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -95,22 +64,11 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
     "synchronize",
     "zeros",
 ]
+__all__ += everywhere.__all__

@@ -21,13 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.bindings.later import explain
-from horovod.bindings.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from horovod.errors import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
@@ -58,19 +51,14 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "LocalGradientAggregationHelper",
     "PartialDistributedGradientTape",
-    "ProcessSet",
     "SyncBatchNormalization",
-    "add_process_set",
     "allgather_object",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "global_process_set",
-    "remove_process_set",
 ]
 __all__ += mpi_ops.__all__
 
