@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from horovod.bindings.gradients.buckets import Bucket
+__all__ = ["Slot", "Vehicle"]
 
-__all__ = ["Slot"]
+
+class Vehicle(Protocol):
+    """What a bucket is to its slots.
+
+    Attributes:
+        incomplete: how many of its gradients are not ready.
+    """
+
+    incomplete: int
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it has been handed over, and not come back."""
+
+    @property
+    def pending(self) -> Any:
+        """Waits for what is in flight."""
+
+    def submit(self) -> None:
+        """Hand it over to the other ranks."""
 
 
 @dataclass(eq=False)
@@ -32,7 +50,7 @@ class Slot:
     name: str
     passes_left: int
     arrival: int = -1
-    bucket: Bucket | None = None
+    bucket: Vehicle | None = None
     view: Any = None
     sparse_dim: int = 0
     unbucketed: bool = False
