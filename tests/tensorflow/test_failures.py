@@ -99,6 +99,11 @@ def _until_somebody_dies(mode: str) -> tuple[str, str]:
     try:
         if mode == "function":
             step(tf.ones([1000]))
+        elif mode == "session":
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                total = tf.reduce_sum(hvd.allreduce(tf.ones([1000])))
+                while True:
+                    session.run(total)
         else:
             while True:
                 hvd.allreduce(tf.ones([1000]))
@@ -107,7 +112,7 @@ def _until_somebody_dies(mode: str) -> tuple[str, str]:
     return "", "nothing"
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_a_rank_that_dies_inside_ends_the_others(mode: str) -> None:
     ranks = Ranks(3, _until_somebody_dies, (mode,), framework="tensorflow")
     outcomes = ranks.outcomes()
