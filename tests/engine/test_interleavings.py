@@ -14,8 +14,8 @@ from pairs import FILES, Ranks, on_stage
 from horovod.engine.handles import Handle
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import LogEntry
+from horovod.engine.progress import Progress
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
-from horovod.links.local import LocalDoorbell
 
 Scenario = Callable[[Stage, Ranks], None]
 
@@ -142,11 +142,8 @@ def two_threads_for_one_handle(stage: Stage, ranks: Ranks) -> None:
 
 def one_of_two_threads_is_served_first(stage: Stage, ranks: Ranks) -> None:
     """Two threads wait; the other ranks come to the second operation only when the first one is over."""
-
-    def other(rank: int) -> list[list[float]]:
-        return [_once(ranks, rank, name) for name in "ba"]
-
-    actors = stage.play(lambda: _once(ranks, 0, "a"), lambda: _once(ranks, 0, "b"), *_on_all(ranks, other, 1))
+    others = _on_all(ranks, lambda rank: [_once(ranks, rank, name) for name in "ba"], 1)
+    actors = stage.play(lambda: _once(ranks, 0, "a"), lambda: _once(ranks, 0, "b"), *others)
     _raise_all(actors)
     assert [actor.result for actor in actors[:2]] == [ranks.total] * 2
     assert stage.clock < 0.001, "somebody slept although there was work"
@@ -155,14 +152,8 @@ def one_of_two_threads_is_served_first(stage: Stage, ranks: Ranks) -> None:
 def submit_beside_a_wait(stage: Stage, ranks: Ranks) -> None:
     """One thread submits what it does not wait for yet, another one waits; the other ranks need both."""
     handles: list[Handle] = []
-
-    def other(rank: int) -> list[list[float]]:
-        return [_once(ranks, rank, name) for name in "ba"]
-
-    submitted = stage.play(
-        lambda: handles.append(ranks.submit(0, "a")), lambda: _once(ranks, 0, "b"), *_on_all(ranks, other, 1)
-    )
-    _raise_all(submitted)
+    others = _on_all(ranks, lambda rank: [_once(ranks, rank, name) for name in "ba"], 1)
+    _raise_all(stage.play(lambda: handles.append(ranks.submit(0, "a")), lambda: _once(ranks, 0, "b"), *others))
     assert stage.clock < 0.001, "somebody slept although there was work"
     _raise_all(stage.play(lambda: ranks.wait(0, handles[0])))
 
@@ -370,11 +361,16 @@ def test_it_finds_a_lock_that_is_looked_at_and_then_released(monkeypatch: pytest
 
 
 def test_it_finds_a_wake_up_that_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalDoorbell, "heard", lambda self: 0)
-    monkeypatch.setattr(
-        LocalDoorbell, "sleep", lambda self, heard, timeout_s, parked: self._bell.acquire(True, timeout_s)
-    )
-    [error] = _found(two_threads_of_a_rank, hands_over=False, most=2)
+    hand_over = Progress._hand_over
+
+    def share(self: Progress, handle: Handle) -> Any:
+        theirs = handle.waiters[:1]
+        own = hand_over(self, handle)
+        handle.waiters[:] = theirs or [own]
+        return handle.waiters[0]
+
+    monkeypatch.setattr(Progress, "_hand_over", share)
+    [error] = _found(two_threads_for_one_handle, hands_over=True, most=2)
     assert "although there was work" in str(error)
 
 
