@@ -56,7 +56,8 @@ class SignatureTable:
         self._sets = sets
         self._transport = transport
         self._capacity = capacity
-        self._known: dict[Any, Signature] = {}
+        # In this order they are forgotten; to find the first key of a plain dict takes a look at all removed before it.
+        self._known: collections.OrderedDict[Any, Signature] = collections.OrderedDict()
         self._free: collections.deque[int] = collections.deque()
         self._next = 0
         self._forgotten: dict[Kind, Usage] = {}
