@@ -53,6 +53,22 @@ def test_lines_are_labelled(chunks: list[bytes], shown: bytes) -> None:
     assert sink.data == shown
 
 
+ABSL = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+ONEDNN = b"I0000 00:00:1795333700.061875   11756 port.cc:153] oneDNN custom operations are on. You may see slight\n"
+
+
+@pytest.mark.parametrize("cut", [1, len(ABSL), len(ABSL + ONEDNN) - 1])
+def test_what_tensorflow_says_unasked_is_left_out(cut: int) -> None:
+    noise, others = ABSL + ONEDNN, b"I0000 00:00:1 2 port.cc:153] other\nsaid: " + ONEDNN
+    for is_quiet, shown in ((True, b""), (False, b"0:" + ABSL + b"0:" + ONEDNN)):
+        sink = MemorySink()
+        stream = RankStream(sink, "0:", is_repeat=lambda text: False, is_quiet=is_quiet)
+        stream.feed(noise[:cut])
+        stream.feed(noise[cut:] + others)
+        stream.finish()
+        assert sink.data == shown + others.replace(b"I0000 00:00:1 2", b"0:I0000 00:00:1 2").replace(b"said", b"0:said")
+
+
 def test_a_stamp_stands_before_each_label() -> None:
     sink = MemorySink()
     times = iter(["Mon ", "Tue "])

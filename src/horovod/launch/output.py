@@ -24,6 +24,12 @@ __all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "Text
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
 _TAIL_BYTES = 1 << 16
+#: What TensorFlow says in each process before it reads how much it is to say.
+_NOISE = re.compile(
+    rb"^(WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"|I0000 [0-9:. ]+\bport\.cc:\d+\] oneDNN custom operations are on\..*)\n",
+    re.MULTILINE,
+)
 
 
 class TextWriter(Protocol):
@@ -169,6 +175,7 @@ class RankStream:
         file: gets everything as it comes, if given.
         stamp: gives what stands before the label, if given.
         is_repeat: asked about a traceback with which the stream ends, whether it need not be shown, if given.
+        is_quiet: whether to leave out what TensorFlow says unasked.
     """
 
     def __init__(
@@ -178,6 +185,7 @@ class RankStream:
         file: BinaryIO | None = None,
         stamp: Callable[[], str] | None = None,
         is_repeat: Callable[[bytes], bool] | None = None,
+        is_quiet: bool = False,
     ) -> None:
         self.sink = sink
         self._label = label.encode()
@@ -187,6 +195,7 @@ class RankStream:
         self._shown = False  # the beginning of the line in _partial stands on the terminal already
         self._tail = b""
         self._is_repeat = is_repeat
+        self._is_quiet = is_quiet
         self._held = b""
         #: Until when a traceback is kept back; None when there is none.
         self.hold_until: float | None = None
@@ -224,11 +233,12 @@ class RankStream:
 
     def _emit(self, text: bytes) -> None:
         text = text.replace(b"\r\n", b"\n")
+        if self._is_quiet:
+            text = _NOISE.sub(b"", text)
         if self._is_repeat is not None:
             text = self._hold(text)
-            if not text:
-                return
-        self._show(text)
+        if text:
+            self._show(text)
 
     def _hold(self, text: bytes) -> bytes:
         """Keep back what begins with a traceback; return what comes before it."""

@@ -140,6 +140,7 @@ class _Supervision:
             NullSink() if rank in display.hidden else self._console[name == "stderr"],
             label, file, time.ctime if self._plan.timestamps else None,
             functools.partial(self._tracebacks.is_repeat, rank) if label and name == "stderr" else None,
+            name == "stderr" and self._plan.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0",
         )  # fmt: skip
         if name == "stderr":
             self._stderr.append(stream)
