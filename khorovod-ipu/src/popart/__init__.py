@@ -84,6 +84,15 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> object:
+    if name.startswith("Adaptive"):
+        raise AttributeError(
+            f"popart.{name}: AdaGrad, RMSProp and AdaDelta are not in the software device, which has SGD, ConstSGD, "
+            "Adam, AdaMax and Lamb. Use popart.Adam, or a torch optimizer with horovod.torch"
+        )
+    raise AttributeError(f"the software device's popart has no {name!r}; docs/popart.md says what it imitates")
+
+
 class Patterns:
     """Which rewritings of the graph are on: accepted, without effect on the software device.
 

@@ -267,3 +267,10 @@ def test_what_a_plan_refuses() -> None:
             popart.TrainingSession(**given)
     with pytest.raises(popart.popart_exception, match="accumulated in training only"):
         popart.InferenceSession(model, flow, device, userOptions=options(accumulationFactor=2))
+
+
+def test_what_popart_has_and_the_software_device_has_not_says_so() -> None:
+    with pytest.raises(AttributeError, match=r"popart.AdaptiveMode: AdaGrad, .*\. Use popart.Adam"):
+        _ = popart.AdaptiveMode.RMSProp
+    with pytest.raises(AttributeError, match="popart has no 'Ir'"):
+        _ = popart.Ir

@@ -84,10 +84,26 @@ def _trained(folder: str) -> dict[str, Any]:
         found["evaluated"] = again.evaluate(data)
         found["predicted"] = [float(value["y"]) for value in again.predict(data)]
         found["summed"] = summed.get_variable_value("w")
+        found["exported"] = _exported(again, f"{folder}/exported")
         found["summaries"] = bool(list(Path(mine).glob("events*")))
         with tf.Graph().as_default():
             found["plain"] = sorted(name for name, _ in tf.train.list_variables(mine))
     return found
+
+
+def _exported(estimator: Any, folder: str) -> list[Any]:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import export
+
+    def receive() -> Any:
+        fed = tf.compat.v1.placeholder(tf.float32, [None, 1], name="x")
+        return export.ServingInputReceiver(fed, fed)
+
+    written = estimator.export_saved_model(folder, receive)
+    loaded = tf.saved_model.load(written.decode())
+    served = loaded.signatures["serving_default"](input=tf.constant([[1.0], [2.0]]))
+    return [written != estimator.export_saved_model(folder, receive), *served["y"].numpy().ravel().tolist()]
 
 
 def _expected(steps: int, scale: float = 0.5) -> np.float32:
@@ -107,6 +123,7 @@ def test_host_call_makes_the_sdks_steps_to_the_bit_and_resumes(tmp_path: Path) -
     assert first["evaluated"]["global_step"] == 3
     assert first["evaluated"]["error"] == pytest.approx((first["after 3"] - 1) ** 2)
     assert first["predicted"] == [first["after 3"]] * 4
+    assert first["exported"] == [True, first["after 3"], 2 * first["after 3"]]
     assert {"w", "global_step", "seen"} <= set(first["plain"])
 
 

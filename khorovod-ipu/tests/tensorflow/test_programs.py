@@ -43,11 +43,15 @@ def _keras() -> list[Any]:
 
     part = 6 // size
     losses = [float(step(tf.constant(batch[rank * part : (rank + 1) * part]))) for batch in inputs]
-    return [losses, *(v.numpy().tolist() for v in model.trainable_variables)]
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    rows = tf.data.Dataset.from_tensor_slices((inputs.reshape(12, 4), np.ones((12, 1), "float32"))).batch(6)
+    fitted = model.fit(rows, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return [losses, fitted, model.evaluate(rows, verbose=0), *(v.numpy().tolist() for v in model.trainable_variables)]
 
 
 @pytest.mark.slow
-def test_a_model_of_keras_3_in_a_loop_of_ones_own_learns_what_one_worker_learns_from_the_whole_batch() -> None:
+def test_a_model_of_keras_3_learns_what_one_worker_learns_from_the_whole_batch_in_a_loop_and_by_fit() -> None:
     (alone,) = run_ranks(1, _keras, framework="keras-tensorflow")
     both = run_ranks(2, _keras, framework="keras-tensorflow")
     for trained in both:
@@ -108,6 +112,15 @@ def _program() -> dict[str, Any]:
             lambda: loops.repeat(4, lambda total, x: total + tf.cast(x, tf.float32), [0.0], other), []
         )
         fed = outfeed.dequeue()
+
+        def step() -> Any:
+            # With a global step, minimize() returns something that is neither a tensor nor an operation.
+            loss = tf.square(v1.get_variable("c", initializer=1.0))
+            trained = v1.train.GradientDescentOptimizer(0.125).minimize(loss, v1.train.get_or_create_global_step())
+            return loss, trained
+
+        with strategy.scope():
+            (stepped,) = strategy.run(lambda: ipu_compiler.compile(step, []))
         with v1.Session() as session:
             session.run([infeed.initializer, other.initializer])
             session.run(v1.global_variables_initializer())
@@ -117,6 +130,7 @@ def _program() -> dict[str, Any]:
             found["losses"] = session.run(fed)
             found["summed"] = session.run(summed)
             found["again"] = session.run(summed)
+            found["stepped"] = [session.run(stepped), session.run(stepped), session.run(v1.train.get_global_step())]
     return found
 
 
@@ -131,6 +145,7 @@ def test_a_pipeline_is_one_launch_with_two_reductions_per_repeat() -> None:
         np.testing.assert_allclose(found["weights"], [a, b], rtol=1e-5)
         np.testing.assert_allclose(found["losses"], [pair[rank] for pair in losses], rtol=1e-5)
         assert found["summed"] == [6.0] and found["again"] == [22.0]
+        assert found["stepped"] == [1.0, (1 - 0.125 * 2 * 2.0) ** 2, 2]  # not in an Estimator: the sum over the workers
 
 
 def _functions() -> list[Any]:

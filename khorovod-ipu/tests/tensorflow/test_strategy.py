@@ -93,6 +93,7 @@ def _eager() -> dict[str, Any]:
     found["columns"] = strategy.gather(tf.fill([1, rank + 1], rank), -1).numpy().tolist()
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([2, 2]))
     found["slices"] = tf.convert_to_tensor(strategy.reduce("SUM", slices)).numpy().tolist()
+    found["number"] = int(strategy.run(lambda: tf.distribute.get_replica_context().replica_id_in_sync_group))
     found["one"] = float(tf.function(lambda: strategy.run(_summed))())
     with strategy.scope():
         count = tf.Variable(
@@ -111,8 +112,9 @@ def _summed() -> Any:
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
 
 
-def test_the_numbers_of_the_sdks_tests_eagerly() -> None:
-    for rank, found in enumerate(run_ranks(2, _eager, framework="tensorflow")):
+@pytest.mark.parametrize("hosts", [(), (1, 1)], ids=["one host", "two hosts"])
+def test_the_numbers_of_the_sdks_tests_eagerly(hosts: tuple[int, ...]) -> None:
+    for rank, found in enumerate(run_ranks(2, _eager, framework="tensorflow", hosts=hosts)):
         assert found["first"] == 1.0
         assert found["squares"] == [1, 13, 41, 85, 145]
         assert found["context"] == (2, rank, 2)
@@ -120,6 +122,7 @@ def test_the_numbers_of_the_sdks_tests_eagerly() -> None:
         assert found["rows"] == [[0, 0], [1, 1], [1, 1]]
         assert found["columns"] == [[0, 1, 1]]
         assert found["slices"] == [[1, 1], [1, 1]]
+        assert found["number"] == rank
         assert found["one"] == 2.0
         assert found["count"] == 3
 

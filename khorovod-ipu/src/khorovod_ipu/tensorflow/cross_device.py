@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, distribute_utils, values
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils, values
 
 from khorovod_ipu.tensorflow.collectives import Collectives, gathered_rows
 
@@ -14,7 +14,7 @@ __all__ = ["HostReductions"]
 
 
 class HostReductions(cross_device_ops.CrossDeviceOps):
-    """Reductions of one value per worker, each for itself, on the host.
+    """Reductions of the values of this worker's replicas and of all other workers, each for itself, on the host.
 
     Every tensor is combined as soon as it exists: nothing is packed together, so that the first gradients travel
     while the last are computed.
@@ -47,7 +47,20 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
         """Combine one value."""
-        return _mirrored(self.combined(reduce_op, per_replica_value.values[0]), destinations)
+        return _mirrored(self.combined(reduce_op, self._of_this_worker(reduce_op, per_replica_value)), destinations)
+
+    def _of_this_worker(self, reduce_op: Any, per_replica_value: Any) -> Any:
+        """The sum, or the mean, over the replicas of this worker."""
+        parts = per_replica_value.values
+        if len(parts) == 1:
+            return parts[0]
+        with tf.name_scope("replica_reduce"), tf.device(self._collectives.host):
+            total = cross_device_utils.aggregate_tensors_or_indexed_slices(list(parts))
+            if reduce_op != tf.distribute.ReduceOp.MEAN:
+                return total
+            if total.dtype.is_integer:
+                return total // len(parts)
+            return cross_device_utils.divide_by_n_tensors_or_indexed_slices(total, len(parts))
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any
@@ -66,7 +79,9 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
         with tf.name_scope("host_gather"), tf.device(self._collectives.host):
-            return _mirrored(gathered_rows(per_replica_value.values[0], int(axis), self._collectives), destinations)
+            parts = per_replica_value.values
+            rows = parts[0] if len(parts) == 1 else tf.concat(parts, int(axis))
+            return _mirrored(gathered_rows(rows, int(axis), self._collectives), destinations)
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
         flat = tf.nest.flatten(value)
@@ -75,8 +90,12 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
 
 
 def _mirrored(value: Any, destinations: Any) -> Any:
-    (device, *_) = cross_device_ops.get_devices_from(destinations)
-    if not isinstance(value, tf.IndexedSlices):
-        with tf.device(device):
-            value = tf.identity(value)
-    return distribute_utils.regroup((value,), wrap_class=values.Mirrored)
+    devices = cross_device_ops.get_devices_from(destinations)
+    if isinstance(value, tf.IndexedSlices):
+        copies = [value] * len(devices)
+    else:
+        copies = []
+        for device in devices:
+            with tf.device(device):
+                copies.append(tf.identity(value))
+    return distribute_utils.regroup(tuple(copies), wrap_class=values.Mirrored)

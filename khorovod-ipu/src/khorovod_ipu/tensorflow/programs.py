@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, while_loop
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable, _UnreadVariable
 
 __all__ = ["OptimizerFunctionOutput", "compiled", "ipu_scope", "pipeline", "repeat"]
 
@@ -41,6 +41,8 @@ def _split(outputs: Any) -> tuple[list[Any], list[Any]]:
     if outputs is None:
         return [], []
     flat = tf.nest.flatten(outputs) if isinstance(outputs, (list, tuple, dict)) else [outputs]
+    # What `minimize(loss, global_step)` returns stands for an operation, too.
+    flat = [value.op if isinstance(value, _UnreadVariable) else value for value in flat]
     operations = [value for value in flat if isinstance(value, tf.Operation)]
     tensors = [tf.convert_to_tensor(v) for v in flat if not isinstance(v, tf.Operation) and v is not None]
     return tensors, operations

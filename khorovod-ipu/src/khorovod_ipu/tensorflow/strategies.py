@@ -68,7 +68,7 @@ class IPUHorovodStrategy(HostReducedStrategy):
 class PopDistStrategy(HostReducedStrategy):
     """Instances that ``poprun`` started, combined by the engine of ``horovod.tensorflow``.
 
-    An instance has one replica here: ``poprun`` with as many instances as replicas.
+    The replicas of an instance take turns, each with its own copy of the variables, and meet where they combine values.
 
     Args:
         ipu_device: where replicas compute.
@@ -77,7 +77,7 @@ class PopDistStrategy(HostReducedStrategy):
         enable_keras_extensions: accepted.
 
     Raises:
-        NotImplementedError: the instance has several replicas.
+        RuntimeError: the job has not as many processes as instances.
     """
 
     supports_loss_scaling = True
@@ -92,14 +92,9 @@ class PopDistStrategy(HostReducedStrategy):
         import popdist
         from khorovod_ipu.tensorflow.engine import EngineCollectives
 
-        if popdist.getNumLocalReplicas() > 1:
-            raise NotImplementedError(
-                f"this instance has {popdist.getNumLocalReplicas()} replicas; under TensorFlow a software IPU has one "
-                f"per instance: poprun --num-instances {popdist.getNumTotalReplicas()}"
-            )
         popdist.init()
         sessions.prepare()
-        super().__init__(EngineCollectives(), ipu_device, False)
+        super().__init__(EngineCollectives(), ipu_device, False, popdist.getNumLocalReplicas())
         self.extended._reduces_device_values = add_ipu_cross_replica_reductions
 
     def update_ipu_config(self, config: Any) -> Any:

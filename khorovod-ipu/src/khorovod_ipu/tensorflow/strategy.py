@@ -1,4 +1,4 @@
-"""One strategy, for any collectives: one replica per worker, reduced on the host."""
+"""One strategy, for any collectives: the replicas of a worker take turns, values are reduced on the host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
     input_lib,
     input_util,
+    mirrored_run,
     mirrored_strategy,
     numpy_dataset,
     values,
@@ -30,21 +31,26 @@ __all__ = ["HostReducedExtended", "HostReducedStrategy"]
 
 
 class HostReducedStrategy(distribute_lib.Strategy):
-    """A strategy whose workers hold one replica each, and combine tensors on their hosts.
+    """A strategy whose workers combine tensors on their hosts.
 
     Args:
         collectives: who combines them.
         ipu_device: where replicas compute; the software device is part of the host's processor.
         variables_on_host: keep variables, and with them the slots of optimizers, on the host.
+        replicas: of each worker.
     """
 
     def __init__(
-        self, collectives: Collectives, ipu_device: str = "/device:IPU:0", variables_on_host: bool = False
+        self,
+        collectives: Collectives,
+        ipu_device: str = "/device:IPU:0",
+        variables_on_host: bool = False,
+        replicas: int = 1,
     ) -> None:
-        super().__init__(HostReducedExtended(self, collectives, ipu_device, variables_on_host))
+        super().__init__(HostReducedExtended(self, collectives, ipu_device, variables_on_host, replicas))
 
     def experimental_run_v2(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``fn`` on this worker's replica: the name that ``run`` had in TensorFlow 1.
+        """Call ``fn`` on this worker's replicas: the name that ``run`` had in TensorFlow 1.
 
         Args:
             fn: what to call.
@@ -84,7 +90,7 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
         Args:
             input_fn: called once.
-            replication_mode: accepted; there is one replica per worker.
+            replication_mode: accepted; the function is called once per worker.
         """
         return self.extended._make_input_fn_iterator(input_fn)
 
@@ -97,10 +103,16 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         collectives: who combines tensors.
         ipu_device: where replicas compute.
         variables_on_host: where variables live.
+        replicas: of this worker; each has a device by name, and a copy of every variable.
     """
 
     def __init__(
-        self, container_strategy: Any, collectives: Collectives, ipu_device: str, variables_on_host: bool
+        self,
+        container_strategy: Any,
+        collectives: Collectives,
+        ipu_device: str,
+        variables_on_host: bool,
+        replicas: int = 1,
     ) -> None:
         distribute_lib.StrategyExtendedV1.__init__(self, container_strategy)
         self._collectives = collectives
@@ -112,9 +124,8 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         self._communication_options = collective_util.Options()
         worker = collectives.host.rpartition("/device:")[0]
         self._host_device = collectives.host
-        self._ipu_device = worker + _checked(ipu_device)
+        self._devices = tuple(worker + device for device in _checked(ipu_device, replicas))
         self._default_device = worker or None
-        self._devices = (self._ipu_device,)
         self._host_input_device = numpy_dataset.SingleDevice(self._host_device)
         self._cross_device_ops = HostReductions(collectives)
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -124,18 +135,18 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     # -- variables -----------------------------------------------------------------------------------------------
 
-    def _variable_device(self, synchronization: Any) -> str:
+    def _variable_devices(self, synchronization: Any) -> tuple[str, ...]:
         on_host = self._variables_on_host and synchronization != tf.VariableSynchronization.ON_READ
-        return self._host_device if on_host else self._ipu_device
+        return (self._host_device,) * len(self._devices) if on_host else self._devices
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         colocate_with = kwargs.pop("colocate_with", None)
         if isinstance(colocate_with, numpy_dataset.SingleDevice):
             with tf.device(colocate_with.device):
                 return next_creator(**kwargs)
-        device = self._variable_device(kwargs.get("synchronization"))
+        devices = self._variable_devices(kwargs.get("synchronization"))
         if colocate_with is not None:
-            (device,) = colocate_with._devices
+            devices = colocate_with._devices
 
         # It begins with 0 everywhere; hooks of single workers look at its initial value.
         is_global_step = tf.compat.v1.GraphKeys.GLOBAL_STEP in (kwargs.get("collections") or ())
@@ -143,9 +154,17 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         def create(**kwargs: Any) -> list[Any]:
             if not is_global_step:
                 kwargs["initial_value"] = self._first_workers(kwargs["initial_value"], kwargs.get("dtype"))
-            with tf.device(device), eager_context.device_policy(eager_context.DEVICE_PLACEMENT_SILENT):
-                with record.stop_recording():
-                    return [next_creator(**kwargs)]
+            made: list[Any] = []
+            for replica, device in enumerate(devices):
+                if made:
+                    kwargs["name"] = f"{made[0].name.partition(':')[0]}/replica_{replica}/"
+                    kwargs["initial_value"] = self._get_variable_creator_initial_value(
+                        replica, device, made[0], **kwargs
+                    )
+                with tf.device(device), eager_context.device_policy(eager_context.DEVICE_PLACEMENT_SILENT):
+                    with record.stop_recording():
+                        made.append(next_creator(**kwargs))
+            return made
 
         return distribute_utils.create_mirrored_variable(
             self._container_strategy(),
@@ -171,6 +190,8 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
+        if len(self._devices) > 1:  # each in a thread of its own, one at a time; they meet wherever they combine
+            return mirrored_run.call_for_each_replica(strategy, fn, args, kwargs)
         if isinstance(fn, def_function.Function):
             # The function itself, and not what calls it, is entered as a replica: merge_call cannot leave a graph.
             wrapped = self._functions.get(fn)
@@ -184,11 +205,12 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             return wrapped(*args, **kwargs)
         if not tf.executing_eagerly():
             fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx(), convert_by_default=False)
-        with distribute_lib.ReplicaContext(strategy, 0), tf.device(self._ipu_device):
+        number = self._get_replica_id_in_sync_group(0)
+        with distribute_lib.ReplicaContext(strategy, number), tf.device(self._devices[0]):
             return fn(*distribute_utils.select_replica(0, args), **distribute_utils.select_replica(0, kwargs))
 
     def _use_merge_call(self) -> bool:
-        return False  # there is one replica: it combines its values itself, wherever it is
+        return len(self._devices) > 1  # a replica alone combines its values itself, wherever it is
 
     # -- combining -----------------------------------------------------------------------------------------------
 
@@ -202,7 +224,8 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             if self._is_left_alone(one):
                 return one
             if not isinstance(one, values.DistributedValues):
-                one = values.PerReplica((tf.convert_to_tensor(one) if not _is_slices(one) else one,))
+                one = one if _is_slices(one) else tf.convert_to_tensor(one)
+                one = values.PerReplica((one,) * len(self._devices))
             to = destinations if not isinstance(destinations, (float, int)) else self._devices[0]
             return self._cross_device_ops.reduce(reduce_op, one, destinations=to, options=options)
 
@@ -215,15 +238,22 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         return self._cross_device_ops._gather(value, destinations=destinations, axis=axis, options=options)
 
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        if any(self._is_left_alone(value) for value, _ in value_destination_pairs):
+            return [value for value, _ in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if any(self._is_left_alone(one) for one in tf.nest.flatten(value)):
             return value
+        if self._use_merge_call():
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
         return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
 
     # -- input ---------------------------------------------------------------------------------------------------
 
     def _input_workers_with_options(self, options: Any = None) -> Any:
-        return input_lib.InputWorkers([(self._host_device, (self._host_device,))])
+        return input_lib.InputWorkers([(self._host_device, (self._host_device,) * len(self._devices))])
 
     @property
     def _input_workers(self) -> Any:
@@ -256,8 +286,9 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         )
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
-        context = distribute_lib.ValueContext(self._collectives.rank, self._num_replicas_in_sync)
-        return distribute_utils.regroup((value_fn(context),), always_wrap=True)
+        numbers = [self._get_replica_id_in_sync_group(replica) for replica in range(len(self._devices))]
+        contexts = [distribute_lib.ValueContext(number, self._num_replicas_in_sync) for number in numbers]
+        return distribute_utils.regroup(tuple(value_fn(context) for context in contexts), always_wrap=True)
 
     def _make_dataset_iterator(self, dataset: Any) -> Any:
         return input_lib_v1.DatasetIterator(
@@ -292,22 +323,22 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self._collectives.size
+        return self._collectives.size * len(self._devices)
 
     @property
     def _num_workers(self) -> int:
         return self._collectives.size
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        return self._collectives.rank
+        return self._collectives.rank * len(self._devices) + replica_id
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
-        return 0
+        return replica_id_in_sync_group % len(self._devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """Where variables live."""
-        return (self._variable_device(None),)
+        return self._variable_devices(None)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
         """Return where an optimizer's own variables live.
@@ -337,8 +368,10 @@ def _is_slices(value: Any) -> bool:
     return isinstance(value, tf.IndexedSlices)
 
 
-def _checked(device: str) -> str:
+def _checked(device: str, replicas: int) -> list[str]:
+    """Return the devices of this worker's replicas, of which the first is named."""
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type is None or spec.job is not None:
         raise ValueError(f"ipu_device must be a device of this worker, such as /device:IPU:0. Received: {device!r}")
-    return f"/device:{spec.device_type}:{spec.device_index or 0}"
+    first = spec.device_index or 0
+    return [f"/device:{spec.device_type}:{first + replica}" for replica in range(replicas)]

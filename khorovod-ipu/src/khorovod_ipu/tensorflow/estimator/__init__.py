@@ -7,12 +7,14 @@ model                 calling a model function; host_call
 checkpoints           saving and restoring when variables are spread over workers
 training              one call of train()
 evaluation            evaluate() and predict()
+export                a SavedModel of what was trained
 estimator             the class
 together              train_and_evaluate
 """
 
 from __future__ import annotations
 
+from khorovod_ipu.tensorflow.estimator import export
 from khorovod_ipu.tensorflow.estimator.estimator import IPUEstimator
 from khorovod_ipu.tensorflow.estimator.run_config import IPURunConfig, RunConfig
 from khorovod_ipu.tensorflow.estimator.spec import EstimatorSpec, EvalSpec, IPUEstimatorSpec, ModeKeys, TrainSpec
@@ -27,5 +29,6 @@ __all__ = [
     "ModeKeys",
     "RunConfig",
     "TrainSpec",
+    "export",
     "train_and_evaluate",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from khorovod_ipu.tensorflow import sessions
-from khorovod_ipu.tensorflow.estimator import evaluation, training
+from khorovod_ipu.tensorflow.estimator import evaluation, export, training
 from khorovod_ipu.tensorflow.estimator.inputs import batch_size
 from khorovod_ipu.tensorflow.estimator.run_config import RunConfig
 from khorovod_ipu.tensorflow.estimator.spec import ModeKeys
@@ -186,6 +186,37 @@ class IPUEstimator:
         """
         checkpoint = checkpoint_path or self._newest("predict")
         return evaluation.predict(self, input_fn, predict_keys, list(hooks or ()), checkpoint, yield_single_examples)
+
+    def export_saved_model(
+        self,
+        export_dir_base: str,
+        serving_input_receiver_fn: Callable[[], export.ServingInputReceiver],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Write the predictions as a SavedModel with the signature ``serving_default``; on one worker.
+
+        Args:
+            export_dir_base: a folder with the time as its name is made in it.
+            serving_input_receiver_fn: returns a ServingInputReceiver.
+            assets_extra: accepted if there are none.
+            as_text: write text instead of binary.
+            checkpoint_path: which checkpoint; None takes the newest.
+            experimental_mode: accepted if it is to predict.
+
+        Returns:
+            The folder, as bytes.
+
+        Raises:
+            ValueError: there is no checkpoint.
+            NotImplementedError: extra files, or another mode.
+        """
+        if assets_extra or experimental_mode != ModeKeys.PREDICT:
+            raise NotImplementedError("export_saved_model writes predictions, and no extra files beside them")
+        checkpoint = checkpoint_path or self._newest("export")
+        return export.export_saved_model(self, export_dir_base, serving_input_receiver_fn, checkpoint, as_text)
 
     def _newest(self, what: str) -> str:
         newest = self.latest_checkpoint()

@@ -95,6 +95,12 @@ class RunConfig:
             raise NotImplementedError("evaluation is not distributed: every worker that calls evaluate() does it alone")
         if not self.save_checkpoints_steps and self.save_checkpoints_secs is None:
             object.__setattr__(self, "save_checkpoints_secs", 600)
+        replicas = 1 if self.train_distribute is None else len(self.train_distribute.extended.worker_devices)
+        if replicas > 1:
+            raise NotImplementedError(
+                f"an Estimator's workers have one replica each. Received: {replicas} replicas in this instance; start "
+                "as many instances as replicas, poprun --num-instances"
+            )
         if self.train_distribute is not None and self.device.iterations_per_loop > 1:
             raise NotImplementedError(
                 "train_distribute needs iterations_per_loop=1. Received: "

@@ -74,7 +74,7 @@ def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec
     if not isinstance(train_spec, TrainSpec) or not isinstance(eval_spec, EvalSpec):
         raise TypeError("train_and_evaluate takes a TrainSpec and an EvalSpec")
     if eval_spec.exporters:
-        raise ValueError("exporters are not supported: load a checkpoint and save the model with tf.saved_model")
+        raise ValueError("exporters are not supported: call estimator.export_saved_model() after training, on worker 0")
     watcher = _EvaluateAtCheckpoints(estimator, eval_spec)
     estimator.train(
         train_spec.input_fn,

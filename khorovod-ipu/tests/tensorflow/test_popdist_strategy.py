@@ -1,0 +1,125 @@
+"""PopDistStrategy: replicas of an instance and instances of one replica give the same numbers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from harness import run_ranks
+
+
+def _as_instance(local: int) -> int:
+    """Put into the environment what poprun does; return the number of this instance's first replica."""
+    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    values = {"NUM_TOTAL_REPLICAS": size * local, "NUM_LOCAL_REPLICAS": local, "REPLICA_INDEX_OFFSET": rank * local}
+    os.environ.update({f"POPDIST_{name}": str(value) for name, value in values.items()})
+    return rank * local
+
+
+def _numbers(local: int) -> dict[str, Any]:
+    import tensorflow as tf
+
+    import popdist
+    from khorovod_ipu.tensorflow.estimator import RunConfig
+    from khorovod_ipu.tensorflow.strategies import PopDistStrategy
+
+    first = _as_instance(local)
+    try:
+        strategy = PopDistStrategy()
+        found: dict[str, Any] = {"in sync": strategy.num_replicas_in_sync}
+        on_read, mean = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.MEAN
+        with strategy.scope():
+            w = tf.Variable(float(first + 1), aggregation=mean)  # the first instance's value counts
+            moving = tf.Variable(0.0, trainable=False, synchronization=on_read, aggregation=mean)
+            momentum = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+
+        @tf.function
+        def step(batch: Any) -> Any:
+            def replica(x: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.square(w * x - 1.0)) / 16  # of the global batch
+                moving.assign(tf.reduce_mean(x))
+                momentum.apply_gradients([(tape.gradient(loss, w), w)])
+                return loss
+
+            return strategy.reduce("SUM", strategy.run(replica, (batch,)))
+
+        def data(context: Any) -> Any:
+            rows = tf.data.Dataset.range(32).map(lambda i: tf.cast(i, tf.float32) / 32)
+            part = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+            return part.batch(context.get_per_replica_batch_size(16))
+
+        found["losses"] = [float(step(batch)) for batch in strategy.distribute_datasets_from_function(data)]
+        found["w"] = [float(one) for one in strategy.experimental_local_results(w)]
+        found["moving"] = float(moving.read_value())
+        batches = strategy.experimental_distribute_dataset(tf.data.Dataset.range(16).batch(8))
+        square = tf.function(lambda x: strategy.reduce("SUM", strategy.run(lambda x: tf.reduce_sum(x * x), (x,))))
+        found["squares"] = [int(square(batch)) for batch in batches]
+        numbers = strategy.experimental_distribute_values_from_function(
+            lambda c: tf.constant([c.replica_id_in_sync_group])
+        )
+        found["numbers"] = strategy.gather(numbers, 0).numpy().tolist()
+        found["mean"] = float(strategy.reduce("MEAN", strategy.run(lambda n: tf.cast(n[0], tf.float32), (numbers,))))
+        found["one"] = float(strategy.reduce("SUM", tf.constant(1.0)))
+        found["alone"] = _left_alone(first)
+        if local > 1:
+            with pytest.raises(NotImplementedError, match="poprun --num-instances"):
+                RunConfig(train_distribute=strategy)
+        return found
+    finally:
+        popdist.finalizeBackend()
+        for name in [name for name in os.environ if name.startswith("POPDIST_")]:
+            del os.environ[name]
+
+
+def _left_alone(first: int) -> list[float]:
+    """What is on the device stays each replica's own; what is on the host is combined."""
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.strategies import PopDistStrategy
+
+    with tf.Graph().as_default():
+        strategy = PopDistStrategy(add_ipu_cross_replica_reductions=False)
+
+        def replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            own = tf.identity(tf.cast(context.replica_id_in_sync_group, tf.float32))
+            with tf.device("/device:CPU:0"):
+                combined = context.all_reduce("SUM", tf.constant(1.0))
+            return context.all_reduce("SUM", own), combined
+
+        own, combined = strategy.run(replica)
+        results = [strategy.experimental_local_results(value) for value in (own, combined)]
+        with tf.compat.v1.Session() as session:
+            own, combined = session.run(results)
+    assert set(combined) == {float(strategy.num_replicas_in_sync)}
+    return [float(value) - first for value in own]
+
+
+def _alone() -> tuple[list[float], float]:
+    """The same steps by hand, on whole batches; every replica has every total-th row of a shard."""
+    w, velocity, losses = 1.0, 0.0, []
+    for start in (0, 16):
+        rows = [row / 32 for row in range(start, start + 16)]
+        losses.append(sum((w * x - 1) ** 2 for x in rows) / 16)
+        velocity = 0.9 * velocity + sum(2 * (w * x - 1) * x for x in rows) / 16
+        w -= 0.1 * velocity
+    return losses, w
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "local"), [(1, 4), (2, 2), (2, 1)])
+def test_replicas_train_as_one_on_the_whole_batch(size: int, local: int) -> None:
+    losses, w = _alone()
+    total = size * local
+    for found in run_ranks(size, _numbers, local, framework="tensorflow"):
+        assert found["in sync"] == total
+        assert found["losses"] == pytest.approx(losses, rel=1e-5)
+        assert found["w"] == pytest.approx([w] * local, rel=1e-5)
+        assert found["moving"] == pytest.approx(sum(range(16, 32)) / 16 / 32)
+        assert found["squares"] == [sum(i * i for i in range(8)), sum(i * i for i in range(8, 16))]
+        assert found["numbers"] == list(range(total))
+        assert found["mean"] == (total - 1) / 2
+        assert found["one"] == total
+        assert found["alone"] == list(range(local))
