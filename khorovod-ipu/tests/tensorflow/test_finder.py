@@ -32,3 +32,15 @@ def test_starting_python_loads_nothing_but_the_finder(tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0
     assert "['khorovod_ipu_finder']" in output
+
+
+def test_an_ipu_that_tensorflow_itself_has_is_the_one_that_is_imported(tmp_path: Path) -> None:
+    package = tmp_path / "vendor" / "tensorflow" / "python" / "ipu"
+    package.mkdir(parents=True)
+    for folder in (package.parents[1], package.parent, package):
+        (folder / "__init__.py").touch()
+    code, output = run(
+        ["python", "-c", "import khorovod_ipu_finder, tensorflow.python.ipu as ipu; print(ipu.__file__)"], tmp_path,
+        PYTHONPATH=str(tmp_path / "vendor"),
+    )  # fmt: skip
+    assert (code, output.strip()) == (0, str(package / "__init__.py"))
