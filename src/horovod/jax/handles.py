@@ -58,8 +58,7 @@ def _keep(pending: _Pending) -> int:
 def _begin_group(verb: str, begin: Callable[..., int], tensor: Any, *args: Any, **how: Any) -> int:
     refuse_in_programs(f"{verb}_async", _INSTEAD)
     leaves = Leaves(tensor)
-    if verb != "allgather":
-        leaves.refuse_keys(verb)
+    leaves.refuse_keys(verb)
     if not leaves.arrays:
         return _keep(_Pending((), leaves, True))
     return _keep(_Pending((begin(leaves.arrays, *args, **how),), leaves, True))
@@ -258,6 +257,7 @@ def alltoall_async(
     """
     refuse_in_programs("alltoall_async", _INSTEAD)
     leaves = Leaves(tensor)
+    leaves.refuse_keys("alltoall")
     names = numbered(name, len(leaves.arrays))
     handles = [
         comm.alltoall_async(array, splits, key, process_set) for key, array in zip(names, leaves.arrays, strict=True)

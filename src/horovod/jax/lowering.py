@@ -35,6 +35,8 @@ __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
+#: What JAX notes of an argument that is donated.
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 _TARGET = "xla_buffer_python_cpu_callback"
 #: Two calls that look the same are two calls. Older versions of JAX lower each by itself anyway.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
@@ -153,7 +155,8 @@ def _directly(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[An
 
     module = ctx.module_context
     module.add_host_callback(called)
-    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=_aliases(here))
+    aliases = {index: to for index, to in _aliases(here).items() if not _is_borrowed(operands[index])}
+    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     results: Sequence[Any] = rule(ctx, *operands, index=np.uint64(len(module.host_callbacks) - 1))
     return results
 
@@ -186,6 +189,20 @@ def _aliases(here: InProgram) -> dict[int, int]:
     """Return which operand may share its memory with which result; XLA copies first what is still needed."""
     count = here.operands - len(here.call.watched)
     return {index: index for index in range(count)} if here.call.kind in _IN_PLACE else {}
+
+
+def _is_borrowed(value: Any) -> bool:
+    """Return whether a value is an argument that the program may not write over: XLA would copy it first."""
+    from jaxlib.mlir import ir
+
+    block = value.owner
+    if not isinstance(block, ir.Block):
+        return False
+    function = block.owner
+    if function.name != "func.func" or function.attributes["sym_name"].value != "main":
+        return False
+    given = ir.DictAttr(function.attributes["arg_attrs"][ir.BlockArgument(value).arg_number])
+    return not any(name in given for name in _DONATED)
 
 
 def _flat(results: Sequence[Any]) -> list[Any]:

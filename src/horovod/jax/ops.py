@@ -130,6 +130,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Blocks until all ranks called.
     """
     leaves = Leaves(tensor)
+    leaves.refuse_keys("allgather")
     return leaves.rebuild(carry_out(make_call(Kind.ALLGATHER, name, process_set), leaves.arrays))
 
 
@@ -198,6 +199,7 @@ def alltoall(
     Blocks until all ranks called.
     """
     leaves = Leaves(tensor)
+    leaves.refuse_keys("alltoall")
     call = make_call(Kind.ALLTOALL, name, process_set)
     if splits is None:
         return leaves.rebuild(carry_out(call, leaves.arrays))

@@ -15,8 +15,9 @@ from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
-from horovod.core.requests import Kind
-from horovod.jax.calls import Call, run_eagerly
+from horovod.core import rules
+from horovod.core.requests import Kind, Request, TensorSpec
+from horovod.jax.calls import Call, run_eagerly, split_watched
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
 
@@ -46,19 +47,34 @@ def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:
 
     Returns:
         One result for each.
+
+    Raises:
+        RequestError: the call is wrong by itself, and JAX traces; elsewhere the engine finds out.
     """
     if not arrays:
         return []
     if not is_tracing():
         return run_eagerly(call, arrays)
+    _check(call, split_watched(call, arrays)[0])
     if call.kind is Kind.ALLGATHER and call.rows is None and not is_compiling():
         call = replace(call, rows=_rows_of_all(call, arrays))
     return collective(call, arrays)
 
 
+def _check(call: Call, arrays: Sequence[Any]) -> None:
+    """Refuse at the call what every execution of the program would refuse."""
+    members = context.engine().sets.as_dict()
+    for array in arrays:
+        spec = TensorSpec(array.dtype.name, tuple(array.shape))
+        number = id_of(call.process_set)
+        request = Request(call.name or "", call.kind, number, (spec,), call.op, root=call.root, splits=call.splits)
+        if error := rules.check(request, members.get(number), context.world().rank):
+            raise wrong_argument(error)
+
+
 def _rows_of_all(call: Call, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Ask the members for their numbers of rows, which the derivative needs to know."""
-    own = np.array([[array.shape[0] if array.ndim else 1 for array in arrays]])
+    own = np.array([[array.shape[0] for array in arrays]])
     table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
     return tuple(tuple(column) for column in table.T.tolist())
 

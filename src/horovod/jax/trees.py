@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from horovod.bindings.misuse import wrong_argument
 __all__ = ["Leaves", "is_key"]
 
 _SCALARS = (bool, int, float, complex)
+_MOVES_ROWS = ("allgather", "alltoall")
 
 
 def is_key(array: Any) -> bool:
@@ -37,7 +38,7 @@ class Leaves:
 
     def __init__(self, tree: Any, *, scalars: bool = True) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree)
-        self._restore: list[tuple[int, Callable[[Any], Any] | None]] = []
+        self._restore: list[tuple[int, _Rewrap | None]] = []
         self.arrays: list[Any] = []
         for index, leaf in enumerate(self._leaves):
             array = _as_array(leaf, scalars)
@@ -58,7 +59,7 @@ class Leaves:
         return bool(jax.tree_util.treedef_is_leaf(self._treedef))
 
     def refuse_keys(self, verb: str) -> None:
-        """Refuse random keys, which cannot be combined.
+        """Refuse random keys that an operation has no use for: they cannot be combined, and a single one has no rows.
 
         Args:
             verb: the operation.
@@ -66,10 +67,16 @@ class Leaves:
         Raises:
             RequestError: there is one.
         """
-        keys = [index for index, (_, restore) in enumerate(self._restore) if restore]
-        if keys:
-            where = self.names()[keys[0]] or "the tensor"
-            raise wrong_argument(f"{verb} of random keys ({where}) is not defined; broadcast or allgather them")
+        moves = verb in _MOVES_ROWS
+        keys = [
+            index for index, (_, restore) in enumerate(self._restore) if restore and (restore.is_single or not moves)
+        ]
+        if not keys:
+            return
+        where = self.names()[keys[0]] or "the tensor"
+        if moves:
+            raise wrong_argument(f"{verb} of a single random key ({where}): it has no rows; use key[None]")
+        raise wrong_argument(f"{verb} of random keys ({where}) is not defined; broadcast or allgather them")
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """Return the tree with ``results`` in the places of ``arrays``."""
@@ -89,9 +96,13 @@ class _Rewrap:
 
     Args:
         keys: what it was.
+
+    Attributes:
+        is_single: whether it was one key.
     """
 
     def __init__(self, keys: Any) -> None:
+        self.is_single = not keys.ndim
         self._impl = jax.random.key_impl(keys)
 
     def __call__(self, data: Any) -> Any:
