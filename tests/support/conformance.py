@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from graph_modes import InGraphs
 from jax_modes import with_64_bits
 
+#: Whose tensors can be the target of an operation.
+_WRITABLE = ("torch", "numpy")
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 OPS = ["Sum", "Average", "Min", "Max", "Product"]
 #: 0-d, empty, one, odd, two-dimensional, and in most dtypes larger than what is sent inline.
@@ -39,6 +42,10 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
         return importlib.import_module("horovod.numpy"), lambda a, dtype: a.astype(dtype), lambda t: t
     from horovod.bindings.collectives import Collectives
 
+    if library in ("function", "session"):
+        import tensorflow as tf
+
+        return InGraphs(library), lambda a, dtype: tf.cast(tf.constant(a), dtype), _plain_numpy
     if library == "tensorflow":
         import tensorflow as tf
 
@@ -122,7 +129,7 @@ def allreduce(library: str, dtype: str, op: str, shapes: list[tuple[int, ...]]) 
         _check(back(mine), _values(rank, shape, dtype), 0.0, f"input of allreduce {shape}")
         if library == "jax":
             _check(back(_compiled(hvd.allreduce, how)(mine)), want, tolerance, f"allreduce in a program {shape}")
-        if library in ("tensorflow", "jax"):
+        if library not in _WRITABLE:
             continue  # tensors cannot be written
         arena = hvd.zeros(shape, dtype=dtype)
         arena[...] = mine
@@ -141,7 +148,7 @@ def moves(library: str, dtype: str) -> None:
         for root in {0, size - 1}:
             want = _values(root, shape, dtype)
             _check(back(hvd.broadcast(mine, root)), want, 0.0, f"broadcast {shape}")
-            if library in ("tensorflow", "jax"):
+            if library not in _WRITABLE:
                 continue  # tensors cannot be written
             copy = make(_values(rank, shape, dtype), dtype)
             _check(back(hvd.broadcast_(copy, root)), want, 0.0, f"broadcast_ {shape}")
@@ -180,7 +187,7 @@ def reducescatter(library: str, dtype: str, op: str) -> None:
         _check(back(hvd.reducescatter(mine, op=how)), want, _tolerance(dtype, op), f"reducescatter {shape}")
         pair = hvd.grouped_reducescatter([mine, mine], op=how)
         _check(back(pair[1]), want, _tolerance(dtype, op), f"grouped reducescatter {shape}")
-        if library in ("tensorflow", "jax"):
+        if library not in _WRITABLE:
             continue  # tensors cannot be written
         arena = hvd.zeros(shape, dtype=dtype)
         arena[...] = mine

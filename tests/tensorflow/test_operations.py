@@ -76,22 +76,33 @@ def test_every_collective_gives_the_same_in_every_mode(mode: str, size: int) -> 
     _run(size, _every_collective, mode)
 
 
-def _where_callbacks_cannot_be_moved() -> list[str]:
-    from horovod.logs import logger
-    from horovod.tensorflow import callbacks
+def _conforms_in_graphs(mode: str, is_movable: bool) -> None:
+    from conformance import SHAPES, allreduce, moves, reducescatter
+    from graph_modes import callbacks_that_cannot_be_moved
 
-    said = []
-    logger.warning = lambda text, *values: said.append(text % values)
-    callbacks.known_layout = callbacks.Layout(code_of="no library")
-    _every_collective("function")
-    return said
+    def conform() -> None:
+        allreduce(mode, "float32", "Average", SHAPES)
+        allreduce(mode, "bool", "Sum", [(7,), (40_001,)])
+        moves(mode, "int32")
+        reducescatter(mode, "float64", "Sum")
+        if mode == "function":
+            _every_collective(mode)
+
+    if is_movable:
+        conform()
+        return
+    with callbacks_that_cannot_be_moved() as said:
+        conform()
+    assert len(said) == 1
+    assert "TF_NUM_INTEROP_THREADS" in said[0]
 
 
-def test_where_callbacks_cannot_be_moved_kernels_wait_in_the_order_of_the_program() -> None:
-    for outcome in Ranks(2, _where_callbacks_cannot_be_moved, framework="tensorflow").outcomes():
-        assert outcome.error is None, outcome.text
-        assert len(outcome.value) == 1
-        assert "TF_NUM_INTEROP_THREADS" in outcome.value[0]
+@pytest.mark.parametrize("is_movable", [True, False], ids=["callbacks are moved", "callbacks stay"])
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_kernels_conform_and_wait_in_the_order_of_the_program_where_callbacks_cannot_be_moved(
+    mode: str, is_movable: bool
+) -> None:
+    _run(2, _conforms_in_graphs, mode, is_movable)
 
 
 def _dtypes() -> None:

@@ -106,19 +106,26 @@ class Progress:
 
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
-        guard = self._guard
-        self._hands_over = not (self._direct is handle.record or guard.allows())
-        if not self._hands_over:
-            self._direct = None
-            entered = guard.enter()
-            try:
-                if self._turn.acquire(False):
-                    self._work(handle)
-            finally:
-                if entered:
-                    guard.leave()
+        self._work_if_possible(handle)
         if not handle.done:
             self._wait_behind(handle)
+
+    def _work_if_possible(self, handle: Handle, limit_s: float = math.inf) -> bool:
+        """Do the work if this thread can; return whether it did."""
+        guard = self._guard
+        self._hands_over = not (self._direct is handle.record or guard.allows())
+        if self._hands_over:
+            return False
+        self._direct = None
+        entered = guard.enter()
+        try:
+            if not self._turn.acquire(False):
+                return False
+            self._work(handle, limit_s)
+        finally:
+            if entered:
+                guard.leave()
+        return True
 
     def _wait_behind(self, handle: Handle) -> None:
         signal = self._hand_over(handle)
@@ -127,10 +134,15 @@ class Progress:
                 self._stepper.sweep()
 
     def linger(self, handle: Handle, limit_s: float) -> None:
-        """Wait as ``wait`` does where the engine's thread does the work, but for a limited time."""
-        self._hands_over, self._direct = True, None
-        self._hand_over(handle).acquire(True, limit_s)
-        self._awaited.pop(id(handle.record), None)
+        """Wait as ``wait`` does, but for a limited time; what has begun to be executed is finished."""
+        try:
+            if not self._work_if_possible(handle, limit_s):
+                self._hand_over(handle).acquire(True, limit_s)
+        finally:
+            self._awaited.pop(id(handle.record), None)
+            if not handle.done:
+                # The engine's thread, which may have nothing else in flight, goes on.
+                self._wake()
 
     def _hand_over(self, handle: Handle) -> Any:
         """Let the engine's thread do the work; return the lock that it releases when ``handle`` is done."""
@@ -184,8 +196,8 @@ class Progress:
 
     # -- the work ------------------------------------------------------------------------------------------------
 
-    def _work(self, handle: Handle) -> None:
-        """Do the work until ``handle`` is done; the caller has the turn, and gives it up here."""
+    def _work(self, handle: Handle, limit_s: float = math.inf) -> None:
+        """Do the work until ``handle`` is done, or for so long; the caller has the turn, and gives it up here."""
         doorbell, stepper, guard = self._doorbell, self._stepper, self._guard
         last_look = started = 0.0
         heard = -1
@@ -202,10 +214,13 @@ class Progress:
                 seen = doorbell.heard()
                 doorbell.announce(stepper.goal())
                 if not stepper.has_news():
-                    doorbell.sleep(seen, _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S, parked=False)
+                    slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
+                    doorbell.sleep(seen, min(slice_s, limit_s), parked=False)
                 doorbell.awake()
                 clock = time.monotonic()
                 started = started or clock
+                if clock - started >= limit_s:
+                    break
                 if clock - last_look >= _SLICE_S:
                     last_look = clock
                     stepper.tick(clock - started)

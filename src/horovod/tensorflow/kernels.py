@@ -16,6 +16,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -262,13 +263,15 @@ class _Run:
             self.release()
 
     def _linger(self, engine: Engine, handle: Handle) -> bool:
+        until = time.monotonic() + _LINGER_S
         try:
             done = engine.linger(handle, _LINGER_S)
         except BaseException:
             # An interrupt, on the main thread. The engine has the memory until it is done; then it comes again.
             self._is_interrupted = True
             return False
-        self._kernel.lingered(done)
+        # What takes longer leaves this thread to computing, although it is done.
+        self._kernel.lingered(done and time.monotonic() < until)
         return done
 
     def _splits(self, array: Array) -> tuple[int, ...]:
