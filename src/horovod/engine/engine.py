@@ -95,6 +95,10 @@ class Engine:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
         return self._signatures.count(request)
 
+    def check(self, request: Request) -> str:
+        """Return why this rank may not submit a request, or an empty string."""
+        return self._signatures.check(request)
+
     def submit(
         self,
         call: Call,

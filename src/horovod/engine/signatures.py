@@ -115,11 +115,15 @@ class SignatureTable:
             call.name, call.kind, call.process_set, specs, call.op, float(call.prescale), float(call.postscale),
             call.root, call.splits, call.device, call.ranks, placement=placement, site=callsite.describe(frame),
         )  # fmt: skip
-        error = rules.check(request, self._members(request), self._rank)
+        error = self.check(request)
         if error:
             raise RequestError(f"{error} (at {request.site})")
         request = msgspec.structs.replace(request, fuse_class=self._transport.fuse_class(request))
         return Signature(request, frame.f_code)
+
+    def check(self, request: Request) -> str:
+        """Return why a request of this rank is wrong by itself, or an empty string."""
+        return rules.check(request, self._members(request), self._rank)
 
     def declare(self, handle: Handle) -> None:
         """Give the signature of a submission a number, and let the coordinator know what it stands for."""

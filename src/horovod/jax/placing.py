@@ -15,7 +15,6 @@ from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
-from horovod.core import rules
 from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.jax.calls import Call, run_eagerly, split_watched
 from horovod.jax.primitives import collective
@@ -63,12 +62,11 @@ def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:
 
 def _check(call: Call, arrays: Sequence[Any]) -> None:
     """Refuse at the call what every execution of the program would refuse."""
-    members = context.engine().sets.as_dict()
+    number, check = id_of(call.process_set), context.engine().check
     for array in arrays:
         spec = TensorSpec(array.dtype.name, tuple(array.shape))
-        number = id_of(call.process_set)
         request = Request(call.name or "", call.kind, number, (spec,), call.op, root=call.root, splits=call.splits)
-        if error := rules.check(request, members.get(number), context.world().rank):
+        if error := check(request):
             raise wrong_argument(error)
 
 
