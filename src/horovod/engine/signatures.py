@@ -55,6 +55,7 @@ class SignatureTable:
         self._rank = rank
         self._sets = sets
         self._transport = transport
+        self._fresh = transport.fresh
         self._capacity = capacity
         # In this order they are forgotten; to find the first key of a plain dict takes a look at all removed before it.
         self._known: collections.OrderedDict[Any, Signature] = collections.OrderedDict()
@@ -87,7 +88,11 @@ class SignatureTable:
         if len(inputs) == 1:
             tensor = inputs[0]
             if call.kind is _ALLREDUCE:
-                is_placed = outputs is not None and outputs[0] is tensor
+                if outputs is None:
+                    placement = self._fresh if getattr(allocator, "over", None) is not None else ()
+                    is_placed = False
+                else:
+                    is_placed = outputs[0] is tensor
             else:
                 is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
             if is_placed:
@@ -96,6 +101,8 @@ class SignatureTable:
         else:
             if call.kind is _ALLREDUCE:
                 is_placed = outputs is not None and all(map(is_, inputs, outputs))
+                if outputs is None and getattr(allocator, "over", None) is not None:
+                    placement = self._fresh * len(inputs)
             else:
                 is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
             if is_placed:

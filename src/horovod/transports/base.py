@@ -75,10 +75,13 @@ class Transport(Protocol):
     Attributes:
         name: of the transport.
         is_awaited: whether a thread of this rank waits for a result, so that its cores are free for computing it.
+        fresh: the ``placement`` in a request of one tensor whose result is the transport's to make; nothing if that is
+            all the same to it.
     """
 
     name: str
     is_awaited: bool
+    fresh: tuple[int, ...]
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory that this transport moves with the fewest copies, zeroed; it is freed with its last user.

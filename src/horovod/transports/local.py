@@ -36,6 +36,7 @@ class LocalTransport:
 
     name = "local"
     is_awaited = False
+    fresh: tuple[int, ...] = ()
 
     def allocate(self, nbytes: int) -> bytearray:
         """Return ordinary memory."""

@@ -1,8 +1,8 @@
 """Memory of large results, used again and again.
 
 Fresh memory has to be cleared by the kernel, page by page, which takes as long as all the rest of an allgather. So
-results of operations that are not in place lie in blocks that come back with their tensors and are lent again. Nobody
-else has these blocks mapped: a forked child keeps what it has, and results outlive ``shutdown()``.
+results of operations that are not in place lie in blocks that come back with their tensors and are lent again. Where
+ranks share memory the blocks lie there, so that others can write their part of a result to its place.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import contextlib
 import ctypes
 import mmap
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["LEAST_BYTES", "ResultPool"]
+__all__ = ["LEAST_BYTES", "Block", "Region", "ResultPool", "private_region"]
 
 #: The C library has memory for less at hand, as a rule.
 LEAST_BYTES = 512 << 10
@@ -29,21 +30,61 @@ _MOST_FREE_BYTES = 512 << 20
 _IDLE_S = 5.0
 
 
-class _Block:
+class Region:
+    """Memory of a block.
+
+    Args:
+        memory: in which it lies.
+        start: its first byte there.
+        place: where others reach it, or -1 if they do not.
+    """
+
+    __slots__ = ("memory", "place", "start")
+
+    def __init__(self, memory: mmap.mmap, start: int = 0, place: int = -1) -> None:
+        self.memory = memory
+        self.start = start
+        self.place = place
+
+    def recover(self) -> bool:
+        """Make it fit for being lent again, after its last user; False if it cannot be."""
+        return True
+
+    def release(self) -> None:
+        """Give it back to the system."""
+
+
+def private_region(nbytes: int) -> Region | None:
+    """Return memory that nobody else has mapped; None if there is none."""
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return Region(memory)
+
+
+class Block:
     """Memory that is lent as a whole.
 
     Attributes:
+        region: the memory.
+        nbytes: how much.
         view: makes what is lent of it; to make such a type takes longer than all the rest of lending.
         freed_s: when it came back.
+        writers: ranks that may still write to it, until they have come to ``fence``; None while that is not known.
     """
 
-    __slots__ = ("freed_s", "memory", "nbytes", "view")
+    __slots__ = ("fence", "freed_s", "nbytes", "region", "view", "writers")
 
-    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
-        self.memory = memory
+    def __init__(self, region: Region, nbytes: int) -> None:
+        self.region = region
         self.nbytes = nbytes
         self.view = ctypes.c_char * nbytes
         self.freed_s = 0.0
+        self.writers: Sequence[int] | None = None
+        self.fence = 0
 
 
 class ResultPool:
@@ -52,76 +93,140 @@ class ResultPool:
     Args:
         most_free_bytes: how much may wait to be lent again.
         clock: seconds, for how long it has waited.
+        make: returns memory for a new block.
+
+    Attributes:
+        place: where others reach what was lent last, or -1.
     """
 
-    def __init__(self, most_free_bytes: int = _MOST_FREE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most_free_bytes: int = _MOST_FREE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        make: Callable[[int], Region | None] = private_region,
+    ) -> None:
         self._most = min(most_free_bytes, mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") // 16)
         self._clock = clock
+        self._make = make
         # The block that came back last is the one whose pages are most likely in a cache.
-        self._free: list[_Block] = []
+        self._free: list[Block] = []
         # Finalizers run anywhere, also while a block is taken: only an append is safe there.
-        self._returned: collections.deque[weakref.ref[Any]] = collections.deque()
-        # A reference tells that its object is gone only as long as somebody keeps it.
-        self._lent: dict[int, tuple[weakref.ref[Any], _Block]] = {}
+        self._returned: collections.deque[Block] = collections.deque()
+        self._lent: dict[int, Block] = {}
+        self._unsettled: list[Block] = []
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
+        self._is_closed = False
+        self.place = -1
 
-    def take(self, nbytes: int) -> Any | None:
+    def take(self, nbytes: int, least: int = LEAST_BYTES) -> Any | None:
         """Return a buffer of at least ``nbytes``, not cleared, which comes back when its last user is gone.
 
         Returns:
-            None for little, or when there is no memory of this kind.
+            None for less than ``least``, or when there is no memory of this kind.
         """
-        if nbytes < LEAST_BYTES:
+        if nbytes < least:
             return None
-        self._collect()
-        for index in range(len(self._free) - 1, -1, -1):
-            block = self._free[index]
-            if nbytes <= block.nbytes and nbytes >= _LEAST_USE * block.nbytes:
-                del self._free[index]
-                return self._lend(block)
-        step = max(mmap.PAGESIZE, (1 << (nbytes - 1).bit_length()) // (2 * _STEPS))
-        size = -(-nbytes // step) * step
-        try:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError:
-            return None
-        with contextlib.suppress(OSError, AttributeError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return self._lend(_Block(memory, size))
+        with self._lock:
+            self._collect()
+            for index in range(len(self._free) - 1, -1, -1):
+                block = self._free[index]
+                if nbytes <= block.nbytes and nbytes >= _LEAST_USE * block.nbytes:
+                    del self._free[index]
+                    return self._lend(block)
+            step = max(mmap.PAGESIZE, (1 << (nbytes - 1).bit_length()) // (2 * _STEPS))
+            size = -(-nbytes // step) * step
+            region = self._make(size)
+            return None if region is None else self._lend(Block(region, size))
+
+    def settle(self, writers: Sequence[int], fence: int) -> None:
+        """Let it be known that what was lent since the last time is written by ``writers`` until they are there."""
+        for block in self._unsettled:
+            block.fence, block.writers = fence, writers
+        self._unsettled.clear()
+
+    def visit(self, see: Callable[[Block], None]) -> None:
+        """Show ``see`` every block that has users and has been settled; none comes or goes meanwhile."""
+        with self._lock:
+            self._collect()
+            for block in list(self._lent.values()):
+                if block.writers is not None:
+                    see(block)
 
     def rest(self) -> None:
         """Give back what nobody has asked for lately."""
         if self._free or self._returned:
+            with self._lock:
+                self._collect()
+                self._drop(self._clock() - _IDLE_S)
+
+    def shrink(self) -> None:
+        """Give back all that is not lent."""
+        with self._lock:
             self._collect()
-            long_ago = self._clock() - _IDLE_S
-            self._free = [block for block in self._free if block.freed_s > long_ago]
+            self._drop()
+
+    def close(self) -> None:
+        """Lend nothing any more; what is lent goes back to the system when its users are gone."""
+        self._is_closed = True
+        self._make = lambda nbytes: None
+        with self._lock:
+            for block in list(self._lent.values()):
+                block.fence, block.writers = 0, ()
+            self._unsettled.clear()
+        self.shrink()
 
     @property
     def free_bytes(self) -> int:
         """How much waits to be lent again."""
-        self._collect()
-        return sum(block.nbytes for block in self._free)
+        with self._lock:
+            self._collect()
+            return sum(block.nbytes for block in self._free)
 
-    def _lend(self, block: _Block) -> Any:
+    def _lend(self, block: Block) -> Any:
+        region = block.region
+        block.writers = None
         # Not a memoryview: numpy would keep alive what is below it, not the view itself.
-        view = block.view.from_buffer(block.memory)
-        told = weakref.ref(view, self._returned.append)
-        self._lent[id(told)] = told, block
+        view = block.view.from_buffer(region.memory, region.start)
+        self._lent[id(block)] = block
+        # Also keeps this pool, for as long as something of it has a user.
+        weakref.finalize(view, self._back, block).atexit = False
+        if region.place >= 0:
+            self._unsettled.append(block)
+        self.place = region.place
         return view
 
+    def _back(self, block: Block) -> None:
+        self._returned.append(block)
+        if self._is_closed and os.getpid() == self._owner:
+            self.shrink()
+
     def _collect(self) -> None:
-        if not self._returned:
+        if not self._returned or os.getpid() != self._owner:
             return
         now = self._clock()
         while self._returned:
-            lent = self._lent.pop(id(self._returned.popleft()), None)
-            # None: an interrupt came before it was lent.
-            if lent is not None:
-                block = lent[1]
+            block = self._returned.popleft()
+            del self._lent[id(block)]
+            if block.region.recover():
                 block.freed_s = now
                 self._free.append(block)
         total = 0
         for index in range(len(self._free) - 1, -1, -1):
             total += self._free[index].nbytes
             if total > self._most:
-                del self._free[: index + 1]
+                surplus, self._free = self._free[: index + 1], self._free[index + 1 :]
+                for block in surplus:
+                    block.region.release()
                 return
+
+    def _drop(self, before_s: float = float("inf")) -> None:
+        # One by one: what is released may be somebody's last user.
+        kept = []
+        while self._free:
+            block = self._free.pop()
+            if block.freed_s > before_s:
+                kept.append(block)
+            else:
+                block.region.release()
+        self._free[:0] = reversed(kept)

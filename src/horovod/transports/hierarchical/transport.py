@@ -46,6 +46,8 @@ class HierarchicalTransport:
         InitError: the arena has no room.
     """
 
+    fresh: tuple[int, ...] = ()
+
     def __init__(
         self,
         topology: Topology,
@@ -65,13 +67,13 @@ class HierarchicalTransport:
         self._teams: dict[tuple[tuple[int, ...], Groups], Team] = {}
         self._scratch = Memory(None, 0, SCRATCH_BYTES)
         self._last: tuple[Sequence[int], int] = ((), 0)
-        self._results = ResultPool() if shm is None else shm.results
+        self._results = ResultPool()
         if shm is None:
             self._memories = {topology.rank: Memory(None, 0, STAGE_BYTES)}
         else:
             # What is taken first lies at the same place in every arena. It is never given back: others may still read.
             try:
-                start = shm.arena.reserve(STAGE_BYTES)
+                start = shm.arena.take(STAGE_BYTES)
             except MemoryError as error:
                 raise InitError(f"no room for the buffers between hosts: {error}") from None
             self._memories = {
@@ -195,6 +197,8 @@ class HierarchicalTransport:
     def rest(self) -> None:
         """Give back memory of results that are gone."""
         self._results.rest()
+        if self._shm is not None:
+            self._shm.rest()
 
     def adopt(self, shm: ShmTransport | None) -> None:
         """Close another transport together with this one, which does not use it."""

@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from horovod.transports.kernels import Buffer
@@ -84,10 +85,17 @@ class Arena:
         fd: the memfd; stays the caller's.
         nbytes: its size.
         is_own: whether it is this rank's; only there does this process allocate.
+
+    Attributes:
+        nbytes: its size.
+        memory: all of it.
+        base: address of its first byte.
+        reclaim: called when there is no room, to give back what is not in use.
     """
 
     def __init__(self, fd: int, nbytes: int, is_own: bool = True) -> None:
         self.nbytes = nbytes
+        self.reclaim: Callable[[], None] = lambda: None
         self.memory = map_shared(fd, nbytes, has_tensors=is_own)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_DONTDUMP)
@@ -116,22 +124,36 @@ class Arena:
         Raises:
             MemoryError: the arena is full.
         """
-        with self._lock:
-            while self._returned:
-                self._heap.give(*self._returned.popleft())
-            offset = self._heap.take(nbytes)
+        try:
+            offset = self.take(nbytes)
+        except MemoryError:
+            self.reclaim()
+            offset = self.take(nbytes)
         block = (ctypes.c_char * nbytes).from_buffer(self.memory, offset)
-        weakref.finalize(block, self._release, offset, nbytes).atexit = False
+        weakref.finalize(block, self.give, offset, nbytes).atexit = False
         return block
 
-    def reserve(self, nbytes: int) -> int:
-        """Return the offset of memory that is taken for as long as the arena exists.
+    def take(self, nbytes: int) -> int:
+        """Return the offset of memory that is taken until ``give``.
 
         Raises:
             MemoryError: the arena is full.
         """
         with self._lock:
+            while self._returned:
+                self._heap.give(*self._returned.popleft())
             return self._heap.take(nbytes)
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Take memory back, and let the system have its pages; called by anybody, at any time."""
+        if os.getpid() != self._owner:
+            # A forked child has dropped its copy; the parent's tensor lives on.
+            return
+        length = -(-nbytes // _ALIGN) * _ALIGN
+        with contextlib.suppress(OSError, ValueError):
+            self.memory.madvise(mmap.MADV_REMOVE, offset, length)
+        # Finalizers run anywhere, also inside take(): only an append is safe here.
+        self._returned.append((offset, nbytes))
 
     def offset_of(self, address: int) -> int:
         """Return the offset of an address, or -1 when it lies elsewhere."""
@@ -142,13 +164,3 @@ class Arena:
         """Drop this process's own views; the map goes with the user's last one."""
         self._views.forget()
         unmap(self.memory)
-
-    def _release(self, offset: int, nbytes: int) -> None:
-        if os.getpid() != self._owner:
-            # A forked child has dropped its copy; the parent's tensor lives on.
-            return
-        length = -(-nbytes // _ALIGN) * _ALIGN
-        with contextlib.suppress(OSError, ValueError):
-            self.memory.madvise(mmap.MADV_REMOVE, offset, length)
-        # Finalizers run anywhere, also inside allocate(): only an append is safe here.
-        self._returned.append((offset, nbytes))

@@ -2,7 +2,8 @@
 
 A child that wrote to the memory of its parent would change what all ranks compute with; so nothing stays shared with
 a child. Of the memory in which tensors lie it gets a copy, made page by page when it writes; of everything else
-nothing at all, in the same place, so that what was made over it can be taken apart as before.
+nothing at all, in the same place, so that what was made over it can be taken apart as before. A tensor that the user
+does not know to be shared is detached before a fork: from then on neither changes what the other sees.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Any
 
 from horovod.errors import InitError
 
-__all__ = ["address_of", "create_memfd", "map_shared", "unmap"]
+__all__ = ["address_of", "attach", "create_memfd", "detach", "map_shared", "unmap"]
 
-_PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x02, 0x10, 0x20, 0x4000
+_SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
+_MAY_MOVE_TO = 3
+_KEEP_SIZE_AND_PUNCH_HOLE = 3
 _READ, _READ_WRITE = 1, 3
+#: How much is copied at once when it is detached, so that little is there twice.
+_PIECE_BYTES = 1 << 20
 _HINTS = {
     errno.EMFILE: "this process has too many files open; raise `ulimit -n`, or close some before hvd.init()",
     errno.ENFILE: "this machine has too many files open",
@@ -81,6 +86,31 @@ def unmap(memory: mmap.mmap) -> None:
             place.close()
 
 
+def detach(memory: mmap.mmap, start: int, nbytes: int) -> bool:
+    """Turn a stretch of a mapping with tensors into memory of this process alone, with what is in it.
+
+    Args:
+        memory: of ``map_shared``.
+        start: a multiple of the page size.
+        nbytes: another one; nobody writes there meanwhile.
+
+    Returns:
+        Whether all of it is this process's own now.
+    """
+    place = _find(memory)
+    return place is not None and place.detach(start, nbytes)
+
+
+def attach(memory: mmap.mmap, start: int, nbytes: int) -> bool:
+    """Undo ``detach``; what was in it is lost. Return False where that cannot be done."""
+    place = _find(memory)
+    return place is not None and place.attach(start, nbytes)
+
+
+def _find(memory: mmap.mmap) -> _Place | None:
+    return next((place for place in _mapped if place.is_of(memory)), None)
+
+
 def address_of(memory: mmap.mmap) -> int:
     """Return where a mapping begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -95,6 +125,33 @@ class _Place:
         self._nbytes, self._offset, self._fd = nbytes, offset, fd
         self._file = os.fstat(fd)[1:3] if fd >= 0 else None
         self._owner = os.getpid()
+        self._detached: dict[int, int] = {}
+
+    def is_of(self, memory: mmap.mmap) -> bool:
+        return self._memory() is memory and not memory.closed
+
+    def detach(self, start: int, nbytes: int) -> bool:
+        for low in range(start, start + nbytes, _PIECE_BYTES):
+            size = min(_PIECE_BYTES, start + nbytes - low)
+            fresh = _mmap(None, size, _READ_WRITE, _PRIVATE | _ANONYMOUS, -1, 0)
+            if fresh in (None, _FAILED):
+                return False
+            _memmove(fresh, self._address + low, size)
+            if _mremap(fresh, size, size, _MAY_MOVE_TO, self._address + low) != self._address + low:
+                _munmap(fresh, size)
+                return False
+            self._detached[low] = size
+            if self._is_file(self._fd):
+                _fallocate(self._fd, _KEEP_SIZE_AND_PUNCH_HOLE, self._offset + low, size)
+        return True
+
+    def attach(self, start: int, nbytes: int) -> bool:
+        there = self._address + start
+        if not self._is_file(self._fd) or not _map(there, nbytes, _SHARED, self._fd, self._offset + start):
+            return False
+        for low in range(start, start + nbytes, _PIECE_BYTES):
+            self._detached.pop(low, None)
+        return True
 
     def is_there(self) -> bool:
         memory = self._memory()
@@ -102,11 +159,15 @@ class _Place:
 
     def leave_to_parent(self) -> None:
         """Put memory of this child's own in its place."""
-        if self._fd < 0:
-            self._replace(_ANONYMOUS, -1, 0)
-        elif not self._is_file(self._fd) or not self._replace(0, self._fd, self._offset):
-            # To read it does no harm.
-            _mprotect(self._address, self._nbytes, _READ)
+        is_file, low = self._is_file(self._fd), 0
+        for start, nbytes in [*sorted(self._detached.items()), (self._nbytes, 0)]:
+            there, length = self._address + low, start - low
+            if length and self._fd < 0:
+                _map(there, length, _PRIVATE | _ANONYMOUS, -1, 0)
+            elif length and not (is_file and _map(there, length, _PRIVATE, self._fd, self._offset + low)):
+                # To read it does no harm.
+                _mprotect(there, length, _READ)
+            low = start + nbytes
         self._owner = os.getpid()
         self.close()
 
@@ -123,9 +184,10 @@ class _Place:
         except OSError:
             return False
 
-    def _replace(self, flags: int, fd: int, offset: int) -> bool:
-        flags |= _PRIVATE | _FIXED | _NORESERVE
-        return bool(_mmap(self._address, self._nbytes, _READ_WRITE, flags, fd, offset) == self._address)
+
+def _map(address: int, nbytes: int, flags: int, fd: int, offset: int) -> bool:
+    flags |= _FIXED | _NORESERVE
+    return bool(_mmap(address, nbytes, _READ_WRITE, flags, fd, offset) == address)
 
 
 _mapped: list[_Place] = []
@@ -156,7 +218,13 @@ def _function(name: str, *arguments: Any) -> Any:
 
 _size = ctypes.c_size_t
 _mmap = _function("mmap", ctypes.c_void_p, _size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_munmap = _function("munmap", ctypes.c_void_p, _size)
+_mremap = _function("mremap", ctypes.c_void_p, _size, _size, ctypes.c_int, ctypes.c_void_p)
 _mprotect = _function("mprotect", ctypes.c_void_p, _size, ctypes.c_int)
+_fallocate = _function("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+# No other thread of Python's begins to write meanwhile, as it could if this gave the interpreter away.
+_memmove = _function("memmove", ctypes.c_void_p, ctypes.c_void_p, _size)
+_FAILED = ctypes.c_void_p(-1).value
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import monotonic_ns
+from typing import NamedTuple
 
 from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
+from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
+from horovod.transports.shm.direct import find_results, is_direct, make_results
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allgather", "alltoall", "broadcast"]
@@ -16,18 +20,50 @@ _ALIGN = 64
 
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Concatenate every member's rows."""
-    response = entry.response
-    counts, starts, outputs, inputs = [], [], [], []
+    """Concatenate every member's rows; return whether others may still write theirs."""
+    response, copy = entry.response, kernels_named(work.kernels).copy
+    members, me, specs = response.members, entry.me, response.requests[0].tensors
+    counts, starts, shapes = entry.cache.get("gather", lambda: _rows(entry))
+    inputs = [source.reshape(-1) for source in work.inputs]
+    phase = 0
+    if is_direct(entry):
+        outputs = make_results(staging, sequence, entry, work, shapes)
+        for index, source in enumerate(inputs):
+            copy(outputs[index][starts[index][me] : starts[index][me] + counts[index][me]], source)
+        found = find_results(staging, sequence, entry)
+        if found is not None:
+            # Not all to the same one at the same time.
+            for i in (*range(me + 1, len(members)), *range(me)):
+                for index, source in enumerate(inputs):
+                    if counts[index][me]:
+                        at = found[i][index] + starts[index][me] * ITEMSIZE[specs[index].dtype]
+                        count = (counts[index][me],)
+                        copy(staging.arenas[members[i]].view(work.kernels, at, specs[index].dtype, count), source)
+            return True
+        phase = 1
+    else:
+        outputs = [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(shapes)]
+    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts, copy_own=not phase, phase=phase)
+    return False
+
+
+class _Gathered(NamedTuple):
+    """By tensor: how many elements each member has, where they go, and the shape of the whole."""
+
+    counts: list[list[int]]
+    starts: list[list[int]]
+    shapes: list[tuple[int, ...]]
+
+
+def _rows(entry: Entry) -> _Gathered:
+    response, found = entry.response, _Gathered([], [], [])
     for index, spec in enumerate(response.requests[0].tensors):
         specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
-        rows = sum(s.shape[0] for s in specs)
-        outputs.append(work.allocate(index, (rows, *spec.shape[1:])).reshape(-1))
-        inputs.append(work.inputs[index].reshape(-1))
-        counts.append([s.count for s in specs])
-        starts.append([sum(counts[index][:i]) for i in range(len(specs))])
-    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts)
-    return False
+        counts = [s.count for s in specs]
+        found.shapes.append((sum(s.shape[0] for s in specs), *spec.shape[1:]))
+        found.counts.append(counts)
+        found.starts.append([sum(counts[:i]) for i in range(len(specs))])
+    return found
 
 
 def broadcast(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
@@ -58,6 +94,7 @@ def _spread(
     counts: Sequence[Sequence[int]],
     starts: Sequence[Sequence[int]],
     copy_own: bool = True,
+    phase: int = 0,
 ) -> None:
     """Everybody shows its ``counts`` elements to all; they land at ``starts`` of each output."""
     members, library, eviction = entry.response.members, kernels_named(work.kernels), staging.eviction
@@ -92,24 +129,54 @@ def _spread(
             if pair and i != entry.me:
                 eviction.evict(rank, shown, library)
 
-    staging.rounds(sequence, members, len(rounds), fill, drain)
+    staging.rounds(sequence, members, len(rounds), fill, drain, phase)
 
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
-    """Send the i-th split of this rank's rows to the i-th member."""
-    response, library, eviction = entry.response, kernels_named(work.kernels), staging.eviction
-    copy = library.copy
-    members, me, parts = response.members, entry.me, len(response.members)
+    """Send the i-th split of this rank's rows to the i-th member; return whether others may still write theirs."""
+    response, copy = entry.response, kernels_named(work.kernels).copy
+    members, me, matrix = response.members, entry.me, entry.splits
     spec = response.request_of(me).tensors[0]
-    row = 1
-    for dim in spec.shape[1:]:
-        row *= dim
-    matrix = entry.splits
-    received = [matrix[i][me] for i in range(parts)]
-    output = work.allocate(0, (sum(received), *spec.shape[1:])).reshape(-1)
+    row = math.prod(spec.shape[1:])
+    shape = (sum(splits[me] for splits in matrix), *spec.shape[1:])
     source = work.inputs[0].reshape(-1)
+    phase = 0
+    if is_direct(entry):
+        (output,) = make_results(staging, sequence, entry, work, [shape])
+
+        def part(i: int) -> tuple[Buffer, int]:
+            """Return what member ``i`` gets of this rank, and the element of its result where that begins."""
+            low, start = sum(matrix[me][:i]) * row, sum(splits[i] for splits in matrix[:me]) * row
+            return source[low : low + matrix[me][i] * row], start
+
+        own, start = part(me)
+        copy(output[start : start + matrix[me][me] * row], own)
+        found = find_results(staging, sequence, entry)
+        if found is not None:
+            # Not all to the same one at the same time.
+            for i in (*range(me + 1, len(members)), *range(me)):
+                if matrix[me][i] * row:
+                    rows, start = part(i)
+                    at, count = found[i][0] + start * ITEMSIZE[spec.dtype], (matrix[me][i] * row,)
+                    copy(staging.arenas[members[i]].view(work.kernels, at, spec.dtype, count), rows)
+            return True
+        phase = 1
+    else:
+        output = work.allocate(0, shape).reshape(-1)
+    _exchange(staging, sequence, entry, work, row, source, output, phase)
+    return False
+
+
+def _exchange(
+    staging: Staging, sequence: int, entry: Entry, work: Work, row: int, source: Buffer, output: Buffer, phase: int
+) -> None:
+    """Do the same through the staging buffers."""
+    library, eviction = kernels_named(work.kernels), staging.eviction
+    copy, members, me, matrix = library.copy, entry.response.members, entry.me, entry.splits
+    parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
+    received = [splits[me] for splits in matrix]
     part_bytes = CHUNK_BYTES // parts // _ALIGN * _ALIGN
-    step = part_bytes // ITEMSIZE[spec.dtype]
+    step = part_bytes // ITEMSIZE[dtype]
     rounds = -(-max(max(splits) for splits in matrix) * row // step)
 
     def fill(round_: int, offset: int) -> None:
@@ -118,11 +185,11 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
             low, stop = start + round_ * step, start + matrix[me][i] * row
             high = min(low + step, stop)
             if low < high and i != me:
-                slot = staging.arena.view(work.kernels, offset + i * part_bytes, spec.dtype, (high - low,))
+                slot = staging.arena.view(work.kernels, offset + i * part_bytes, dtype, (high - low,))
                 copy(slot, source[low:high])
                 filled += high - low
             start = stop
-        eviction.note(filled * ITEMSIZE[spec.dtype], monotonic_ns() - began)
+        eviction.note(filled * ITEMSIZE[dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         start = 0
@@ -130,7 +197,7 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
             low, stop = start + round_ * step, start + received[i] * row
             high = min(low + step, stop)
             if low < high and i != me:
-                view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, spec.dtype, (high - low,))
+                view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, dtype, (high - low,))
                 copy(output[low:high], view)
                 eviction.evict(rank, view, library)
             elif low < high:
@@ -138,5 +205,4 @@ def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
                 copy(output[low:high], source[first : first + high - low])
             start = stop
 
-    staging.rounds(sequence, members, rounds, fill, drain)
-    return False
+    staging.rounds(sequence, members, rounds, fill, drain, phase)

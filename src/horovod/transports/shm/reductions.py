@@ -16,6 +16,7 @@ from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.caches import BLOCK_BYTES
 from horovod.transports.shm.control import PHASE_BITS
+from horovod.transports.shm.direct import is_placed
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
 __all__ = ["allreduce_arena", "lives_in_arena", "reducescatter"]
@@ -25,7 +26,7 @@ _ALIGN = 64
 
 def lives_in_arena(entry: Entry) -> bool:
     """Whether every member's every tensor is to be reduced where it lies."""
-    return all(request.placement for request in entry.response.requests)
+    return all(is_placed(request) for request in entry.response.requests)
 
 
 class _Block(NamedTuple):

@@ -62,8 +62,17 @@ class _Layout:
         return pieces_of(self.nbytes, self.itemsizes, start, min(stop, self.total))
 
 
-def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]]) -> None:
-    """Reduce ordinary tensors, several works at once when they were fused."""
+def allreduce_staged(
+    staging: Staging, sequence: int, batch: Sequence[tuple[Entry, Work]], phase: int = 0
+) -> None:  # fmt: skip
+    """Reduce ordinary tensors, several works at once when they were fused.
+
+    Args:
+        staging: the staging buffers.
+        sequence: of the log entry.
+        batch: the works.
+        phase: how many phases of the entry are over; only of two members any.
+    """
     entry, _ = batch[0]
     # Fused works meet by chance; what passes alone may come again.
     layout = _Layout(batch) if len(batch) > 1 else entry.cache.get("staged", lambda: _Layout(batch))
@@ -75,7 +84,7 @@ def allreduce_staged(staging: Staging, sequence: int, batch: Sequence[tuple[Entr
             outputs.append(inputs[-1] if target is source else target.reshape(-1))
     members = entry.response.members
     if len(members) == 2 or (len(members) <= 4 and layout.total <= _READ_ALL_BYTES):
-        _read_all(staging, sequence, entry, layout, inputs, outputs)
+        _read_all(staging, sequence, entry, layout, inputs, outputs, phase)
     else:
         _by_owner(staging, sequence, members, entry.me, layout, inputs, outputs)
 
@@ -90,8 +99,9 @@ class _SharedPiece(NamedTuple):
 
 
 def _read_all(
-    staging: Staging, sequence: int, entry: Entry, layout: _Layout, inputs: list[Buffer], outputs: list[Buffer]
-) -> None:
+    staging: Staging, sequence: int, entry: Entry, layout: _Layout, inputs: list[Buffer], outputs: list[Buffer],
+    phase: int,
+) -> None:  # fmt: skip
     """Let every rank reduce everything."""
     arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.shared_pieces
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
@@ -128,7 +138,7 @@ def _read_all(
             reducers[segment](target, [shown, own] if me else [own, shown])
             eviction.evict(members[1 - me], shown, layout.libraries[segment])
 
-    staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain)
+    staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain, phase)
 
 
 class _Shares(NamedTuple):

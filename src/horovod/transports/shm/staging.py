@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from horovod.transports.results import ResultPool
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.eviction import Eviction
@@ -29,16 +30,19 @@ class Staging:
     Args:
         flags: how far everybody is.
         arenas: by rank; the buffers lie at the same offset in each.
+        results: lends memory to results.
 
     Attributes:
         rank: this rank.
         arena: this rank's arena.
         eviction: whether what was read is to be overwritten.
         budget: for the views of what is done again and again.
+        results: lends memory to results.
     """
 
-    def __init__(self, flags: Flags, arenas: Sequence[Arena]) -> None:
+    def __init__(self, flags: Flags, arenas: Sequence[Arena], results: ResultPool) -> None:
         self.flags = flags
+        self.results = results
         self.arenas = arenas
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]

@@ -20,12 +20,14 @@ from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
-from horovod.transports.results import LEAST_BYTES, ResultPool
+from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
+from horovod.transports.shm.direct import DIRECT_BYTES, FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.inline import Plan
+from horovod.transports.shm.lending import Lending
 from horovod.transports.shm.reuse import Recurring
 from horovod.transports.shm.slots import KINDS, Sender, SlotRing
 from horovod.transports.shm.staged import allreduce_staged
@@ -68,6 +70,7 @@ class ShmTransport:
 
     name = "shm"
     is_awaited = False
+    fresh: tuple[int, ...] = (FRESH,)
 
     def __init__(self, control: Control, arenas: Sequence[Arena], watch: Watch) -> None:
         self.control = control
@@ -75,10 +78,11 @@ class ShmTransport:
         self.arenas = arenas
         self.arena = arenas[control.rank]
         self.flags = Flags(control, watch)
-        self.staging = Staging(self.flags, arenas)
+        self._lending = Lending(self.arena, self.flags)
+        self.results = self._lending.pool
+        self.staging = Staging(self.flags, arenas, self.results)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
-        self.results = ResultPool()
         self.runners: dict[Kind, Runner] = {
             Kind.ALLREDUCE: _allreduce,
             Kind.ALLGATHER: moves.allgather,
@@ -103,7 +107,7 @@ class ShmTransport:
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
-        if request.placement or request.device != "cpu":
+        if is_placed(request) or request.device != "cpu":
             return ""
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
@@ -112,8 +116,11 @@ class ShmTransport:
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
+        if members == 2 and request.placement == self.fresh * len(request.tensors) and sender.nbytes >= DIRECT_BYTES:
+            # It need not read all that the other one has.
+            return None
         limit = inline_limit(self.control.size, request.kind)
-        return sender if sender.nbytes <= (self._arena_limit if request.placement else limit) else None
+        return sender if sender.nbytes <= (self._arena_limit if is_placed(request) else limit) else None
 
     def offer(self, work: Work, inline: Sender) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
@@ -140,7 +147,8 @@ class ShmTransport:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
-        if entry.most_bytes >= LEAST_BYTES or len(batch) > 1:
+        lends = entry.most_bytes >= LEAST_BYTES or len(batch) > 1
+        if lends:
             for _, one in batch:
                 one.lend = self.results.take
         if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
@@ -152,6 +160,8 @@ class ShmTransport:
         for _, work in batch:
             if work.slot is not None:
                 work.slot.readers, work.slot.fence = members, done
+        if lends:
+            self.results.settle(members, done if unsettled else 0)
         # Of inline messages, nobody waits for the others to have read it.
         self.control.post(done, () if notes else members)
         return done if unsettled else 0
@@ -213,6 +223,7 @@ class ShmTransport:
 
     def close(self) -> None:
         """Unmap the control page and the arenas."""
+        self._lending.close()
         for arena in self.arenas:
             arena.close()
         self.control.close()
@@ -224,6 +235,10 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
         adasum.allreduce_adasum(staging, sequence, entry, work)
     elif reductions.lives_in_arena(entry):
         return reductions.allreduce_arena(staging, sequence, entry, work)
+    elif is_fresh(entry):
+        if allreduce_direct(staging, sequence, entry, work):
+            return True
+        allreduce_staged(staging, sequence, [(entry, work)], phase=1)
     else:
         allreduce_staged(staging, sequence, [(entry, work)])
     return False

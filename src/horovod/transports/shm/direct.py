@@ -1,0 +1,151 @@
+"""Results that every member writes its part of, where they lie in the arenas of all: one copy of each byte.
+
+Each member makes its results, lets the others know where, does what is its own meanwhile, and then writes to theirs. A
+result is whole when all are through. Where somebody's result lies elsewhere (the arena is full, or the framework makes
+its own), everybody sees that, and all go the long way through the staging buffers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from horovod.core.requests import ITEMSIZE, Request
+from horovod.transports.base import Entry, Work
+from horovod.transports.kernels import Buffer, Kernels, Reducer
+from horovod.transports.libraries import kernels_named
+from horovod.transports.pieces import LINE
+from horovod.transports.shm.arena import INLINE_BYTES
+from horovod.transports.shm.caches import BLOCK_BYTES
+from horovod.transports.shm.control import PHASE_BITS
+from horovod.transports.shm.staging import Staging
+
+__all__ = [
+    "DIRECT_BYTES",
+    "FRESH",
+    "allreduce_direct",
+    "find_results",
+    "is_direct",
+    "is_fresh",
+    "is_placed",
+    "make_results",
+]
+
+#: Stands in a request for the place of a result that this transport is to make.
+FRESH = -1
+
+#: Below, to meet once more takes longer than to copy once less.
+DIRECT_BYTES = 512 << 10
+#: A part of a result may be small, where parts are uneven.
+_LEAST_PART = 64 << 10
+
+
+def is_direct(entry: Entry) -> bool:
+    """Whether all members try to write to each other's results; the same for all of them."""
+    requests = entry.response.requests
+    return entry.most_bytes >= DIRECT_BYTES and all(request.device == "cpu" for request in requests)
+
+
+def is_placed(request: Request) -> bool:
+    """Whether the tensors of a request lie in the arena."""
+    return bool(request.placement) and request.placement[0] != FRESH
+
+
+def is_fresh(entry: Entry) -> bool:
+    """Whether two members reduce into new tensors that both can write; more have more to read than to write."""
+    response = entry.response
+    fresh = [bool(request.placement) and request.placement[0] == FRESH for request in response.requests]
+    return len(response.members) == 2 and all(fresh) and is_direct(entry)
+
+
+def make_results(
+    staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]]
+) -> list[Buffer]:
+    """Make this rank's results, let the other members know where they lie, and return them, each as one row."""
+    pool, tensors = staging.results, entry.response.requests[0].tensors
+    places: list[int] = []
+    own: list[Buffer] = []
+
+    def lend(nbytes: int) -> Any:
+        memory = pool.take(nbytes, _LEAST_PART)
+        if memory is not None:
+            places.append(pool.place)
+        return memory
+
+    work.lend = lend
+    for index, shape in enumerate(shapes):
+        own.append(work.allocate(index, shape).reshape(-1))
+        if len(places) == index:
+            is_empty = not math.prod(shape) * ITEMSIZE[tensors[index].dtype]
+            places.append(0 if is_empty else -1)
+    members = entry.response.members
+    staging.reserve(sequence, members)
+    struct.pack_into(f"<{len(places)}q", staging.arena.memory, INLINE_BYTES, *places)
+    staging.flags.post(sequence << PHASE_BITS | 1, members)
+    return own
+
+
+def find_results(staging: Staging, sequence: int, entry: Entry) -> list[tuple[int, ...]] | None:
+    """Return where every member's results lie, in the order of members; None if somebody's cannot be reached."""
+    members, count = entry.response.members, len(entry.response.requests[0].tensors)
+    staging.flags.wait(members, sequence << PHASE_BITS | 1)
+    found = [struct.unpack_from(f"<{count}q", staging.arenas[rank].memory, INLINE_BYTES) for rank in members]
+    return None if any(-1 in places for places in found) else found
+
+
+def allreduce_direct(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
+    """Let each of two members reduce one half, which the other has written to its result, into both results.
+
+    Returns:
+        Whether it was done. If not, one phase of the entry is over.
+    """
+    request, members, me = entry.response.requests[0], entry.response.members, entry.me
+    outputs = make_results(staging, sequence, entry, work, [spec.shape for spec in request.tensors])
+    inputs = [source.reshape(-1) for source in work.inputs]
+    found = find_results(staging, sequence, entry)
+    if found is None:
+        return False
+    library, arena, base = kernels_named(work.kernels), staging.arenas[members[1 - me]], sequence << PHASE_BITS
+    halves, copy = entry.cache.get("halves", lambda: _halves(entry, library)), library.copy
+    others = [
+        arena.view(work.kernels, place, spec.dtype, (spec.count,)) if spec.count else outputs[index]
+        for index, (place, spec) in enumerate(zip(found[1 - me], request.tensors, strict=True))
+    ]
+    for half, source, other in zip(halves, inputs, others, strict=True):
+        if half.low_of_other < half.high_of_other:
+            theirs = slice(half.low_of_other, half.high_of_other)
+            copy(other[theirs], source[theirs])
+    staging.flags.post(base | 2, members)
+    staging.flags.wait(members, base | 2)
+    for half, source, other, output in zip(halves, inputs, others, outputs, strict=True):
+        for block in half.blocks:
+            target, own = output[block], source[block]
+            half.reduce(target, [target, own] if me else [own, target])
+            copy(other[block], target)
+    return True
+
+
+class _Half(NamedTuple):
+    """What a member reduces of a tensor, in blocks that fit into a cache, and what the other does."""
+
+    reduce: Reducer
+    blocks: list[slice]
+    low_of_other: int
+    high_of_other: int
+
+
+def _halves(entry: Entry, library: Kernels) -> list[_Half]:
+    request, divisor = entry.response.requests[0], entry.response.divisor
+    found = []
+    for spec in request.tensors:
+        itemsize = ITEMSIZE[spec.dtype]
+        middle = min(-(-spec.count * itemsize // LINE) // 2 * LINE // itemsize, spec.count)
+        parts = ((0, middle), (middle, spec.count))
+        (start, stop), (low, high) = parts[entry.me], parts[1 - entry.me]
+        step = BLOCK_BYTES // itemsize
+        blocks = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
+        reduce = library.reducer(spec.dtype, request.op, request.prescale, request.postscale, divisor)
+        found.append(_Half(reduce, blocks, low, high))
+    return found
