@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from forking import in_child
 from harness import Ranks, run_ranks
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
@@ -18,20 +18,6 @@ from horovod.transports.shm.mapping import create_memfd
 PAGE = 4096
 BYTES = INLINE_BYTES + STAGING_BYTES + 16 * PAGE
 Array = np.ndarray[Any, Any]
-
-
-def _in_child(do: Callable[[], bool]) -> bool:
-    """Run ``do`` in a forked child; return whether it returned True."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork with threads
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if do() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def _arena() -> Arena:
@@ -51,7 +37,7 @@ def test_a_child_that_frees_a_block_leaves_the_parents_alone() -> None:
         gc.collect()
         return True
 
-    assert _in_child(free)
+    assert in_child(free)
     assert kept[0].sum() == 7 * PAGE
     with np.testing.assert_raises(MemoryError):
         arena.allocate(16 * PAGE)
@@ -69,9 +55,9 @@ def test_a_child_reads_what_was_there_and_writes_to_a_copy() -> None:
         assert block.sum() == 2 * 7 * PAGE
         block[:PAGE] = 9
         # A child of the child has what the child had.
-        return _in_child(lambda: int(block.sum()) == (7 + 9) * PAGE)
+        return in_child(lambda: int(block.sum()) == (7 + 9) * PAGE)
 
-    assert _in_child(write)
+    assert in_child(write)
     assert block.sum() == 2 * 7 * PAGE
     arena.close()
 
@@ -84,9 +70,9 @@ def test_after_all_descriptors_were_closed_a_child_still_reads() -> None:
         os.closerange(3, 1024)
         # Where the file was, there may be another one.
         others = [os.open("/dev/zero", os.O_RDONLY) for _ in range(16)]
-        return _in_child(lambda: int(block.sum()) == 7 * PAGE) and len(others) == 16
+        return in_child(lambda: int(block.sum()) == 7 * PAGE) and len(others) == 16
 
-    assert _in_child(script)
+    assert in_child(script)
 
 
 def test_a_child_has_no_part_in_the_control_page() -> None:
@@ -99,7 +85,7 @@ def test_a_child_has_no_part_in_the_control_page() -> None:
         page.ring(1)
         return True
 
-    assert _in_child(post)
+    assert in_child(post)
     assert other.words64[other.flag[0]] == 0
     page.post(5, ())
     assert other.words64[other.flag[0]] == 5
@@ -146,7 +132,7 @@ def _training(steps: int) -> list[float]:
                 gc.collect()
             return True
 
-        assert _in_child(child)
+        assert in_child(child)
         assert model.weight.grad is not None
         found.append(float(model.weight.grad.sum()))
         found.append(float(hvd.allreduce(own, op=hvd.Sum, name="own")[-1]))
