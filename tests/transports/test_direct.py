@@ -178,6 +178,7 @@ def _collectives() -> None:
 
     import horovod.torch as hvd
     from horovod import context
+    from horovod.torch.runtime import comm
     from horovod.transports.results import private_region
 
     rank, size = hvd.rank(), hvd.size()
@@ -191,6 +192,11 @@ def _collectives() -> None:
         hvd.alltoall(given.view(size * 50_000, 4), name="even")
         if size == 2:
             hvd.allreduce(given, name="even")
+        whole = hvd.zeros(size * len(given))
+        part = whole[rank * len(given) : (rank + 1) * len(given)]
+        part.fill_(rank + 1.0)
+        comm.synchronize(comm.allgather_into_async(whole, part, name="into"))
+        assert float(whole.sum()) == len(given) * size * (size + 1) / 2
     assert not staged
     # The arena of one rank is full: all do as that one must.
     make = transport.results._make

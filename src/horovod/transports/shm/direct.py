@@ -64,7 +64,7 @@ def make_results(
     staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]]
 ) -> list[Buffer]:
     """Make this rank's results, let the other members know where they lie, and return them, each as one row."""
-    pool, tensors = staging.results, entry.response.requests[0].tensors
+    pool, tensors, library = staging.results, entry.response.requests[0].tensors, kernels_named(work.kernels)
     places: list[int] = []
     own: list[Buffer] = []
 
@@ -76,10 +76,12 @@ def make_results(
 
     work.lend = lend
     for index, shape in enumerate(shapes):
-        own.append(work.allocate(index, shape).reshape(-1))
+        output = work.allocate(index, shape).reshape(-1)
+        own.append(output)
         if len(places) == index:
-            is_empty = not math.prod(shape) * ITEMSIZE[tensors[index].dtype]
-            places.append(0 if is_empty else -1)
+            # It was there already, or is too small to be lent.
+            nbytes = math.prod(shape) * ITEMSIZE[tensors[index].dtype]
+            places.append(staging.arena.offset_of(library.raw(output).ctypes.data) if nbytes else 0)
     members = entry.response.members
     staging.reserve(sequence, members)
     struct.pack_into(f"<{len(places)}q", staging.arena.memory, INLINE_BYTES, *places)
