@@ -1,11 +1,13 @@
 """All ranks of one host, over memory that they share.
 
-Three ways for an allreduce, chosen by where the data lies:
+Four ways for an allreduce, chosen by where the data lies:
 
     inline   small tensors are sent with the request; when the entry is in the log, every rank reads all of
              them and reduces by itself: no further synchronisation at all
     arena    tensors that live in the arena: rank r reduces its 1/n slice over all arenas, block by block
              in cache, and writes it to all; one synchronisation, 2N bytes of memory traffic per rank
+    direct   of two ranks each reduces one half and writes it to both results, which are new and lie in the arena;
+             allgather and alltoall write to the results of all in the same way
     staged   ordinary tensors pass in chunks through staging buffers, filled one chunk ahead
 """
 
@@ -24,7 +26,7 @@ from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
-from horovod.transports.shm.direct import DIRECT_BYTES, FRESH, allreduce_direct, is_fresh, is_placed
+from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.inline import Plan
 from horovod.transports.shm.lending import Lending
@@ -42,6 +44,8 @@ _INLINE = "inline"
 #: Above this, what lies in the arena is better reduced there; later where ranks share cores, since that takes one
 #: more meeting of theirs.
 _ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
+#: From here on, two ranks that reduce into new tensors gain more by each reducing one half than they lose by meeting.
+_FRESH_BYTES = 1 << 20
 
 
 def inline_limit(size: int, kind: Kind) -> int:
@@ -116,7 +120,8 @@ class ShmTransport:
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
-        if members == 2 and request.placement == self.fresh * len(request.tensors) and sender.nbytes >= DIRECT_BYTES:
+        is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
+        if is_fresh and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
             # It need not read all that the other one has.
             return None
         limit = inline_limit(self.control.size, request.kind)
