@@ -111,8 +111,9 @@ class ResultPool:
         # The block that came back last is the one whose pages are most likely in a cache.
         self._free: list[Block] = []
         # Finalizers run anywhere, also while a block is taken: only an append is safe there.
-        self._returned: collections.deque[Block] = collections.deque()
-        self._lent: dict[int, Block] = {}
+        self._returned: collections.deque[weakref.ref[Any]] = collections.deque()
+        # A reference tells that its object is gone only as long as somebody keeps it.
+        self._lent: dict[int, tuple[weakref.ref[Any], Block]] = {}
         self._unsettled: list[Block] = []
         self._lock = threading.RLock()
         self._owner = os.getpid()
@@ -149,7 +150,7 @@ class ResultPool:
         """Show ``see`` every block that has users and has been settled; none comes or goes meanwhile."""
         with self._lock:
             self._collect()
-            for block in list(self._lent.values()):
+            for _, block in list(self._lent.values()):
                 if block.writers is not None:
                     see(block)
 
@@ -165,15 +166,18 @@ class ResultPool:
         with self._lock:
             self._collect()
             self._drop()
+            if self._is_closed and not self._lent:
+                _survivors.discard(self)
 
     def close(self) -> None:
         """Lend nothing any more; what is lent goes back to the system when its users are gone."""
         self._is_closed = True
         self._make = lambda nbytes: None
         with self._lock:
-            for block in list(self._lent.values()):
+            for _, block in list(self._lent.values()):
                 block.fence, block.writers = 0, ()
             self._unsettled.clear()
+        _survivors.add(self)
         self.shrink()
 
     @property
@@ -188,16 +192,15 @@ class ResultPool:
         block.writers = None
         # Not a memoryview: numpy would keep alive what is below it, not the view itself.
         view = block.view.from_buffer(region.memory, region.start)
-        self._lent[id(block)] = block
-        # Also keeps this pool, for as long as something of it has a user.
-        weakref.finalize(view, self._back, block).atexit = False
+        told = weakref.ref(view, self._back)
+        self._lent[id(told)] = told, block
         if region.place >= 0:
             self._unsettled.append(block)
         self.place = region.place
         return view
 
-    def _back(self, block: Block) -> None:
-        self._returned.append(block)
+    def _back(self, told: weakref.ref[Any]) -> None:
+        self._returned.append(told)
         if self._is_closed and os.getpid() == self._owner:
             self.shrink()
 
@@ -206,9 +209,10 @@ class ResultPool:
             return
         now = self._clock()
         while self._returned:
-            block = self._returned.popleft()
-            del self._lent[id(block)]
-            if block.region.recover():
+            lent = self._lent.pop(id(self._returned.popleft()), None)
+            # None: an interrupt came before it was lent.
+            if lent is not None and lent[1].region.recover():
+                block = lent[1]
                 block.freed_s = now
                 self._free.append(block)
         total = 0
@@ -230,3 +234,7 @@ class ResultPool:
             else:
                 block.region.release()
         self._free[:0] = reversed(kept)
+
+
+#: Closed ones of which something has a user: what they keep tells when that is gone.
+_survivors: set[ResultPool] = set()

@@ -103,6 +103,9 @@ class ShmTransport:
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
+        if len(addresses) == 1:
+            offset = self.arena.offset_of(addresses[0])
+            return () if offset < 0 else (offset,)
         offsets = tuple([self.arena.offset_of(address) for address in addresses])
         return () if -1 in offsets else offsets
 
