@@ -120,7 +120,28 @@ def _mid_collective(way: str) -> None:
             original(self, sequence, members, count, fatal_fill, *steps)
 
         setattr(Staging, original.__name__, failing)
-    hvd.allreduce(np.ones(2_000_000), name="large")
+    hvd.allreduce_(np.ones(2_000_000), name="large")
+
+
+def _mid_writing(way: str) -> None:
+    import horovod.numpy as hvd
+    from horovod.transports.shm import moves
+
+    _leave_time_to_collect()
+    if hvd.rank() == VICTIM:
+        # The others know where its result lies, and write to it.
+        moves.find_results = lambda *_: WAYS[way][0]()  # type: ignore[assignment, return-value]
+    hvd.allgather(np.ones(2_000_000), name="large")
+
+
+@pytest.mark.parametrize("way", ["kill", "exception"])
+def test_a_rank_ends_while_others_write_to_its_result(way: str) -> None:
+    ranks = Ranks(2, _mid_writing, (way,))
+    pid = ranks.pid(VICTIM)
+    if way == "kill":
+        _check(ranks.outcomes(), way, pid)
+    else:
+        assert len(_survivors(ranks.outcomes(), HorovodInternalError)) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3])
