@@ -110,6 +110,12 @@ def test_startup(tmp_path: Path) -> None:
     assert {"rank: hvd.init()", "horovodrun beyond python", "whole job beyond torchrun's"} <= names
 
 
+def test_control(tmp_path: Path) -> None:
+    rows = bench(tmp_path, "control", "--ranks", "4", "--per-host", "2", "--tensors", "3")["rows"]
+    assert next(row["name"] for row in rows) == "hub: read, decide, write"
+    assert main(["control", "--ranks", "4", "--per-host", "4"]) != 0
+
+
 @pytest.mark.slow
 def test_idle(tmp_path: Path) -> None:
     rows = bench(tmp_path, "idle", "--seconds", "0.2")["rows"]

@@ -45,6 +45,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "memory": {"model": "mlp", "gradient_bytes": 4000, "held_bytes": {"ddp": 5000}, "beyond_bytes": {"ddp": 1000}},
     "idle": {"name": "rank 0", "cpu_s": 0.001, "core_share": 0.0001, "wakeups_s": 10.0},
     "startup": {"name": "hvd.init()", **TIME},
+    "control": {"name": "hub", "bytes": "2033 in", **TIME},
 }
 EXPECTED = {
     "allreduce": ["1 MiB", "1.00 ms", "5.00x", "50%"],
@@ -55,6 +56,7 @@ EXPECTED = {
     "memory": ["1000 B", "25.0%"],
     "idle": ["rank 0", "0.010%"],
     "startup": ["hvd.init()", "900 µs"],
+    "control": ["hub", "2033 in", "900 µs"],
 }
 
 

@@ -87,8 +87,14 @@ class PaperJob:
             me.named[wanted.process_set, wanted.name] = handle
         else:
             me.unnamed.setdefault(wanted.process_set, collections.deque()).append(handle)
-        self.coordinator.submit(rank, self._signature(rank, wanted), note)
+        self._submit(rank, self._signature(rank, wanted), note)
         return handle
+
+    def _submit(self, rank: int, signature: int, note: int) -> None:
+        self.coordinator.submit(rank, signature, note)
+
+    def _declare(self, rank: int, signature: int, wanted: Request) -> None:
+        self.coordinator.declare(rank, signature, wanted)
 
     def _signature(self, rank: int, wanted: Request) -> int:
         me = self.ranks[rank]
@@ -103,7 +109,7 @@ class PaperJob:
         else:
             signature = len(me.signatures)
         me.signatures[wanted] = signature
-        self.coordinator.declare(rank, signature, wanted)
+        self._declare(rank, signature, wanted)
         return signature
 
     def settle(self) -> list[Declared | Run]:
@@ -111,12 +117,16 @@ class PaperJob:
         news = self.coordinator.take()
         self.log += news
         for entry in news:
-            for rank, me in enumerate(self.ranks):
-                if isinstance(entry, Declared):
-                    me.entries[entry.id] = entry.response
-                else:
-                    self._execute(rank, me, entry)
+            for rank in range(len(self.ranks)):
+                self._replay(rank, entry)
         return news
+
+    def _replay(self, rank: int, entry: Declared | Run) -> None:
+        me = self.ranks[rank]
+        if isinstance(entry, Declared):
+            me.entries[entry.id] = entry.response
+        else:
+            self._execute(rank, me, entry)
 
     def _execute(self, rank: int, me: PaperRank, run: Run) -> None:
         responses = [me.entries[key] for key in run.ids]

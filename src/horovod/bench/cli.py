@@ -92,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("startup", parents=[common], help="import, launch, init, shutdown, against torchrun")
     idle = commands.add_parser("idle", parents=[common], help="CPU of an initialised job that does nothing")
     idle.add_argument("--seconds", type=float, default=10.0, help="how long to watch (default 10)")
+    control = commands.add_parser(
+        "control", parents=[common], help="cost of agreeing, for simulated ranks on many hosts"
+    )
+    control.add_argument("--ranks", type=_read(_positive), default=512, help="of the simulated job (default 512)")
+    control.add_argument("--per-host", type=_read(_positive), default=8, help="of them on each host (default 8)")
+    control.add_argument("--tensors", type=_read(_positive), default=200, help="that each rank has (default 200)")
     saved = commands.add_parser("show", help="print results that --json wrote")
     saved.add_argument("files", nargs="+", type=Path, metavar="FILE")
     saved.add_argument("--markdown", action="store_true", help="as tables for a page")
@@ -169,8 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     world = detect()
     launched = args.events or world.launcher != "none"
-    if args.command in ("startup", "memory"):
-        # These start jobs of their own; of a job that they were started in they need only its size.
+    if args.command in ("startup", "memory", "control"):
+        # These start jobs of their own, or none; of a job that they were started in they need only its size.
         ranks = world.size if launched else args.np
         return show(args, lambda report: _from_outside(args, ranks, typed, report)) if world.rank == 0 else 0
     if not launched:
@@ -193,6 +199,14 @@ def _from_outside(args: argparse.Namespace, ranks: int, typed: list[str], report
         from horovod.bench.startup import run_startup
 
         rows = run_startup(ranks, progress(report), rounds=args.rounds)
+    elif args.command == "control":
+        from horovod.bench.coordination import run_control
+
+        ranks, hosts = args.ranks, args.ranks // args.per_host
+        if hosts < 2 or ranks % args.per_host:
+            print(f"horovod.bench control: {ranks} ranks are not several hosts of {args.per_host}", file=sys.stderr)
+            return 2
+        rows = run_control(ranks, hosts, args.tensors, progress(report))
     else:
         from horovod.bench.memory import run_memory
 

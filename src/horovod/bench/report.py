@@ -34,6 +34,7 @@ def table(result: Result) -> Table:
         "memory": _memory,
         "idle": _idle,
         "startup": _startup,
+        "control": _control,
     }
     return tables[kind](result, title)
 
@@ -189,6 +190,13 @@ def _startup(result: Result, title: str) -> Table:
     made = _new(title, "what", ["median", "fastest tenth", "slowest tenth"])
     for row in result["rows"]:
         made.add_row(row["name"], *(format_seconds(row[key]) for key in ("median_s", "p10_s", "p90_s")))
+    return made
+
+
+def _control(result: Result, title: str) -> Table:
+    made = _new(title, "of a step", ["median", "fastest tenth", "bytes"])
+    for row in result["rows"]:
+        made.add_row(row["name"], *(format_seconds(row[key]) for key in ("median_s", "p10_s")), row["bytes"])
     return made
 
 

@@ -11,6 +11,7 @@ Unnamed requests of a process set match in the order in which each rank submits 
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from horovod.core import fusion, mismatch
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
-__all__ = ["Coordinator", "Declared", "Pending", "Run"]
+__all__ = ["Coordinator", "Declared", "Known", "Pending", "Run"]
 
 
 class Declared(msgspec.Struct, frozen=True, gc=False):
@@ -65,10 +66,26 @@ class _Rank:
     unnamed: dict[int, int] = field(default_factory=dict)
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
+    """A response that the coordinator remembers.
+
+    Attributes:
+        id: stands for it in the log.
+        match: process set and name, or a number for one without a name.
+        fuse_key: what may be executed together has the same one; None for what must not.
+        nbytes: of one rank's tensors.
+    """
+
     id: int
+    match: Hashable
     fuse_key: Hashable | None
     nbytes: int
+
+
+class _FuseKey:
+    """Compared by identity: what it stands for may hold a word of every rank."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Coordinator:
@@ -94,11 +111,14 @@ class Coordinator:
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, Pending] = {}
-        self._known: collections.OrderedDict[Hashable, _Known] = collections.OrderedDict()
+        self._known: dict[Hashable, Known] = {}
+        # By id, the one first that was not used for longest. A key may hold a number of every rank.
+        self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
+        self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
         self._next_id = 0
         self._log: list[Declared | Run] = []
-        self._ready: list[tuple[_Known, tuple[int, ...]]] = []
+        self._ready: list[tuple[Known, tuple[int, ...]]] = []
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
@@ -136,8 +156,7 @@ class Coordinator:
         pending.notes[rank] = note
         pending.count += 1
         if pending.count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
-            del self._pending[match]
-            self._complete(pending)
+            self._complete(match, pending)
         elif self._gone:
             self._fail_if_hopeless(match, pending)
 
@@ -166,8 +185,7 @@ class Coordinator:
         result = []
         for match, pending in self._pending.items():
             present = [rank for rank, serial in enumerate(pending.serials) if serial is not None]
-            request = self._requests[next(serial for serial in pending.serials if serial is not None)]
-            result.append((match, request, present, self._missing(pending)))
+            result.append((match, self._request_of(pending), present, self._missing(pending)))
         return result
 
     def fail_pending(self, match: Hashable, error: str, error_type: str) -> None:
@@ -175,6 +193,9 @@ class Coordinator:
         pending = self._pending.pop(match, None)
         if pending is not None:
             self._error(pending, error, error_type)
+
+    def _request_of(self, pending: Pending) -> Request:
+        return self._requests[next(serial for serial in pending.serials if serial is not None)]
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self.sets.members(process_set) if process_set in self.sets else ()
@@ -184,22 +205,25 @@ class Coordinator:
         members = self._members(pending.process_set)
         return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
-    def _complete(self, pending: Pending) -> None:
+    def _complete(self, match: Hashable, pending: Pending) -> Known | None:
+        """Answer what all have submitted; return the response if it is remembered."""
+        del self._pending[match]
         serials = tuple(pending.serials)
         key = (serials, len(self.joined))
         known = self._known.get(key)
         if known is None:
-            known = self._learn(key, pending)
+            known = self._learn(key, match, pending)
             if known is None:
-                return
+                return None
         else:
-            self._known.move_to_end(key)
+            self._keys.move_to_end(known.id)
         notes = pending.notes
         if pending.process_set or self.joined:
             notes = [notes[rank] for rank, serial in enumerate(serials) if serial is not None]
         self._ready.append((known, () if NO_NOTE in notes else tuple(notes)))
+        return known
 
-    def _learn(self, key: Hashable, pending: Pending) -> _Known | None:
+    def _learn(self, key: Hashable, match: Hashable, pending: Pending) -> Known | None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         requests = [self._requests[serial] for serial in pending.serials if serial is not None]
         all_members = self._members(pending.process_set)
@@ -221,14 +245,25 @@ class Coordinator:
         if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
             self._run_once(response)
             return None
-        known = _Known(self._declare(response), _fuse_key(response), sum(tensor.nbytes for tensor in first.tensors))
+        nbytes = sum(tensor.nbytes for tensor in first.tensors)
+        known = Known(self._declare(response), match, self._fuse_key(response), nbytes)
         self._known[key] = known
+        self._keys[known.id] = key
         if len(self._known) > self._capacity:
-            # The id may be reused at once: the log is ordered, so nobody confuses the two meanings.
-            _, oldest = self._known.popitem(last=False)
-            self._flush_ready()
-            self._free_ids.append(oldest.id)
+            _, oldest = self._keys.popitem(last=False)
+            self._forget(self._known.pop(oldest))
         return known
+
+    def _forget(self, oldest: Known) -> None:
+        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings.
+        self._flush_ready()
+        self._free_ids.append(oldest.id)
+
+    def _fuse_key(self, response: Response) -> _FuseKey | None:
+        classes = tuple(request.fuse_class for request in response.requests)
+        if not all(classes):
+            return None
+        return self._fuse_keys.setdefault((response.kind, response.members, response.divisor, classes), _FuseKey())
 
     def _change_sets(self, request: Request) -> tuple[int, str]:
         if request.kind is Kind.ADD_PROCESS_SET:
@@ -246,7 +281,7 @@ class Coordinator:
     def _forget_set(self, key: int) -> None:
         for match, pending in list(self._pending.items()):
             if pending.process_set == key:
-                request = self._requests[next(serial for serial in pending.serials if serial is not None)]
+                request = self._request_of(pending)
                 error = (
                     f"{mismatch.describe_waiting(request)} still waited for ranks {self._missing(pending)} when "
                     f"process set {key} was removed; synchronize() on all of its members before remove_process_set()"
@@ -266,8 +301,7 @@ class Coordinator:
                 self._needed[key] -= 1
         for match, pending in list(self._pending.items()):
             if not self._missing(pending):
-                del self._pending[match]
-                self._complete(pending)
+                self._complete(match, pending)
         if self._gone:
             self._fail_joins(next(iter(self._gone)))
         elif len(self.joined) == self.size:
@@ -301,7 +335,7 @@ class Coordinator:
 
     def _error(self, pending: Pending, error: str, error_type: str, culprit: int = -1) -> None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
-        request = self._requests[next(serial for serial in pending.serials if serial is not None)]
+        request = self._request_of(pending)
         self._run_once(
             Response(
                 request.kind,
@@ -341,8 +375,3 @@ class Coordinator:
         for group in fusion.plan(entries, self._threshold):
             notes = ready[group[0]][1]
             self._log.append(Run(tuple(ready[i][0].id for i in group), notes))
-
-
-def _fuse_key(response: Response) -> Hashable | None:
-    classes = tuple(request.fuse_class for request in response.requests)
-    return (response.kind, response.members, response.divisor, classes) if all(classes) else None

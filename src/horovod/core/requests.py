@@ -9,7 +9,7 @@ import enum
 
 import msgspec
 
-__all__ = ["ITEMSIZE", "NO_NOTE", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
+__all__ = ["ITEMSIZE", "NO_NOTE", "ORDERED", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
 
 #: Of a submission with which a transport sends no note.
 NO_NOTE = 0xFFFFFFFF
@@ -49,6 +49,10 @@ class Kind(enum.IntEnum):
 
     # Enum's is a Python function; every operation looks up a key with a kind in it.
     __hash__ = int.__hash__
+
+
+#: What means something to whatever its rank has submitted before.
+ORDERED = frozenset({Kind.BARRIER, Kind.JOIN, Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET})
 
 
 class ReduceOp(enum.IntEnum):

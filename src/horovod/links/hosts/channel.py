@@ -1,61 +1,88 @@
 """Requests and log of a job on several hosts, where they meet on each: at the leader of the host.
 
 It reads the requests of its host and writes the host's log like the rank that serves a host alone; only that it hands
-the requests to the coordinator on another host, or is that coordinator's hub.
+the requests to the coordinator on another host, or is that coordinator's hub. What all its ranks submit again and again
+it hands on by number; see ``horovod.core.gathering``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core import numbers
+from horovod.core.coordinator import Declared, Run
+from horovod.core.gathering import Gathering
+from horovod.core.hub import HubCoordinator
 from horovod.core.requests import Request
 from horovod.engine.ports import LogEntry
 from horovod.links.hosts import frames
-from horovod.links.hosts.relay import Relay
-from horovod.links.shm.channel import CoordinatorChannel
+from horovod.links.hosts.relay import HUB, Relay
+from horovod.links.shm.channel import SUBMIT, CoordinatorChannel
 from horovod.transports.shm.control import Control
 
 __all__ = ["HubDecider", "LeaderChannel", "RemoteDecider"]
 
+#: How long to wait for the other ranks of a host before the coordinator is told of those that have come.
+_KEPT_S = 0.1
 
-class RemoteDecider:
+
+class _Keeper:
+    """What both kinds of deciders do: gather what the ranks of this host submit.
+
+    Args:
+        gathering: where.
+        relay: the connection with other hosts.
+    """
+
+    def __init__(self, gathering: Gathering, relay: Relay) -> None:
+        self._gathering = gathering
+        self._relay = relay
+        self._look_s = 0.0
+        self.declare, self.submit, self.submit_all = gathering.declare, gathering.submit, gathering.submit_all
+        self.leave = gathering.leave
+        relay.is_owed = self._is_owed
+
+    def _is_owed(self) -> bool:
+        """Whether something is kept, for so long that the coordinator should know."""
+        return self._gathering.is_holding and time.monotonic() >= self._look_s
+
+    def _collect(self) -> None:
+        if not self._gathering.is_holding:
+            self._gathering.collect()
+        elif time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + _KEPT_S
+            self._gathering.collect_old()
+        else:
+            self._gathering.collect()
+
+
+class RemoteDecider(_Keeper):
     """Stands in for the coordinator on another host than its own.
 
     Args:
         relay: the connection with it.
+        ranks: of this host.
     """
 
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-        self._log = relay.log
+    def __init__(self, relay: Relay, ranks: Sequence[int]) -> None:
         self._batch: list[frames.Message] = []
+        super().__init__(Gathering(ranks, _Outbox(self._batch)), relay)
+        self._leader = ranks[0]
+        self._log = relay.log
         self._departures: list[frames.State] = []
-
-    def declare(self, rank: int, signature: int, request: Request) -> None:
-        """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
-        self._batch.append(frames.Declare(rank, signature, request))
-
-    def submit(self, rank: int, signature: int, note: int) -> None:
-        """Take one submission of ``rank``."""
-        self._batch.append(frames.Submit(rank, signature, note))
-
-    def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more."""
-        self._batch.append(frames.Leave(rank, reason))
 
     def has_news(self) -> bool:
         """Whether ``take`` has something."""
         if self._log or self._batch:
             return True
         self._relay.wire.pump()
-        return bool(self._log)
+        return bool(self._log) or self._is_owed()
 
     def take(self) -> list[LogEntry]:
         """Send what was asked for, and return the log entries since the last call."""
-        if self._batch:
-            batch, self._batch = self._batch, []
-            self._relay.send_all(batch)
+        self._collect()
+        self._send()
         entries: list[LogEntry] = []
         log = self._log
         while log:
@@ -66,6 +93,13 @@ class RemoteDecider:
                 entries.append(Declared(message.id, message.response))
             elif isinstance(message, frames.State):
                 self._departures.append(message)
+            elif isinstance(message, frames.Number):
+                self._gathering.number(message.number, message.members)
+            elif isinstance(message, frames.Retire):
+                self._gathering.retire(message.number)
+                self._batch.append(frames.Freed(self._leader, message.number))
+        self._send()
+        self._gathering.observe(entries)
         return entries
 
     def published(self) -> None:
@@ -74,48 +108,109 @@ class RemoteDecider:
             departures, self._departures = self._departures, []
             self._relay.depart(departures)
 
+    def _send(self) -> None:
+        if self._batch:
+            self._relay.send_all(self._batch)
+            self._batch.clear()
 
-class HubDecider:
+
+class _Outbox:
+    """Makes messages of what a host submits.
+
+    Args:
+        batch: where to append them.
+    """
+
+    def __init__(self, batch: list[frames.Message]) -> None:
+        self._batch = batch
+
+    def declare(self, rank: int, signature: int, request: Request) -> None:
+        """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
+        self._batch.append(frames.Declare(rank, signature, request))
+
+    def submit(self, rank: int, signature: int, note: int) -> None:
+        """Take one submission of ``rank``."""
+        self._batch.append(frames.Submit(rank, signature, note))
+
+    def submit_numbers(self, rank: int, bits: int) -> None:
+        """Take submissions of ``rank`` by their numbers."""
+        self._batch.append(frames.Numbers(rank, frames.packed(bits)))
+
+    def submit_together(self, leader: int, bits: int) -> None:
+        """Take submissions, by their numbers, of all ranks of the host of ``leader`` that take part in them."""
+        self._batch.append(frames.Together(leader, frames.packed(bits)))
+
+    def leave(self, rank: int, reason: str) -> None:
+        """Note that ``rank`` takes part no more."""
+        self._batch.append(frames.Leave(rank, reason))
+
+
+class HubDecider(_Keeper):
     """The coordinator, for the ranks of all hosts.
 
     Args:
         coordinator: the coordinator.
         relay: the connections with the other hosts.
+        ranks: of this host.
     """
 
-    def __init__(self, coordinator: Coordinator, relay: Relay) -> None:
+    def __init__(self, coordinator: HubCoordinator, relay: Relay, ranks: Sequence[int]) -> None:
+        super().__init__(Gathering(ranks, coordinator), relay)
+        self._leader = ranks[0]
         self._coordinator = coordinator
-        self._relay = relay
         self._requests = relay.requests
-        self.declare, self.submit, self.leave = coordinator.declare, coordinator.submit, coordinator.leave
 
     def has_news(self) -> bool:
         """Whether other hosts have asked for something."""
         if self._requests:
             return True
         self._relay.wire.pump()
-        return bool(self._requests)
+        return bool(self._requests) or self._is_owed()
 
     def take(self) -> list[LogEntry]:
         """Take what other hosts have asked for; return the log entries since the last call, and send them to all."""
+        self._collect()
         requests = self._requests
         while requests:
             self._serve(requests.popleft())
         entries = self._coordinator.take()
+        while news := self._coordinator.take_news():
+            for host, of_host in news.items():
+                self._tell(host, of_host)
         if entries:
+            self._gathering.observe(entries)
             self._relay.send_all([_told(entry) for entry in entries])
         return entries
 
     def published(self) -> None:
         """Nothing waits for that here."""
 
+    def _tell(self, host: int, news: Sequence[numbers.News]) -> None:
+        """Tell a host what numbers stand for; this one, too."""
+        if host != HUB:
+            self._relay.send_to(host, [_number_told(item) for item in news])
+            return
+        for item in news:
+            if isinstance(item, numbers.Number):
+                self._gathering.number(item.number, item.members)
+            else:
+                self._gathering.retire(item.number)
+                self._coordinator.free_number(self._leader, item.number)
+
     def _serve(self, message: frames.Message) -> None:
-        if isinstance(message, frames.Submit):
-            self._coordinator.submit(message.rank, message.signature, message.note)
+        coordinator = self._coordinator
+        if isinstance(message, frames.Together):
+            coordinator.submit_together(message.rank, frames.bits_of(message.bits))
+        elif isinstance(message, frames.Submit):
+            coordinator.submit(message.rank, message.signature, message.note)
+        elif isinstance(message, frames.Numbers):
+            coordinator.submit_numbers(message.rank, frames.bits_of(message.bits))
         elif isinstance(message, frames.Declare):
-            self._coordinator.declare(message.rank, message.signature, message.request)
+            coordinator.declare(message.rank, message.signature, message.request)
+        elif isinstance(message, frames.Freed):
+            coordinator.free_number(message.rank, message.number)
         elif isinstance(message, frames.Leave):
-            self._coordinator.leave(message.rank, message.reason)
+            coordinator.leave(message.rank, message.reason)
 
 
 class LeaderChannel(CoordinatorChannel):
@@ -136,6 +231,11 @@ class LeaderChannel(CoordinatorChannel):
         return super().has_news() or self._decider.has_news()
 
     def _serve(self) -> None:
+        decider = self._decider
+        for rank, reader in self._readers:
+            # Most of what comes are submissions, many at a time.
+            while (submitted := reader.get_alike(SUBMIT, 2)) is not None:
+                decider.submit_all(rank, *submitted)
         super()._serve()
         self._publish()
 
@@ -148,3 +248,9 @@ def _told(entry: LogEntry) -> frames.Message:
     if isinstance(entry, Run):
         return frames.Run(entry.ids, entry.notes)
     return frames.Declared(entry.id, entry.response)
+
+
+def _number_told(item: numbers.News) -> frames.Message:
+    if isinstance(item, numbers.Number):
+        return frames.Number(item.number, item.members)
+    return frames.Retire(item.number)

@@ -1,7 +1,10 @@
 """What the leaders of hosts say to rank 0's, and it to them: typed messages, several to a frame.
 
     leader to hub    Declare, Submit, Leave        what its ranks ask for
+                     Numbers, Together             the same by number, of one rank or all of its host
+                     Freed                         a number is used no more
     hub to leader    Declared, Run                 the log
+                     Number, Retire                what numbers stand for
     both             State, Question, Answer, Kernel, Recording, Trace, Told, Arrivals, Ping, Pong, Bye
 
 What does not fit its type, or is too long, is no frame. Each frame has a number, one more than the one before it on the
@@ -19,28 +22,37 @@ import msgspec
 from horovod.core.requests import Request, Response
 
 __all__ = [
+    "DECISIONS",
     "MAX_ITEMS",
+    "REQUESTS",
     "Answer",
     "Arrivals",
     "Bye",
     "Declare",
     "Declared",
+    "Freed",
     "Kernel",
     "Leave",
     "Message",
+    "Number",
+    "Numbers",
     "Ping",
     "Pong",
     "Question",
     "Recording",
+    "Retire",
     "Run",
     "State",
     "Submit",
+    "Together",
     "Told",
     "Trace",
+    "bits_of",
     "decode",
     "encode",
     "number_of",
     "numbered",
+    "packed",
 ]
 
 #: Messages of one frame, at most.
@@ -48,6 +60,8 @@ MAX_ITEMS = 1 << 16
 _HEAD = struct.Struct("<Q")
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+#: Of the numbers 0, 1, 2, ... a bit each, from the lowest bit of the first byte on.
+Bits = Annotated[bytes, msgspec.Meta(max_length=8 << 10)]
 
 
 class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -180,6 +194,40 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The last message on a connection; the other side answers with the same, and then either may close it."""
 
 
+class Numbers(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
+    """``rank`` submits what these numbers stand for."""
+
+    rank: Rank
+    bits: Bits
+
+
+class Together(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
+    """All ranks of the host submit what these numbers stand for; ``rank`` leads the host."""
+
+    rank: Rank
+    bits: Bits
+
+
+class Number(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=8 * (8 << 10))]
+    members: tuple[tuple[int, int], ...]
+
+
+class Retire(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
+    """From now on ``number`` stands for nothing."""
+
+    number: int
+
+
+class Freed(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
+    """The host that ``rank`` leads uses ``number`` no more."""
+
+    rank: Rank
+    number: int
+
+
 Message = (
     Declare
     | Submit
@@ -197,7 +245,16 @@ Message = (
     | Ping
     | Pong
     | Bye
+    | Numbers
+    | Together
+    | Number
+    | Retire
+    | Freed
 )
+
+#: What a host asks for, and what it is told.
+REQUESTS = (Declare, Submit, Leave, Numbers, Together, Freed)
+DECISIONS = (Declared, Run, Number, Retire)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]).decode
@@ -221,6 +278,16 @@ def decode(frame: bytes) -> list[Message]:
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     return messages
+
+
+def packed(bits: int) -> bytes:
+    """Return a set of numbers as they travel."""
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
+
+
+def bits_of(data: bytes) -> int:
+    """Return a set of numbers that came."""
+    return int.from_bytes(data, "little")
 
 
 def numbered(number: int, body: bytes) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import zmq
 
 from horovod.config import Config
-from horovod.core.coordinator import Coordinator
+from horovod.core.hub import HubCoordinator
 from horovod.engine.liveness import Liveness
 from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
 from horovod.errors import InitError, PeerLostError
@@ -98,17 +98,17 @@ def assemble(
         indices = [ranks.index(rank) if rank in ranks else 0 for rank in range(world.size)]
         board = HostsBoard(meeting.control_fd, shared.control, world.rank, indices)
     peers = HostsPeers(shared.control, generation, world.rank, meeting.pid_fds, mirror, settings.host_timeout_s)
-    coordinator: Coordinator | None = None
+    coordinator: HubCoordinator | None = None
     channel: Channel = WorkerChannel(shared.control)
     if met is not None:
         host = HostMemory(shared.control, board, mirror, peers)
         relay = board.relay = Relay(
             generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s, Losses(met.ask)
         )
-        decider: HubDecider | RemoteDecider = RemoteDecider(relay)
+        decider: HubDecider | RemoteDecider = RemoteDecider(relay, ranks)
         if roster.index == HUB:
-            coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
-            decider = HubDecider(coordinator, relay)
+            coordinator = HubCoordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
+            decider = HubDecider(coordinator, relay, ranks)
         channel = LeaderChannel(shared.control, decider, ranks)
     watch = Liveness(world.rank, generation, peers, board, observer)
     try:

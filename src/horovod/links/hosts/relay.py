@@ -73,6 +73,7 @@ class Relay:
         requests: at the hub, what ranks of other hosts ask for; read by the engine.
         log: elsewhere, the log; read by the engine.
         wire: the connection.
+        is_owed: whether the engine should look after something that it has kept for long.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Relay:
         self._ranks = generation.hosts[index]
         self.requests: collections.deque[frames.Message] = collections.deque()
         self.log: collections.deque[frames.Message] = collections.deque()
+        self.is_owed: Callable[[], bool] = lambda: False
         self._departing: set[int] = set()
         self._behind: tuple[int, float] = (0, 0.0)
         self.wire = Wire(socket, ids, index, self._take, self._lose)
@@ -107,8 +109,8 @@ class Relay:
         )
         self._recordings = Recordings(host.board, host.mirror, ranks, index == HUB, self.send, self.send_all)
         self._handlers: dict[type, Callable[[int, frames.Message], None]] = {
-            **dict.fromkeys((frames.Declare, frames.Submit, frames.Leave), self._take_request),
-            **dict.fromkeys((frames.Declared, frames.Run), lambda _, message: self.log.append(message)),
+            **dict.fromkeys(frames.REQUESTS, self._take_request),
+            **dict.fromkeys(frames.DECISIONS, lambda _, message: self.log.append(message)),
             **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_inquiry),
             **dict.fromkeys((frames.Recording, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
             frames.State: self._take_state,
@@ -130,7 +132,10 @@ class Relay:
 
     def send(self, rank: int, messages: Sequence[frames.Message]) -> None:
         """Send messages towards the host of ``rank``, which is another one."""
-        host = self._generation.host_of(rank) if self._index == HUB else HUB
+        self.send_to(self._generation.host_of(rank) if self._index == HUB else HUB, messages)
+
+    def send_to(self, host: int, messages: Sequence[frames.Message]) -> None:
+        """Send messages to a host that one can reach directly."""
         if not self.wire.is_lost(host):
             self.wire.post((host,), messages)
 
@@ -184,7 +189,7 @@ class Relay:
         if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.samples >= _FIRST_PINGS else 0.0):
             self._pinged_s = time.monotonic()
             self.send_all([frames.Ping(time.monotonic_ns())])
-        if (self.requests or self.log) and not self._is_ending:
+        if (self.requests or self.log or self.is_owed()) and not self._is_ending:
             self._control.ring(self._control.rank)
 
     def _hear_monitor(self) -> None:
@@ -235,7 +240,7 @@ class Relay:
         return rank not in self._ranks if host == HUB else rank in self._generation.hosts[host]
 
     def _take_request(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Declare | frames.Submit | frames.Leave)
+        assert isinstance(message, frames.REQUESTS)
         if host != HUB and self._speaks_for(host, message.rank):
             self.requests.append(message)
 

@@ -1,0 +1,188 @@
+"""What control costs a job of many hosts: its ranks exist on paper only, their requests as the frames they would be.
+
+All that decides is the real thing: what leaders gather, the frames, the coordinator. Of the network there is nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from horovod.bench.events import Tell
+from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.generation import Generation, Member
+from horovod.core.hub import HubCoordinator
+from horovod.core.requests import NO_NOTE, Kind, Request, TensorSpec
+from horovod.links.hosts import frames
+from horovod.links.hosts.channel import HubDecider, RemoteDecider
+
+__all__ = ["Simulation", "run_control"]
+
+#: Steps after which everything has a number.
+_WARMUP, _STEPS = 3, 50
+
+
+class _Relay:
+    """Keeps the frames that a leader would send."""
+
+    def __init__(self) -> None:
+        self.requests: collections.deque[frames.Message] = collections.deque()
+        self.log: collections.deque[frames.Message] = collections.deque()
+        self.sent: list[bytes] = []
+        self.sent_to: dict[int, list[bytes]] = {}
+
+    def send_all(self, messages: Sequence[frames.Message]) -> None:
+        self.sent.append(frames.numbered(0, frames.encode(messages)))
+
+    def send_to(self, host: int, messages: Sequence[frames.Message]) -> None:
+        self.sent_to.setdefault(host, []).append(frames.numbered(0, frames.encode(messages)))
+
+
+class Simulation:
+    """A job whose ranks submit the same tensors in each step.
+
+    Args:
+        ranks: how many.
+        hosts: on how many hosts, which divides ``ranks``.
+        tensors: how many each rank submits in a step.
+    """
+
+    def __init__(self, ranks: int, hosts: int, tensors: int) -> None:
+        local = ranks // hosts
+        self._hosts = [range(first, first + local) for first in range(0, ranks, local)]
+        self.generation = Generation([Member(0, "simulated")] * ranks, hosts=self._hosts)
+        self._relays: list[Any] = [_Relay() for _ in self._hosts]
+        self._hub = HubDecider(HubCoordinator(self.generation), self._relays[0], self._hosts[0])
+        self._leaders: list[HubDecider | RemoteDecider] = [self._hub]
+        for relay, own in zip(self._relays[1:], self._hosts[1:], strict=True):
+            self._leaders.append(RemoteDecider(relay, own))
+        spec = (TensorSpec("float32", (1024,)),)
+        names = [f"allreduce.gradient.{i}" for i in range(tensors)]
+        self.requests = [Request(name, Kind.ALLREDUCE, tensors=spec, fuse_class="float32") for name in names]
+        self._signatures, self._notes = list(range(tensors)), [NO_NOTE] * tensors
+        for leader, own in zip(self._leaders, self._hosts, strict=True):
+            for rank in own:
+                for signature, request in enumerate(self.requests):
+                    leader.declare(rank, signature, request)
+
+    def submit(self, host: int) -> None:
+        """Let the ranks of a host submit a step, as its leader finds it in their rings."""
+        for rank in self._hosts[host]:
+            self._leaders[host].submit_all(rank, self._signatures, self._notes)
+
+    def ask(self, host: int) -> list[bytes]:
+        """Return the frames by which the leader of a host passes that on."""
+        self._leaders[host].take()
+        sent, self._relays[host].sent = self._relays[host].sent, []
+        return list(sent)
+
+    def decide(self, asked: Sequence[bytes]) -> list[Declared | Run]:
+        """Do what the hub does in a step: read frames, decide, write frames; return the log."""
+        requests = self._relays[0].requests
+        for frame in asked:
+            requests.extend(frames.decode(frame))
+        return self._hub.take()
+
+    def bring(self) -> list[bytes]:
+        """Let all hosts have what the hub has sent; return what it has sent to all."""
+        relay = self._relays[0]
+        sent, sent_to, relay.sent, relay.sent_to = relay.sent, relay.sent_to, [], {}
+        for host in range(1, len(self._hosts)):
+            for frame in [*sent_to.get(host, ()), *sent]:
+                self._relays[host].log.extend(frames.decode(frame))
+            self._leaders[host].take()
+        return list(sent)
+
+
+@dataclass
+class _Step:
+    own_s: float
+    leader_s: float
+    hub_s: float
+    up: int
+    down: int
+
+
+def _step(simulation: Simulation, hosts: int) -> _Step:
+    own_s = _timed(lambda: simulation.submit(0))
+    asked: list[bytes] = []
+
+    def gather(host: int) -> None:
+        simulation.submit(host)
+        asked.extend(simulation.ask(host))
+
+    leader_s = median(_timed(lambda host=host: gather(host)) for host in range(1, hosts))  # type: ignore[misc]
+    log: list[Declared | Run] = []
+    hub_s = _timed(lambda: log.extend(simulation.decide(asked)))
+    assert sum(len(entry.ids) for entry in log if isinstance(entry, Run)) == len(simulation.requests)
+    sent = simulation.bring()
+    return _Step(own_s, leader_s, hub_s, sum(map(len, asked)), sum(map(len, sent)))
+
+
+def _one_by_one(simulation: Simulation, local: int) -> tuple[float, int]:
+    """Return what a step takes at the coordinator that knows no hosts, fed rank by rank; and the bytes of that."""
+    generation = Generation(simulation.generation.members)
+    coordinator = Coordinator(generation)
+    tensors = range(len(simulation.requests))
+    for rank in range(generation.size):
+        for signature in tensors:
+            coordinator.declare(rank, signature, simulation.requests[signature])
+    asked = []
+    for first in range(0, generation.size, local):
+        batch = [frames.Submit(rank, s, NO_NOTE) for rank in range(first, first + local) for s in tensors]
+        asked.append(frames.numbered(0, frames.encode(batch)))
+
+    def decide() -> None:
+        for frame in asked:
+            for message in frames.decode(frame):
+                assert isinstance(message, frames.Submit)
+                coordinator.submit(message.rank, message.signature, message.note)
+        coordinator.take()
+
+    decide()
+    return min(_timed(decide) for _ in range(3)), sum(map(len, asked[1:]))
+
+
+def _timed(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def run_control(ranks: int, hosts: int, tensors: int, tell: Tell) -> list[dict[str, Any]]:
+    """Measure a cached step; one process, whatever the number of ranks.
+
+    Args:
+        ranks: of the simulated job.
+        hosts: on which they are.
+        tensors: of a step.
+        tell: progress.
+
+    Returns:
+        One row per figure, the bytes of all frames of a step with it.
+    """
+    tell(0, 3, "first steps")
+    simulation = Simulation(ranks, hosts, tensors)
+    for _ in range(_WARMUP):
+        _step(simulation, hosts)
+    tell(1, 3, "cached steps")
+    gc.collect()
+    steps = [_step(simulation, hosts) for _ in range(_STEPS)]
+    tell(2, 3, "rank by rank")
+    one_by_one_s, one_by_one_bytes = _one_by_one(simulation, ranks // hosts)
+    up, down = steps[-1].up, steps[-1].down
+    rows = [
+        ("hub: read, decide, write", [step.hub_s for step in steps], f"{up} in, {down} out to each host"),
+        ("hub: its own host's ranks", [step.own_s for step in steps], ""),
+        ("leader of another host", [step.leader_s for step in steps], f"{up // (hosts - 1)} out, {down} in"),
+        ("hub, if every rank were a record", [one_by_one_s], f"{one_by_one_bytes} in"),
+    ]
+    return [
+        {"name": name, "median_s": median(times), "p10_s": sorted(times)[len(times) // 10], "bytes": nbytes}
+        for name, times, nbytes in rows
+    ]

@@ -1,0 +1,165 @@
+"""A job on paper that runs on several hosts: leaders gather, messages travel one by one, some hosts lag behind."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable, Sequence
+
+from paper import PaperJob
+
+from horovod.core.coordinator import Declared, Run
+from horovod.core.gathering import Gathering
+from horovod.core.generation import Generation, Member
+from horovod.core.hub import HubCoordinator
+from horovod.core.numbers import Number, Retire
+from horovod.core.requests import NO_NOTE, Request
+
+__all__ = ["PaperHosts"]
+
+
+class _Way:
+    """The way of one host's messages to the hub."""
+
+    def __init__(self) -> None:
+        self.waiting: collections.deque[tuple[str, tuple[object, ...]]] = collections.deque()
+        self.sent: collections.Counter[str] = collections.Counter()
+
+    def __getattr__(self, what: str) -> Callable[..., None]:
+        def put(*args: object) -> None:
+            self.waiting.append((what, args))
+            self.sent[what] += 1
+
+        return put
+
+
+class PaperHosts(PaperJob):
+    """See the module.
+
+    Args:
+        hosts: ranks of each host.
+        rng: decides what moves when.
+        threshold: bytes that may be fused.
+        capacity: responses that the coordinator remembers.
+        signatures: requests that a rank remembers, those in flight aside.
+
+    Attributes:
+        sent: how often hosts sent what.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Sequence[int]],
+        rng: random.Random,
+        threshold: int = 128 << 20,
+        capacity: int = 4096,
+        signatures: int = 1024,
+    ) -> None:
+        size = sum(map(len, hosts))
+        super().__init__(size, threshold, capacity, signatures)
+        self.hub = HubCoordinator(Generation([Member(0, "paper")] * size, hosts=hosts), threshold, capacity)
+        self.coordinator = self.hub
+        self._hosts, self._rng = hosts, rng
+        self._ways = [_Way() for _ in hosts]
+        self._leaders = [Gathering(ranks, way) for ranks, way in zip(hosts, self._ways, strict=True)]
+        self._leader_of = {rank: leader for leader, ranks in zip(self._leaders, hosts, strict=True) for rank in ranks}
+        self._back: list[collections.deque[Number | Retire | Declared | Run]] = [collections.deque() for _ in hosts]
+
+    @property
+    def sent(self) -> collections.Counter[str]:
+        return sum((way.sent for way in self._ways), collections.Counter())
+
+    def leave(self, rank: int, reason: str) -> None:
+        """Let a rank take part no more."""
+        self._leader_of[rank].leave(rank, reason)
+
+    def settle(self) -> list[Declared | Run]:
+        """Move something; everything if that was nothing. Return the log if a rank may go on."""
+        if self._rng.random() < 0.7 and self.move():
+            return self.log or [Run((), ())]
+        before = sum(len(me.executed) for me in self.ranks)
+        self.settle_all()
+        return self.log if sum(len(me.executed) for me in self.ranks) > before else []
+
+    def settle_all(self) -> None:
+        """Move everything, also what leaders keep, until nothing moves."""
+        for _ in range(3):
+            for leader in self._leaders:
+                leader.collect_old()
+            self.flow()
+        assert not any(leader.is_holding for leader in self._leaders)
+
+    def flow(self) -> None:
+        """Move everything but what leaders keep, until nothing moves."""
+        moved = True
+        while moved:
+            for leader in self._leaders:
+                leader.collect()
+            moved = sum(self._ask(host, 1 << 30) for host in self._order()) > 0
+            moved |= self._decide()
+            moved |= sum(self._bring(host, 1 << 30) for host in self._order()) > 0
+
+    def move(self) -> bool:
+        """Move a few messages; return whether there were any."""
+        moved = False
+        for host in self._order():
+            if self._rng.random() < 0.5:
+                self._leaders[host].collect()
+            moved |= self._ask(host, self._rng.randrange(4))
+            moved |= self._rng.random() < 0.3 and self._decide()
+            moved |= self._bring(host, self._rng.randrange(4))
+        return moved
+
+    def assert_quiet(self) -> None:
+        """Nothing is pending, on any rank, host, or at the coordinator."""
+        self.settle_all()
+        super().assert_quiet()
+        assert not self.hub.is_waiting
+
+    def _declare(self, rank: int, signature: int, wanted: Request) -> None:
+        self._leader_of[rank].declare(rank, signature, wanted)
+
+    def _submit(self, rank: int, signature: int, note: int) -> None:
+        leader = self._leader_of[rank]
+        if note == NO_NOTE and self._rng.random() < 0.5:
+            leader.submit_all(rank, [signature], [note])
+        else:
+            leader.submit(rank, signature, note)
+
+    def _order(self) -> list[int]:
+        return self._rng.sample(range(len(self._hosts)), len(self._hosts))
+
+    def _ask(self, host: int, most: int) -> bool:
+        """Bring messages of a host to the hub."""
+        waiting = self._ways[host].waiting
+        count = min(most, len(waiting))
+        for _ in range(count):
+            what, args = waiting.popleft()
+            getattr(self.hub, what)(*args)
+        return count > 0
+
+    def _decide(self) -> bool:
+        log = self.hub.take()
+        news = self.hub.take_news()
+        for host, back in enumerate(self._back):
+            back.extend(news.get(host, ()))
+            back.extend(log)
+        self.log += log
+        return bool(log or news)
+
+    def _bring(self, host: int, most: int) -> bool:
+        """Bring the log and what belongs to it to a host, and let its ranks replay it."""
+        back, leader = self._back[host], self._leaders[host]
+        count = min(most, len(back))
+        for _ in range(count):
+            item = back.popleft()
+            if isinstance(item, Number):
+                leader.number(item.number, item.members)
+            elif isinstance(item, Retire):
+                leader.retire(item.number)
+                self._ways[host].free_number(self._hosts[host][0], item.number)
+            else:
+                leader.observe([item])
+                for rank in self._hosts[host]:
+                    self._replay(rank, item)
+        return count > 0
