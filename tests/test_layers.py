@@ -45,7 +45,10 @@ MAY_IMPORT = {
     "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
     "keras": ("bindings", "context", "engine", "_keras"),
-    "bench": ("bindings", "context", "engine", "transports", "launch", "numpy", "torch", "tensorflow", "jax", "keras"),
+    "bench": (
+        *("core", "links", "bindings", "context", "engine", "transports", "launch"),
+        *("numpy", "torch", "tensorflow", "jax", "keras"),
+    ),
     # The old import paths; re-exports only.
     "runner": ("launch",),
     "common": ("bindings",),
