@@ -185,8 +185,9 @@ def test_another_signature_under_a_name_is_seen_at_once_and_the_number_is_good_a
     job.flow()  # leaders pass on nothing for being old
     assert all(handle.response is not None for handle in handles)
     assert bool(handles[0].response and handles[0].response.error) == (kind is Kind.ALLREDUCE)
-    before = job.sent
+    before, singles = job.sent, job.hub.singles
     _rounds(job, 2, request("a", kind))
+    assert job.hub.singles == singles
     assert job.sent - before == {"submit_together": 4}
 
 
@@ -250,8 +251,9 @@ def test_a_host_of_which_a_rank_has_joined_goes_on_at_once() -> None:
     for rank in (0, 2, 3):
         job.submit(rank, JOIN)
     job.assert_quiet()
-    before = job.sent
+    before, singles = job.sent, job.hub.singles
     _rounds(job, 1, request("a"))
+    assert job.hub.singles == singles
     assert job.sent - before == {"submit_together": 2}
 
 

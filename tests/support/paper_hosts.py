@@ -33,6 +33,16 @@ class _Way:
         return put
 
 
+class _Counting(HubCoordinator):
+    """Counts the submissions that it takes one by one."""
+
+    singles = 0
+
+    def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
+        self.singles += 1
+        super().submit(rank, signature, note)
+
+
 class PaperHosts(PaperJob):
     """See the module.
 
@@ -57,7 +67,7 @@ class PaperHosts(PaperJob):
     ) -> None:
         size = sum(map(len, hosts))
         super().__init__(size, threshold, capacity, signatures)
-        self.hub = HubCoordinator(Generation([Member(0, "paper")] * size, hosts=hosts), threshold, capacity)
+        self.hub = _Counting(Generation([Member(0, "paper")] * size, hosts=hosts), threshold, capacity)
         self.coordinator = self.hub
         self._hosts, self._rng = hosts, rng
         self._ways = [_Way() for _ in hosts]

@@ -74,12 +74,12 @@ class HubCoordinator(Coordinator):
 
     def waiting(self) -> list[tuple[Hashable, Request, list[int], list[int]]]:
         """Return what is pending: (key, a request, ranks that submitted, ranks that are missing)."""
-        self._take_numbers()
         result = super().waiting()
         for match, serial, present in self._numbers.waiting():
             request = self._requests[serial]
             missing = sorted({*self._members(request.process_set)}.difference(present))
-            result.append((match, request, present, missing))
+            if missing:
+                result.append((match, request, present, missing))
         return result
 
     def fail_pending(self, match: Hashable, error: str, error_type: str) -> None:
