@@ -17,6 +17,7 @@ from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger
 from horovod.observe import announce
+from horovod.observe.pace import Pace
 from horovod.observe.queries import Queries, Status, current_status
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
@@ -48,6 +49,7 @@ class Observer:
         self._signalled_ns = -_FRESH_NS
         self._queries: Queries | None = None
         self._stalls: StallWatch | None = None
+        self._pace = Pace()
 
     def begin(self, subject: Subject) -> None:
         """Take note of whom to observe."""
@@ -101,12 +103,13 @@ class Observer:
             StallError: something has waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
         self.attend()
-        if self._stalls is None:
+        if self._stalls is None or not (self._stalls.is_busy or self._pace.is_due()):
             return
-        if self._coordinator is not None:
-            self._stalls.inspect(self._coordinator, self._subject.position)
-        else:
-            self._stalls.check_coordinator(self._subject.in_flight())
+        with self._pace:
+            if self._coordinator is not None:
+                self._stalls.inspect(self._coordinator, self._subject.position)
+            else:
+                self._stalls.check_coordinator(self._subject.in_flight())
 
     def in_execution(self, rank: int, waited_s: float) -> None:
         """Look for a stall in the middle of an operation; see ``StallWatch.check_execution``.

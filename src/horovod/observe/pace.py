@@ -1,0 +1,30 @@
+"""How often to look at something that takes the longer the more there is of it."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Pace"]
+
+#: Of the time of the thread that looks, and the longest pause.
+_SHARE, _MOST_S = 1 / 16, 2.0
+
+
+class Pace:
+    """Keeps what is done again and again, inside of ``with pace``, to a small share of a thread's time."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._began_s = 0.0
+
+    def is_due(self) -> bool:
+        """Whether enough time has passed for the next look."""
+        return time.monotonic() >= self._due_s
+
+    def __enter__(self) -> None:
+        # Its own time: that it had to wait for a processor does not make the work any larger.
+        self._began_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        used_s = time.thread_time() - self._began_s
+        self._due_s = time.monotonic() + min(used_s / _SHARE, _MOST_S)
