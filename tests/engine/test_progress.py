@@ -44,7 +44,7 @@ def test_who_waits_for_a_result_is_not_kept_waiting(pauses: list[float]) -> None
     engine = _engine(0.0)
     record: list[Any] = [None] * 8
     record[ENDED] = 0
-    engine._awaited = {id(record): record}
+    engine._awaited.add(record)
     engine._let_the_caller_submit()
     assert not pauses
     record[ENDED] = 1

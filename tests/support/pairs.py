@@ -15,8 +15,8 @@ from horovod import config as configuration
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.config import Config
 from horovod.core.requests import Kind
+from horovod.engine import awaited, handles, interrupts, log, progress, stepper
 from horovod.engine import engine as engines
-from horovod.engine import handles, interrupts, log, progress, stepper
 from horovod.engine.calls import call
 from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
@@ -35,7 +35,7 @@ from horovod.world import World
 __all__ = ["FILES", "Ranks", "on_stage"]
 
 #: Whose lines are moments: what several threads of a rank run at the same time.
-FILES = frozenset(str(module.__file__) for module in (engines, handles, log, progress, stepper))
+FILES = frozenset(str(module.__file__) for module in (awaited, engines, handles, log, progress, stepper))
 _ARENA_BYTES = 1 << 20
 _ADAPTER = NumpyAdapter()
 

@@ -20,10 +20,11 @@ import time
 from _thread import allocate_lock
 from typing import Any
 
+from horovod.engine.awaited import Awaited
 from horovod.engine.handles import Handle
 from horovod.engine.interrupts import Guard
 from horovod.engine.ports import Channel, Doorbell
-from horovod.engine.records import ENDED, SUBMITTED, WAITED, Record, now
+from horovod.engine.records import SUBMITTED, Record, now
 from horovod.engine.stepper import Stepper
 
 __all__ = ["Progress"]
@@ -58,9 +59,8 @@ class Progress:
         self._stepper = stepper
         self._channel = channel
         self._doorbell = doorbell
-        # What the callers wait for, by identity, while they leave the work to others. Not the handles, which would keep
-        # tensors alive that nobody needs any more.
-        self._awaited: dict[int, Record] = {}
+        self._awaited = Awaited()
+        self._is_awaited = self._awaited.is_any
         self._direct: Record | None = None
         # Whether the last one to wait could not do the work himself.
         self._hands_over = False
@@ -98,7 +98,7 @@ class Progress:
         elif self._guard.allows():
             self._direct = handle.record
         else:
-            self._awaited[id(handle.record)] = handle.record
+            self._awaited.add(handle.record)
             if self._is_asleep:
                 self._wake()
         if self.is_over:
@@ -139,7 +139,7 @@ class Progress:
             if not self._work_if_possible(handle, limit_s):
                 self._hand_over(handle).acquire(True, limit_s)
         finally:
-            self._awaited.pop(id(handle.record), None)
+            self._awaited.remove(handle.record)
             if not handle.done:
                 # The engine's thread, which may have nothing else in flight, goes on.
                 self._wake()
@@ -149,7 +149,7 @@ class Progress:
         signal = allocate_lock()
         signal.acquire()
         handle.waiters.append(signal)
-        self._awaited[id(handle.record)] = handle.record
+        self._awaited.add(handle.record)
         if self._is_asleep:
             self._wake()
         elif self._is_napping:
@@ -291,7 +291,7 @@ class Progress:
         has_looked = clock - self._last_look >= _SLICE_S
         if has_looked:
             self._last_look = clock
-            stepper.tick(self._waited_s())
+            stepper.tick(self._awaited.waited_s(_SLICE_S))
         if self._hands_over and is_awaited and not self._is_awaited() and self._take_nap():
             return 0
         slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
@@ -331,20 +331,6 @@ class Progress:
         came = self._stepper.has_news() or self._reason is not None or self._nap.acquire(True, _NAP_S)
         self._is_napping = False
         return came
-
-    def _is_awaited(self) -> bool:
-        """Whether somebody waits who does not do the work; for any thread, since each of these steps is only one."""
-        awaited = self._awaited
-        if awaited:
-            for key, record in list(awaited.items()):
-                if not record[ENDED]:
-                    return True
-                awaited.pop(key, None)
-        return False
-
-    def _waited_s(self) -> float:
-        since = [record[WAITED] for record in list(self._awaited.values()) if record[WAITED] and not record[ENDED]]
-        return (now() - min(since)) / 1e9 if since else _SLICE_S
 
     def _let_the_caller_submit(self) -> None:
         """Pause while the caller, who has no other core, submits one operation after the other."""
