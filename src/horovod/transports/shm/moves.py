@@ -21,48 +21,61 @@ _ALIGN = 64
 
 def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Concatenate every member's rows; return whether others may still write theirs."""
-    response, copy = entry.response, kernels_named(work.kernels).copy
-    members, me, specs = response.members, entry.me, response.requests[0].tensors
-    counts, starts, shapes = entry.cache.get("gather", lambda: _rows(entry))
+    members, me = entry.response.members, entry.me
+    plan: _Gathered = entry.cache.get("gather", lambda: _rows(entry))
     inputs = [source.reshape(-1) for source in work.inputs]
     phase = 0
-    if is_direct(entry):
-        outputs = make_results(staging, sequence, entry, work, shapes)
-        for index, source in enumerate(inputs):
-            copy(outputs[index][starts[index][me] : starts[index][me] + counts[index][me]], source)
+    if plan.is_direct:
+        copy = kernels_named(work.kernels).copy
+        outputs = make_results(staging, sequence, entry, work, plan.shapes)
+        for output, source, own in zip(outputs, inputs, plan.own, strict=True):
+            copy(output[own.rows], source)
         found = find_results(staging, sequence, entry)
         if found is not None:
             # Not all to the same one at the same time.
             for i in (*range(me + 1, len(members)), *range(me)):
-                for index, source in enumerate(inputs):
-                    if counts[index][me]:
-                        at = found[i][index] + starts[index][me] * ITEMSIZE[specs[index].dtype]
-                        count = (counts[index][me],)
-                        copy(staging.arenas[members[i]].view(work.kernels, at, specs[index].dtype, count), source)
+                view = staging.arenas[members[i]].view
+                for place, source, own in zip(found[i], inputs, plan.own, strict=True):
+                    if own.shape[0]:
+                        copy(view(work.kernels, place + own.start_bytes, own.dtype, own.shape), source)
             return True
         phase = 1
     else:
-        outputs = [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(shapes)]
-    _spread(staging, sequence, entry, work, inputs, outputs, counts, starts, copy_own=not phase, phase=phase)
+        outputs = [work.allocate(index, shape).reshape(-1) for index, shape in enumerate(plan.shapes)]
+    _spread(staging, sequence, entry, work, inputs, outputs, plan.counts, plan.starts, copy_own=not phase, phase=phase)
     return False
 
 
-class _Gathered(NamedTuple):
-    """By tensor: how many elements each member has, where they go, and the shape of the whole."""
+class _Part(NamedTuple):
+    """What a rank writes of its tensor to a result: which of its elements, or of the result, and from which byte on."""
 
+    dtype: str
+    rows: slice
+    start_bytes: int
+    shape: tuple[int, ...]
+
+
+class _Gathered(NamedTuple):
+    """By tensor: how many elements each member has, where they go, the shape of the whole, and this rank's own part."""
+
+    is_direct: bool
     counts: list[list[int]]
     starts: list[list[int]]
     shapes: list[tuple[int, ...]]
+    own: list[_Part]
 
 
 def _rows(entry: Entry) -> _Gathered:
-    response, found = entry.response, _Gathered([], [], [])
+    response, me, found = entry.response, entry.me, _Gathered(is_direct(entry), [], [], [], [])
     for index, spec in enumerate(response.requests[0].tensors):
         specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
         counts = [s.count for s in specs]
+        starts = [sum(counts[:i]) for i in range(len(specs))]
         found.shapes.append((sum(s.shape[0] for s in specs), *spec.shape[1:]))
         found.counts.append(counts)
-        found.starts.append([sum(counts[:i]) for i in range(len(specs))])
+        found.starts.append(starts)
+        rows = slice(starts[me], starts[me] + counts[me])
+        found.own.append(_Part(spec.dtype, rows, starts[me] * ITEMSIZE[spec.dtype], (counts[me],)))
     return found
 
 
@@ -134,37 +147,51 @@ def _spread(
 
 def alltoall(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
     """Send the i-th split of this rank's rows to the i-th member; return whether others may still write theirs."""
-    response, copy = entry.response, kernels_named(work.kernels).copy
-    members, me, matrix = response.members, entry.me, entry.splits
-    spec = response.request_of(me).tensors[0]
-    row = math.prod(spec.shape[1:])
-    shape = (sum(splits[me] for splits in matrix), *spec.shape[1:])
+    members, me = entry.response.members, entry.me
+    plan: _Exchanged = entry.cache.get("exchange", lambda: _splits(entry))
     source = work.inputs[0].reshape(-1)
     phase = 0
-    if is_direct(entry):
-        (output,) = make_results(staging, sequence, entry, work, [shape])
-
-        def part(i: int) -> tuple[Buffer, int]:
-            """Return what member ``i`` gets of this rank, and the element of its result where that begins."""
-            low, start = sum(matrix[me][:i]) * row, sum(splits[i] for splits in matrix[:me]) * row
-            return source[low : low + matrix[me][i] * row], start
-
-        own, start = part(me)
-        copy(output[start : start + matrix[me][me] * row], own)
+    if plan.is_direct:
+        copy = kernels_named(work.kernels).copy
+        (output,) = make_results(staging, sequence, entry, work, [plan.shape])
+        copy(output[plan.own], source[plan.parts[me].rows])
         found = find_results(staging, sequence, entry)
         if found is not None:
             # Not all to the same one at the same time.
             for i in (*range(me + 1, len(members)), *range(me)):
-                if matrix[me][i] * row:
-                    rows, start = part(i)
-                    at, count = found[i][0] + start * ITEMSIZE[spec.dtype], (matrix[me][i] * row,)
-                    copy(staging.arenas[members[i]].view(work.kernels, at, spec.dtype, count), rows)
+                part = plan.parts[i]
+                if part.shape[0]:
+                    at = found[i][0] + part.start_bytes
+                    view = staging.arenas[members[i]].view(work.kernels, at, part.dtype, part.shape)
+                    copy(view, source[part.rows])
             return True
         phase = 1
     else:
-        output = work.allocate(0, shape).reshape(-1)
-    _exchange(staging, sequence, entry, work, row, source, output, phase)
+        output = work.allocate(0, plan.shape).reshape(-1)
+    _exchange(staging, sequence, entry, work, plan.row, source, output, phase)
     return False
+
+
+class _Exchanged(NamedTuple):
+    """The shape of this rank's result and elements of a row, its own part of that, and what it gives to each member."""
+
+    is_direct: bool
+    shape: tuple[int, ...]
+    row: int
+    own: slice
+    parts: list[_Part]
+
+
+def _splits(entry: Entry) -> _Exchanged:
+    me, matrix, spec = entry.me, entry.splits, entry.response.request_of(entry.me).tensors[0]
+    row, parts = math.prod(spec.shape[1:]), []
+    for i, count in enumerate(matrix[me]):
+        low, start = sum(matrix[me][:i]) * row, sum(splits[i] for splits in matrix[:me]) * row
+        rows = slice(low, low + count * row)
+        parts.append(_Part(spec.dtype, rows, start * ITEMSIZE[spec.dtype], (count * row,)))
+    first = sum(splits[me] for splits in matrix[:me]) * row
+    shape = (sum(splits[me] for splits in matrix), *spec.shape[1:])
+    return _Exchanged(is_direct(entry), shape, row, slice(first, first + matrix[me][me] * row), parts)
 
 
 def _exchange(

@@ -184,19 +184,21 @@ class SlotRing:
     def _free(self) -> None:
         """Give up the places that nobody reads any more, from the oldest on."""
         taken, reached = self._taken, self._flags.reached
-        passed: Slot | None = None
+        passed_readers: tuple[int, ...] | None = None
+        passed = 0
         while taken:
-            oldest, newest = taken[0], taken[-1]
-            readers, fence = oldest.readers, oldest.fence
+            oldest = taken[0]
+            fence = oldest.fence
             if not fence:
                 return
-            # Flags only grow: who has passed a later fence has passed those before it.
-            if passed is None or passed.readers is not readers or passed.fence < fence:
-                is_later = newest.readers is readers and newest.fence >= fence
-                if is_later and reached(readers, newest.fence):
-                    passed = newest
-                elif reached(readers, fence):
-                    passed = oldest
+            # Flags only grow: who has passed a later fence has passed those before it. Of the last one they may still
+            # be reading, who take turns with this rank.
+            if fence > passed or oldest.readers is not passed_readers:
+                passed_readers = readers = oldest.readers
+                for later in (taken[-1], taken[-2 if len(taken) > 1 else -1], oldest):
+                    if later.readers is readers and later.fence >= fence and reached(readers, later.fence):
+                        passed = later.fence
+                        break
                 else:
                     return
             taken.popleft()
