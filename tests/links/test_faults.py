@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Ranks
+from harness import LIMIT_S, Ranks, run_ranks
 
-from horovod.errors import PeerLostError
+from horovod.errors import InitError, PeerLostError
 
 HOSTS = (2, 2)
 
@@ -49,3 +51,96 @@ def test_a_rank_that_leaves_is_told_from_one_that_dies() -> None:
     for outcome in Ranks(4, _leaves, hosts=HOSTS).outcomes()[:3]:
         assert isinstance(outcome.error, PeerLostError), outcome.text
         assert "rank 3" in str(outcome.error) and "has left the job" in str(outcome.error)
+
+
+def _freezes(victim: int) -> None:
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.allreduce(np.ones(3), name="never")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 2], ids=["the hub", "a leader"])
+def test_a_leader_that_is_stopped_is_given_up_and_finds_out_when_it_goes_on(victim: int) -> None:
+    ranks = Ranks(4, _freezes, (victim,), env={"HOROVOD_HOST_TIMEOUT": "3"}, hosts=HOSTS)
+    pid = ranks.pid(victim)
+    for rank, process in enumerate(ranks.processes):
+        if rank != victim:
+            process.join(LIMIT_S)
+    os.kill(pid, signal.SIGCONT)
+    for outcome in ranks.outcomes():
+        text = str(outcome.error)
+        assert isinstance(outcome.error, PeerLostError), outcome.text
+        assert outcome.error.rank == victim
+        assert f"rank {victim} (pid {pid} on host-{'ab'[victim // 2]})" in text
+        if outcome.rank == victim:
+            assert "was stopped, or cut off, for so long that the other ranks have given it up" in text
+        else:
+            assert "stopped" in text and "HOROVOD_HOST_TIMEOUT=3" in text
+
+
+def _leaves_first(first: tuple[int, ...]) -> str:
+    import horovod.numpy as hvd
+
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() in first:
+        hvd.shutdown()
+        return ""
+    with pytest.raises(PeerLostError) as caught:
+        hvd.allreduce(np.ones(3), name="never")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("first", [(0,), (2,), (0, 2)], ids=["the hub", "a leader", "both leaders"])
+def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int, ...]) -> None:
+    for rank, text in enumerate(run_ranks(4, _leaves_first, first, hosts=HOSTS)):
+        if rank not in first:
+            assert any(f"rank {leader} (pid " in text for leader in first)
+            assert "has left the job: it called hvd.shutdown()" in text
+            assert "let each call hvd.join() when it is through with its own" in text
+
+
+def _leaders_join_first() -> list[float]:
+    import horovod.numpy as hvd
+
+    steps = [1, 3, 2, 4][hvd.rank()]
+    sums = [float(hvd.allreduce(np.ones(3), op=hvd.Sum, name=f"step {step}")[0]) for step in range(steps)]
+    assert hvd.join() == 3
+    return sums
+
+
+def test_a_leader_that_joins_serves_its_host_as_before() -> None:
+    steps = [4.0, 3.0, 2.0, 1.0]
+    assert run_ranks(4, _leaders_join_first, hosts=HOSTS) == [steps[:count] for count in (1, 3, 2, 4)]
+
+
+def _await(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(folder.iterdir())) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _comes_late(folder: Path) -> tuple[str, float]:
+    import horovod.numpy as hvd
+
+    rank, said = os.environ["HOROVOD_RANK"], ""
+    if rank != "3":
+        os.environ["HOROVOD_START_TIMEOUT"] = "1"
+        with pytest.raises(InitError) as caught:
+            hvd.init()
+        said = str(caught.value)
+        (folder / rank).touch()
+    _await(folder, 3)
+    os.environ["HOROVOD_START_TIMEOUT"] = str(LIMIT_S)
+    hvd.init()
+    return said, float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+
+def test_hosts_meet_after_a_meeting_to_which_one_rank_did_not_come(tmp_path: Path) -> None:
+    said, sums = zip(*run_ranks(4, _comes_late, tmp_path, hosts=HOSTS, init=False), strict=True)
+    assert sums == (4.0,) * 4
+    assert "ranks 2, 3" in said[0] and "HOROVOD_START_TIMEOUT" in said[0]
+    assert "on host host-b, by local rank: rank 1 did not call init() within 1 s" in said[2]

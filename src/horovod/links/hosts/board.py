@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from horovod.engine.ports import Session
 from horovod.links.hosts.relay import Relay
 from horovod.links.shm.board import ShmBoard
 
@@ -16,6 +17,12 @@ class HostsBoard(ShmBoard):
     """
 
     relay: Relay | None = None
+
+    def set_session(self, session: Session) -> None:
+        """Begin or end a recording; on rank 0."""
+        super().set_session(session)
+        if self.relay is not None:
+            self.relay.spread_recording()
 
     def close(self) -> None:
         """End the relay, and unmap the board."""

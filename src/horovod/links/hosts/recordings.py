@@ -43,7 +43,7 @@ class Recordings:
         self._session: Session | None = None
         self._arrived = dict.fromkeys(ranks, 0)
         self._told = dict.fromkeys(ranks, 0)
-        self._lock = threading.Lock()
+        self._lock, self._spreading = threading.Lock(), threading.Lock()
         self._parked: dict[int, collections.deque[Trace | Told]] = collections.defaultdict(collections.deque)
 
     @property
@@ -61,12 +61,22 @@ class Recordings:
             return
         if self._is_hub:
             self._place()
-            if session != self._session:
-                self._session = session
-                self._send_all([Recording(*session)])
+            self.spread()
         self._tell_arrivals()
         if not self._is_hub:
             self._tell_traces(session.number)
+
+    def spread(self) -> None:
+        """Tell the other hosts what rank 0 has begun or ended, before they hear of operations that follow."""
+        with self._spreading:
+            session = self._board.session
+            if self._is_hub and session.number and session != self._session:
+                self._session = session
+                self._send_all([Recording(*session)])
+
+    def owes(self, rank: int) -> bool:
+        """Whether a rank of this host has not told all about the present recording."""
+        return not self._is_hub and self._told[rank] < self._board.session.number
 
     def take(self, host: int, message: Recording | Trace | Told | Arrivals) -> None:
         """Take what has come from another host."""

@@ -42,6 +42,8 @@ _SHORT_TICK_S = 0.02
 _PING_S = 0.5
 _FIRST_PINGS = 8
 _END_S = 5.0
+#: How long the ranks of this host may take to tell what they did, when their leader leaves.
+_TRACES_S = 2.0
 #: A host that was heard so lately, or within this part of the limit, did not fall silent: its connection was ended.
 _SILENT_S, _SILENT_PART = 2.5, 0.5
 #: How long a departure may wait for the log before it.
@@ -143,6 +145,10 @@ class Relay:
         """Send messages to the hub; at the hub, to all other hosts, except ``but``."""
         self.wire.post([h for h in self.wire.peers if h != but and not self.wire.is_lost(h)], messages)
 
+    def spread_recording(self) -> None:
+        """Tell the other hosts what rank 0 has begun or ended."""
+        self._recordings.spread()
+
     def depart(self, departures: Iterable[frames.State]) -> None:
         """Take note of ranks that have left, as soon as what the log said before has reached this host's ranks."""
         for message in departures:
@@ -167,6 +173,9 @@ class Relay:
                     elif fd in self._deaths:
                         self._note_death(fd)
                 self._turn()
+            deadline = time.monotonic() + _TRACES_S
+            while self._owes_traces() and time.monotonic() < deadline:
+                time.sleep(_SHORT_TICK_S)
             self._turn()
         finally:
             if self._monitor is not None:
@@ -174,6 +183,12 @@ class Relay:
             self.wire.close()
             terminate(self._context)
             os.close(self._bell)
+
+    def _owes_traces(self) -> bool:
+        """Whether a rank of this host will yet tell what it did: who leaves at the same time as this one."""
+        self._recordings.look()
+        running = [rank for index, rank in enumerate(self._ranks) if self._control.state_of(index) == State.RUNNING]
+        return any(self._recordings.owes(rank) and not self._neighbours.has_ended(rank) for rank in running[1:])
 
     def _turn(self) -> None:
         self._mirror.beat()
