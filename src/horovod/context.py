@@ -49,6 +49,7 @@ class _Context:
         self.ending = Ending()
         self.hook: Callable[..., None] | None = None
         self.reported: BaseException | None = None
+        self.has_failed_to_begin = False
 
 
 _context = _Context()
@@ -73,6 +74,7 @@ def init(world: World | None = None) -> None:
                 raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(_context.world)}")
             return
         _hook_errors()
+        _context.has_failed_to_begin = True  # until it is known better
         if not _context.registered:
             _context.registered = True
             atexit.register(_at_exit)
@@ -85,7 +87,7 @@ def init(world: World | None = None) -> None:
             # ZeroMQ takes a while to load, and one host does not need it.
             from horovod.rendezvous import rally
 
-            world = rally.prepare(world)
+            world = rally.prepare(world, settings.start_timeout_s)
         if world.size > 1 and (parent := process_tree.rank_above(world.job)):
             raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
         logs.configure(settings, world.rank, configuration.unknown_variables())
@@ -97,6 +99,7 @@ def init(world: World | None = None) -> None:
         _context.generation += 1
         _context.engine.start()
         _start_timeline(watching, settings)
+        _context.has_failed_to_begin = False
 
 
 def _start_timeline(watching: Observer, settings: Config) -> None:
@@ -216,7 +219,12 @@ def _at_exit() -> None:
     if current is not None and not _context.is_child and current.peers is not None and current.culprit >= 0:
         current.peers.wait_for_end(current.culprit, _CULPRIT_FIRST_S)
     _context.ending.note_last()
+    has_failed = _context.has_failed_to_begin or (current is not None and current.failure is not None)
     _leave(is_call=False)
+    if has_failed and "mpi4py.MPI" in sys.modules:
+        from horovod.rendezvous import mpi
+
+        mpi.limit_end()
 
 
 def _hook_errors() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "World",
     "detect",
     "exits_path",
+    "launcher_process",
     "part_of",
     "process_status",
 ]
@@ -248,7 +249,7 @@ def _rank_and_size(launcher: Launcher, environ: Mapping[str, str], proc: Path, p
 
 def _size_by_aprun(launcher: Launcher, proc: Path, pid: int) -> int:
     try:
-        daemon, _ = _daemon(launcher.rank, proc, pid)
+        daemon, _ = launcher_process(launcher.rank, proc, pid)
         words = (proc / str(daemon) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except (OSError, ValueError, IndexError):
         return 0
@@ -320,7 +321,7 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
     if key and launcher.is_job_unique and len(named) == len(launcher.job):
         return "-".join([launcher.name, *named]), key
     try:
-        daemon, started = _daemon(launcher.rank, proc, pid)
+        daemon, started = launcher_process(launcher.rank, proc, pid)
         job = "-".join([launcher.name, str(daemon), started, *named])
         if not key:
             auxv = (proc / str(daemon) / "auxv").read_bytes()
@@ -336,10 +337,18 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
     return job, key
 
 
-def _daemon(variable: str, proc: Path, pid: int) -> tuple[int, str]:
-    """Process id and start time of the nearest ancestor that the launcher did not give a rank.
+def launcher_process(variable: str, proc: Path, pid: int) -> tuple[int, str]:
+    """Return process id and start time of the nearest ancestor that the launcher did not give a rank.
 
-    A wrapper such as ``bash -c`` inherits the variable, so it is passed over. Raises OSError at the top of the tree.
+    A wrapper such as ``bash -c`` inherits the variable, so it is passed over.
+
+    Args:
+        variable: the one that holds the rank.
+        proc: where the process table is mounted.
+        pid: whose ancestor.
+
+    Raises:
+        OSError: there is none.
     """
     needle = b"\0" + variable.encode() + b"="
     while True:

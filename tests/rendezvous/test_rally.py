@@ -255,8 +255,8 @@ def test_nobody_without_the_key_can_meet(point: MeetingPoint) -> None:
 def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
     world = World(0, 4, 0, 2, 0, 2, "a", "torchrun", "job", KEY, Meeting("hosts", ("a",), "r"))
     with pytest.raises(InitError, match=r"export HOROVOD_SECRET_KEY=\$\(openssl rand -hex 32\)"):
-        prepare(world)
+        prepare(world, 1.0)
     with pytest.raises(InitError, match="nothing says where they meet"):
-        prepare(replace(world, meeting=Meeting()))
+        prepare(replace(world, meeting=Meeting()), 1.0)
     for fine in (replace(world, local_size=4), replace(world, meeting=replace(world.meeting, has_key=True))):
-        assert prepare(fine) is fine
+        assert prepare(fine, 1.0) is fine

@@ -1,14 +1,19 @@
 """The meeting of the hosts where MPI has started the ranks: MPI carries what they say, and a secret for the rest.
 
-Only ranks on several hosts come here, so that one host needs no mpi4py. What leaders say to each other is waited for
-with a limit; the start of MPI has none. Nothing is pickled.
+Only ranks on several hosts come here, so that one host needs no mpi4py. All is waited for with a limit, whether MPI
+knows limits or not. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import os
 import secrets
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,17 +22,21 @@ from typing import Any
 
 import msgspec
 
-from horovod.errors import InitError
+from horovod.errors import InitError, PeerLostError
 from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import machine_name
 from horovod.rendezvous.offers import Come, Refusal, Roster, Waiting, pack, unpack
 from horovod.rendezvous.probes import Patience
+from horovod.rendezvous.roster import Roster as EndedRanks
 from horovod.world import World, process_status
 
-__all__ = ["exchange", "introduce"]
+__all__ = ["exchange", "introduce", "limit_end"]
 
-_TAG, _LOOK_S, _KEY_BYTES = 77, 0.002, 32
+_TAG, _LOOK_S, _SLICE_S, _KEY_BYTES = 77, 0.002, 0.1, 32
+#: How long the end of MPI may take in a rank that has failed: it waits for all ranks, and some may never come.
+_END_S = 10
 _communicators: dict[tuple[int, ...], Any] = {}
+_introductions: dict[tuple[int, ...], _Introduction] = {}
 
 
 class _Card(msgspec.Struct, array_like=True, frozen=True):
@@ -46,24 +55,76 @@ class _Card(msgspec.Struct, array_like=True, frozen=True):
     local_rank: int
 
 
-def introduce(world: World) -> World:
+class _Introduction:
+    """All ranks tell each other who they are, in a thread of its own: MPI's operations on all ranks know no limit.
+
+    What was begun goes on when nobody waits for it any more; a later ``init()`` takes it up again.
+
+    Args:
+        card: what this rank tells.
+        communicator: makes a communicator of all ranks.
+    """
+
+    def __init__(self, card: _Card, communicator: Callable[[], Any]) -> None:
+        self.card = card
+        self.cards: list[_Card] = []
+        self.error: Exception | None = None
+        self._communicator = communicator
+        self._thread = threading.Thread(target=self._run, name="horovod-mpi", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            gathered = _all_gather(self._communicator(), msgspec.msgpack.encode(self.card))
+            self.cards = [msgspec.msgpack.decode(data, type=_Card) for data in gathered]
+        except Exception as error:
+            self.error = error
+
+    def wait(self, patience: Patience, otherwise: str) -> list[_Card]:
+        """Return what all ranks have told."""
+        while self._thread.is_alive():
+            left_s = patience.deadline - time.monotonic()
+            if left_s <= 0:
+                raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
+            self._thread.join(min(_SLICE_S, left_s))
+            patience.check()
+        if self.error is not None:
+            raise self.error
+        return self.cards
+
+
+def introduce(world: World, timeout_s: float) -> World:
     """Return the place of this rank as MPI knows it, and a secret that all ranks have.
 
     Args:
         world: what the launcher's variables say.
+        timeout_s: seconds to wait for the last rank.
 
     Raises:
-        InitError: mpi4py is missing, or belongs to another MPI than the launcher.
+        InitError: mpi4py is missing, or belongs to another MPI than the launcher; or a rank did not come in time.
+        PeerLostError: a rank of this host has ended.
 
-    Blocks until all ranks have called.
+    Blocks until all ranks have called, or ``timeout_s``.
     """
-    comm = _communicator(world)
-    if comm is None:
+    members = _members(world, timeout_s)
+    if members is None:
         return world
-    key = world.key if world.meeting.has_key else secrets.token_bytes(_KEY_BYTES)
-    daemon = world.job if world.meeting.is_place_known else ""
-    card = _Card(machine_name(), daemon, key if world.rank == 0 else b"", world.local_rank)
-    cards = [msgspec.msgpack.decode(data, type=_Card) for data in _all_gather(comm, msgspec.msgpack.encode(card))]
+    with contextlib.closing(EndedRanks(world)) as ended:
+        others = [rank for rank in range(world.size) if rank != world.rank] if not world.is_spread else []
+
+        def check() -> None:
+            if found := ended.ended(others):
+                raise PeerLostError(found[1], rank=found[0])
+
+        patience = Patience(time.monotonic() + timeout_s, timeout_s, check)
+        if members not in _introductions:
+            key = world.key if world.meeting.has_key else secrets.token_bytes(_KEY_BYTES)
+            daemon = world.job if world.meeting.is_place_known else ""
+            own = _Card(machine_name(), daemon, key if world.rank == 0 else b"", world.local_rank)
+            _introductions[members] = _Introduction(own, lambda: _communicator(members))
+        introduction = _introductions[members]
+        cards = introduction.wait(patience, f"not all of the {world.size} ranks called init()")
+    card = introduction.card
     hosts: dict[tuple[str, str], list[int]] = {}
     for rank, each in enumerate(cards):
         hosts.setdefault((each.machine, each.daemon), []).append(rank)
@@ -94,8 +155,7 @@ def exchange(world: World, come: Come, patience: Patience) -> Roster:
 
     Blocks until all leaders have called.
     """
-    comm = _communicator(world)
-    assert comm is not None, "introduce() has seen to it"
+    comm = _communicators[world.meeting.members or tuple(range(world.size))]
     if world.rank == 0:
         return _host(comm, come, patience)
     sent = comm.Isend(bytearray(pack(come)), dest=0, tag=_TAG)
@@ -142,10 +202,22 @@ def _host(comm: Any, come: Come, patience: Patience) -> Roster:
     return mine
 
 
-def _communicator(world: World) -> Any:
-    """A communicator of our own with the ranks of the job; None where MPI knows of no other rank."""
+def limit_end() -> None:
+    """See to it that this process, which has failed, ends soon: MPI waits at its end for ranks that may never come."""
+    if "mpi4py.MPI" not in sys.modules:
+        return
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized() and threading.current_thread() is threading.main_thread():
+        # Nothing of Python runs any more when MPI ends.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_END_S)
+
+
+def _members(world: World, timeout_s: float) -> tuple[int, ...] | None:
+    """Return which of MPI's ranks take part; None where MPI knows of no other rank."""
     try:
-        MPI = _load()  # noqa: N806 - as everybody calls it
+        MPI = _start_mpi_within_horovod_start_timeout(timeout_s)  # noqa: N806 - as everybody calls it
     except Exception as error:  # ImportError, or RuntimeError where there is no MPI library
         if not world.is_spread:
             return None
@@ -165,10 +237,30 @@ def _communicator(world: World) -> Any:
             f"{world.launcher} has started {world.size} ranks, but mpi4py, which uses {_library()}, knows of {size}: "
             f"install an mpi4py that uses the MPI which starts the ranks (pip install --no-binary=mpi4py mpi4py)"
         )
-    if members not in _communicators:
-        group = MPI.COMM_WORLD.Get_group().Incl(list(members))
-        _communicators[members] = MPI.COMM_WORLD.Create_group(group, _TAG)
+    return members
+
+
+def _communicator(members: tuple[int, ...]) -> Any:
+    """Make a communicator of our own."""
+    from mpi4py import MPI
+
+    group = MPI.COMM_WORLD.Get_group().Incl(list(members))
+    _communicators[members] = MPI.COMM_WORLD.Create_group(group, _TAG)
     return _communicators[members]
+
+
+def _start_mpi_within_horovod_start_timeout(timeout_s: float) -> Any:
+    """MPI starts when all ranks do, and until then no Python runs: only this can end the process, and shows its name.
+
+    Source: faulthandler.dump_traceback_later in Python's documentation.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        return _load()
+    faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__ or 2)
+    try:
+        return _load()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _load() -> Any:

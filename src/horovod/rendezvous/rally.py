@@ -4,7 +4,7 @@ The leaders meet where ``World.meeting`` says: at horovodrun, at rank 0's host, 
 other's hosts, and where rank 0's leader listens; each connects to it, and when all have, all may go on. The connections
 stay, for whoever asked.
 
-    prepare(world)      every rank, before anything else
+    prepare(world, ...) every rank, before anything else
     ...                 the ranks of each host meet (rendezvous.unix)
     rally(world, ...)   the leader of each host
 
@@ -74,24 +74,26 @@ def host_id(index: int) -> bytes:
     return b"host-%d" % index
 
 
-def prepare(world: World) -> World:
+def prepare(world: World, timeout_s: float) -> World:
     """See that all ranks of several hosts have one secret, and know their places; every rank calls it first.
 
     Args:
         world: what the launcher says.
+        timeout_s: seconds to wait for the last rank.
 
     Returns:
         The same, or what MPI knows better.
 
     Raises:
         InitError: nobody has told the ranks how to find each other, or they have no secret in common.
+        PeerLostError: a rank has ended.
 
-    Blocks, under MPI, until all ranks have called.
+    Blocks, under MPI, until all ranks have called, or ``timeout_s``.
     """
     if not world.meeting.is_place_known or (world.meeting.kind == "mpi" and world.is_spread):
         from horovod.rendezvous import mpi
 
-        return mpi.introduce(world)
+        return mpi.introduce(world, timeout_s)
     if not world.is_spread:
         return world
     ours = f"{world.size} ranks, {world.local_size} of them on this host"

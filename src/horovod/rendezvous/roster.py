@@ -1,7 +1,8 @@
 """Which ranks have ended already, before a meeting as well: nobody shall wait for them until the start timeout.
 
-Two sources tell. Under horovodrun, the parent of all ranks writes down how each has ended, in anonymous memory that it
-lends to processes of the same user; and whoever was at an earlier meeting is known by its process.
+Three sources tell. Under horovodrun, the parent of all ranks writes down how each has ended, in anonymous memory that
+it lends to processes of the same user; under other launchers the process table shows whom they run; and whoever was at
+an earlier meeting is known by its process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from horovod.rendezvous.siblings import Siblings
 from horovod.world import ON_HOST, World, exits_path, process_status
 
 __all__ = ["Roster", "exits_name", "signal_name"]
@@ -38,6 +40,7 @@ class Roster:
         self._world = world
         self._proc = proc
         self._table = -1
+        self._siblings = Siblings(world, proc)
         path = exits_path()
         job = world.job.partition(ON_HOST)[0]  # each host has a keeper, which counts the ranks of its host alone
         if path and world.launcher == "horovodrun":
@@ -66,7 +69,7 @@ class Roster:
     def ended(self, ranks: Iterable[int]) -> tuple[int, str] | None:
         """Return the first of ``ranks`` that will not come any more, and what became of it."""
         for rank in ranks:
-            text = self._exit_of(rank) or self._missing(rank)
+            text = self._exit_of(rank) or self._missing(rank) or self._siblings.fate(rank)
             if text:
                 return rank, f"{text} before it called init()"
         return None

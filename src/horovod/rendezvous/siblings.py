@@ -1,0 +1,107 @@
+"""Which ranks of this host the launcher still runs, as the process table shows: nobody shall wait for one that is gone.
+
+Launchers start all ranks of a host at once, below a process of their own, and each rank has its number in its
+environment. A number that was there and is not any more has ended; so has, after a while, one that never was there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from horovod.launchers import LAUNCHERS
+from horovod.world import ON_HOST, World, launcher_process, process_status
+
+__all__ = ["Siblings"]
+
+_LOOK_S = 0.4
+#: For how long nothing must be seen of a rank that was there, which may be in the middle of execve(2); and of another.
+_GONE_S, _NEVER_S = 1.0, 5.0
+
+
+class Siblings:
+    """See the module.
+
+    Args:
+        world: who this process is.
+        proc: where the process table is mounted.
+        environ: where to read this process's number; ``os.environ`` when omitted.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        proc: Path = Path("/proc"),
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._launcher, self._proc, self._clock = world.launcher, proc, clock
+        self._seen: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._since_s: dict[int, float] = {}
+        self._looked_s = -_LOOK_S
+        self._present: dict[int, int] = {}
+        self._variable, self._daemon = "", 0
+        environ = os.environ if environ is None else environ
+        job, is_part, _ = world.job.partition(ON_HOST)
+        row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
+        if row is LAUNCHERS[0] or "#" in job:
+            return  # horovodrun's keeper knows better; and a part of a job has numbers of its own
+        names = ["SLURM_LOCALID", *(pair[0] for pair in row.locals)] if is_part else [row.rank]
+        variable = next((name for name in names if name in environ), "")
+        if environ.get(variable) == str(world.rank):
+            try:
+                self._daemon, _ = launcher_process(row.rank, proc, os.getpid())
+                self._variable = variable
+            except (OSError, ValueError, IndexError):
+                pass  # another user's, or behind the wall of a container
+
+    def fate(self, rank: int) -> str:
+        """Return what became of a rank; empty as long as it may be there."""
+        if not self._variable:
+            return ""
+        now = self._clock()
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s = now
+            self._look()
+        if rank in self._present:
+            self._since_s.pop(rank, None)
+            return ""
+        missed_s = now - self._since_s.setdefault(rank, now)
+        if rank in self._seen:
+            return f"rank {rank} (pid {self._seen[rank]}) has ended" if missed_s >= _GONE_S else ""
+        if missed_s < _NEVER_S:
+            return ""
+        return f"rank {rank} has ended, for {self._launcher} runs no process with {self._variable}={rank} on this host,"
+
+    def _look(self) -> None:
+        parents: dict[int, list[int]] = {}
+        for entry in self._proc.iterdir():
+            if entry.name.isdigit():
+                try:
+                    status = process_status(self._proc, int(entry.name))
+                    if status[0] not in ("Z", "X"):
+                        parents.setdefault(int(status[1]), []).append(int(entry.name))
+                except (OSError, ValueError, IndexError):
+                    continue  # ended meanwhile
+        self._present, below = {}, parents.get(self._daemon, [])
+        while below:
+            for pid in below:
+                number = self._numbers.get(pid, -1)
+                number = self._number_of(pid) if number < 0 else number
+                if number >= 0:
+                    self._numbers[pid] = number
+                    self._present.setdefault(number, pid)
+            below = [child for pid in below for child in parents.get(pid, [])]
+        self._seen.update(self._present)
+
+    def _number_of(self, pid: int) -> int:
+        needle = b"\0" + self._variable.encode() + b"="
+        try:
+            _, found, rest = (b"\0" + (self._proc / str(pid) / "environ").read_bytes()).partition(needle)
+            return int(rest.partition(b"\0")[0]) if found else -1
+        except (OSError, ValueError):
+            return -1

@@ -1,0 +1,112 @@
+"""Which ranks a launcher still runs, from made-up process tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from horovod.rendezvous.siblings import Siblings
+from horovod.world import ON_HOST, World
+
+DAEMON = 10
+
+
+class Table:
+    """A /proc with a launcher's process and its ranks, of which this process is one, and a clock."""
+
+    def __init__(self, root: Path, variable: str) -> None:
+        self.root, self.variable, self.now_s = root, variable, 1000.0
+        self.add(DAEMON, 1, "")
+
+    def add(self, pid: int, parent: int, environ: str, state: str = "S") -> None:
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        (folder / "stat").write_text(f"{pid} (a (b) c) {state} {parent} {' '.join(['0'] * 17)} 77 0 0\n")
+        (folder / "environ").write_bytes(f"HOME=/\0{environ}\0".encode())
+
+    def rank(self, pid: int, rank: int, parent: int = DAEMON) -> None:
+        self.add(pid, parent, f"{self.variable}={rank}")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self.root / str(pid))
+
+    def siblings(self, launcher: str = "openmpi", job: str = "job", own: str = "0") -> Siblings:
+        self.add(os.getpid(), DAEMON, f"{self.variable}={own}")
+        world = World(0, 3, 0, 3, 0, 1, "host", launcher, job, b"key")
+        return Siblings(world, self.root, {self.variable: own}, lambda: self.now_s)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path, "OMPI_COMM_WORLD_RANK")
+
+
+def test_a_rank_that_was_there_and_is_not_any_more_has_ended(table: Table) -> None:
+    table.rank(21, 1)
+    table.add(30, DAEMON, "")  # a wrapper that the launcher has given no number
+    table.rank(32, 2, parent=30)
+    found = table.siblings()
+    assert [found.fate(rank) for rank in (1, 2)] == ["", ""]
+    table.end(21)
+    table.now_s += 0.5
+    assert found.fate(1) == "", "it may be in the middle of execve(2)"
+    table.now_s += 1.0
+    assert found.fate(1) == "rank 1 (pid 21) has ended"
+    assert found.fate(2) == ""
+    table.add(32, 30, "OMPI_COMM_WORLD_RANK=2", state="Z")
+    table.now_s += 0.5
+    assert found.fate(2) == ""
+    table.now_s += 1.0
+    assert found.fate(2) == "rank 2 (pid 32) has ended"
+
+
+def test_a_rank_that_comes_back_has_not_ended(table: Table) -> None:
+    table.rank(21, 1)
+    found = table.siblings()
+    for pid in (21, 22, 23):
+        assert found.fate(1) == ""
+        table.end(pid)
+        table.now_s += 0.7
+        assert found.fate(1) == ""
+        table.rank(pid + 1, 1)
+        table.now_s += 0.7
+    assert found.fate(1) == ""
+
+
+def test_a_rank_that_never_was_there_has_ended_but_not_at_once(table: Table) -> None:
+    found = table.siblings()
+    for _ in range(10):
+        assert found.fate(1) == ""
+        table.now_s += 0.49
+    table.now_s += 0.2
+    assert found.fate(1) == ("rank 1 has ended, for openmpi runs no process with OMPI_COMM_WORLD_RANK=1 on this host,")
+    table.rank(21, 1)  # after all
+    table.now_s += 1.0
+    assert found.fate(1) == ""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variable", "job", "own", "is_known"),
+    [
+        ("torchrun", "RANK", "job", "0", True),
+        ("torchrun", "LOCAL_RANK", f"job{ON_HOST}a", "0", True),
+        ("slurm", "SLURM_LOCALID", f"job{ON_HOST}a", "0", True),
+        ("mpich", "PMI_RANK", f"job{ON_HOST}a", "0", False),
+        ("openmpi", "OMPI_COMM_WORLD_RANK", "job#0,2", "0", False),
+        ("openmpi", "OMPI_COMM_WORLD_RANK", "job", "7", False),
+        ("horovodrun", "HOROVOD_RANK", "job", "0", False),
+    ],
+    ids=["one host", "of several", "slurm", "no local rank", "a part of a job", "another number", "horovodrun"],
+)
+def test_where_numbers_tell_who_is_who(
+    tmp_path: Path, launcher: str, variable: str, job: str, own: str, is_known: bool
+) -> None:
+    table = Table(tmp_path, variable)
+    # The launcher's process is found by the variable of ranks, whatever tells local ranks.
+    found = table.siblings(launcher, job, own)
+    assert found.fate(1) == ""
+    table.now_s += 6.0
+    assert bool(found.fate(1)) is is_known
