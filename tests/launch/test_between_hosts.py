@@ -28,7 +28,10 @@ if hvd.rank() == 0:
     print("under way", flush=True)
 try:
     while True:
-        hvd.allreduce(np.ones(3), name="x")
+        for _ in range(100):
+            hvd.allreduce(np.ones(3), name="x")
+        if hvd.rank() == 0:
+            print("and on", flush=True)
 except hvd.HorovodInternalError as error:
     print(f"{hvd.rank()}: {error}", flush=True)
 """
@@ -88,6 +91,10 @@ def test_a_host_whose_cable_is_pulled_is_named_by_all_others(cluster: Cluster) -
     processes = tasks(cluster, LOOP, HOROVOD_HOST_TIMEOUT="3")
     assert processes[0].stdout is not None
     assert processes[0].stdout.readline() == "under way\n"
+    cluster.cut("b")  # for a moment, after which all goes on
+    cluster.mend("b")
+    for _ in range(5):
+        assert processes[0].stdout.readline() == "and on\n"
     cluster.cut("b")
     try:
         texts = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]

@@ -1,6 +1,7 @@
 """Hosts of our own: network namespaces with a name, addresses and an sshd each, on one bridge.
 
-Every host has its own network, host name, process table and ``/etc/hosts``; files are shared. ``login`` is a machine
+Every host has its own network, host name, process table and ``/etc/hosts``, and b a clock of its own where the kernel
+has such; files are shared. ``login`` is a machine
 without sshd, from which horovodrun is started: it shares our process table, so that its processes can be found. Needs
 root, ``ip`` and ``sshd``. ``cut`` pulls the cable of a host, ``crash`` ends all of it at once.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Cluster", "Machine", "why_not"]
+__all__ = ["AHEAD_S", "Cluster", "Machine", "why_not"]
 
 _TOOLS = ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "mount")
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -28,6 +29,8 @@ mount --bind {folder}/ssh_config /etc/ssh/ssh_config
 if [ -d {home}/.ssh ]; then mount --bind {folder}/empty {home}/.ssh; fi
 hostname {name}
 """
+#: By how much the clock of b is ahead: no two machines were booted at the same moment.
+AHEAD_S = 100_000 if Path("/proc/self/ns/time_for_children").exists() else 0
 
 
 def why_not() -> str:
@@ -50,6 +53,7 @@ class Machine:
         name: its host name.
         ipv4, ipv6: its addresses.
         is_login: whether it has no sshd, and shares our process table.
+        clock_s: by how much its monotonic clock is ahead of ours.
         device: its end of the cable, as seen from inside.
         holder: the process that holds its namespaces.
     """
@@ -58,6 +62,7 @@ class Machine:
     ipv4: str
     ipv6: str
     is_login: bool
+    clock_s: int = 0
     device: str = "eth0"
     holder: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -70,7 +75,7 @@ class Machine:
 
     def command(self, *words: str) -> list[str]:
         """The command line that runs ``words`` on this host, in the current folder."""
-        kinds = ["-n", "-u", "-m"] + ([] if self.is_login else ["-p"])
+        kinds = ["-n", "-u", "-m"] + ([] if self.is_login else ["-p"]) + (["-T"] if self.clock_s else [])
         return ["nsenter", "-t", str(self.pid), *kinds, f"--wdns={Path.cwd()}", "--", *words]
 
 
@@ -86,7 +91,7 @@ class Cluster:
         self._mark = f"kh{os.getpid() % 100000}{next(_letters)}"
         self._bridge = f"{self._mark}br"
         self.machines = {
-            name: Machine(name, f"10.77.0.{i}", f"fd77::{i}", name == "login")
+            name: Machine(name, f"10.77.0.{i}", f"fd77::{i}", name == "login", AHEAD_S if name == "b" else 0)
             for i, name in enumerate(("login", "a", "b", "c"), 1)
         }
 
@@ -151,6 +156,7 @@ class Cluster:
         if not machine.is_login:
             end = f"mkdir -p /run/sshd; {sshd} -f {conf} -p 2222 {asking}; echo up; exec {sshd} -D -f {conf}"
         own = [] if machine.is_login else ["--pid", "--fork", "--kill-child", "--mount-proc"]
+        own += ["--time", "--monotonic", str(machine.clock_s)] if machine.clock_s else []
         machine.holder = subprocess.Popen(
             ["ip", "netns", "exec", namespace, "unshare", "--uts", "--mount", *own, "sh", "-c", setup + end],
             stdin=subprocess.DEVNULL,
