@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launching import TIMEOUT_S
@@ -46,7 +47,10 @@ def _run(*words: str, **environ: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_killed_rank_ends_a_job_whose_data_moves_over_mpi(kind: str, mpirun: list[str]) -> None:
-    code, said = _run(*mpirun, "-np", "3", sys.executable, "-c", KILLED, HOROVOD_CPU_OPERATIONS="MPI")
+    library = str(Path(mpirun[0]).parent.parent / "lib")
+    code, said = _run(
+        *mpirun, "-np", "3", sys.executable, "-c", KILLED, HOROVOD_CPU_OPERATIONS="MPI", LD_LIBRARY_PATH=library
+    )
     assert code != 0
     assert "rank 1 is killed" in said
     assert "a rank went on" not in said

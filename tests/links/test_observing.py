@@ -81,6 +81,6 @@ def test_a_stall_is_reported_with_the_stack_of_a_rank_on_another_host_and_all_wr
     lines, found = examine(tmp_path)
     text = "\n".join(lines)
     assert found
-    assert "Job of 4 ranks on host-a, host-b; dumps of ranks 0, 1, 2, 3" in text
+    assert "Job of 4 ranks on " in text and "dumps of ranks 0, 1, 2, 3" in text
     assert "allreduce 'gradient'" in text and "submitted by ranks 0, 1, 2, not by rank 3." in text
     assert "in _stalls" in text

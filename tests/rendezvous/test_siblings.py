@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from horovod.rendezvous.siblings import Siblings
-from horovod.world import ON_HOST, World
+from horovod.world import ON_HOST, Meeting, World
 
 DAEMON = 10
 
@@ -36,7 +36,7 @@ class Table:
     def siblings(self, launcher: str = "openmpi", job: str = "job", own: str = "0") -> Siblings:
         self.add(os.getpid(), DAEMON, f"{self.variable}={own}")
         world = World(0, 3, 0, 3, 0, 1, "host", launcher, job, b"key")
-        return Siblings(world, self.root, {self.variable: own}, lambda: self.now_s)
+        return Siblings(world, self.root, lambda: self.now_s)
 
 
 @pytest.fixture
@@ -86,6 +86,17 @@ def test_a_rank_that_never_was_there_has_ended_but_not_at_once(table: Table) -> 
     table.rank(21, 1)  # after all
     table.now_s += 1.0
     assert found.fate(1) == ""
+
+
+def test_where_each_rank_may_have_a_launcher_of_its_own_nobody_is_missed(table: Table) -> None:
+    table.rank(21, 1)
+    table.add(os.getpid(), 11, "OMPI_COMM_WORLD_RANK=0")
+    table.add(11, 1, "")
+    world = World(0, 3, 0, 3, 0, 1, "host", "openmpi", "job", b"key", Meeting(has_key=True))
+    found = Siblings(world, table.root, lambda: table.now_s)
+    for _ in range(3):
+        assert [found.fate(rank) for rank in (1, 2)] == ["", ""]
+        table.now_s += 6.0
 
 
 @pytest.mark.parametrize(

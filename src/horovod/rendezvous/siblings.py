@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from horovod.launchers import LAUNCHERS
@@ -27,7 +27,6 @@ class Siblings:
     Args:
         world: who this process is.
         proc: where the process table is mounted.
-        environ: where to read this process's number; ``os.environ`` when omitted.
         clock: tells the time in seconds.
     """
 
@@ -35,7 +34,6 @@ class Siblings:
         self,
         world: World,
         proc: Path = Path("/proc"),
-        environ: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launcher, self._proc, self._clock = world.launcher, proc, clock
@@ -45,19 +43,20 @@ class Siblings:
         self._looked_s = -_LOOK_S
         self._present: dict[int, int] = {}
         self._variable, self._daemon = "", 0
-        environ = os.environ if environ is None else environ
+        # Where the key was drawn from the launcher's process, all ranks are below it; else each may have its own.
+        self._is_common = not world.meeting.has_key
         job, is_part, _ = world.job.partition(ON_HOST)
         row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
         if row is LAUNCHERS[0] or "#" in job:
             return  # horovodrun's keeper knows better; and a part of a job has numbers of its own
         names = ["SLURM_LOCALID", *(pair[0] for pair in row.locals)] if is_part else [row.rank]
-        variable = next((name for name in names if name in environ), "")
-        if environ.get(variable) == str(world.rank):
-            try:
-                self._daemon, _ = launcher_process(row.rank, proc, os.getpid())
-                self._variable = variable
-            except (OSError, ValueError, IndexError):
-                pass  # another user's, or behind the wall of a container
+        # What this process was started with: what it has set itself is not to be seen in the table.
+        variable = next((name for name in names if self._number_of(os.getpid(), name) == world.rank), "")
+        try:
+            self._daemon, _ = launcher_process(row.rank, proc, os.getpid())
+            self._variable = variable
+        except (OSError, ValueError, IndexError):
+            pass  # another user's, or behind the wall of a container
 
     def fate(self, rank: int) -> str:
         """Return what became of a rank; empty as long as it may be there."""
@@ -73,7 +72,7 @@ class Siblings:
         missed_s = now - self._since_s.setdefault(rank, now)
         if rank in self._seen:
             return f"rank {rank} (pid {self._seen[rank]}) has ended" if missed_s >= _GONE_S else ""
-        if missed_s < _NEVER_S:
+        if missed_s < _NEVER_S or not (self._is_common or len(self._seen) > 1):
             return ""
         return f"rank {rank} has ended, for {self._launcher} runs no process with {self._variable}={rank} on this host,"
 
@@ -91,15 +90,15 @@ class Siblings:
         while below:
             for pid in below:
                 number = self._numbers.get(pid, -1)
-                number = self._number_of(pid) if number < 0 else number
+                number = self._number_of(pid, self._variable) if number < 0 else number
                 if number >= 0:
                     self._numbers[pid] = number
                     self._present.setdefault(number, pid)
             below = [child for pid in below for child in parents.get(pid, [])]
         self._seen.update(self._present)
 
-    def _number_of(self, pid: int) -> int:
-        needle = b"\0" + self._variable.encode() + b"="
+    def _number_of(self, pid: int, variable: str) -> int:
+        needle = b"\0" + variable.encode() + b"="
         try:
             _, found, rest = (b"\0" + (self._proc / str(pid) / "environ").read_bytes()).partition(needle)
             return int(rest.partition(b"\0")[0]) if found else -1
