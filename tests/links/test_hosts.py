@@ -16,7 +16,7 @@ def _orders(count: int) -> None:
 
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(rank)
-    for elements in (1, 40_000) * 3:
+    for elements in (1, 1, 1, 1, 40_000, 40_000, 40_000):
         numbers = list(range(count))
         rng.shuffle(numbers)
         handles = {n: hvd.allreduce_async(np.full(elements, n + rank), name=str(n), op=hvd.Sum) for n in numbers}
@@ -30,6 +30,41 @@ def _orders(count: int) -> None:
 @pytest.mark.parametrize("hosts", SHAPES, ids=lambda hosts: "+".join(map(str, hosts)))
 def test_named_operations_in_another_order_on_every_rank(hosts: tuple[int, ...]) -> None:
     run_ranks(4, _orders, 12, hosts=hosts)
+
+
+def _count_messages(rounds: int) -> tuple[int, int]:
+    import horovod.numpy as hvd
+    from horovod.links.hosts import channel, frames
+
+    sent = []
+
+    class Counting(channel._Outbox):
+        def submit(self, rank: int, signature: int, note: int) -> None:
+            sent.append(frames.Submit)
+            super().submit(rank, signature, note)
+
+        def submit_together(self, leader: int, bits: int) -> None:
+            sent.append(frames.Together)
+            super().submit_together(leader, bits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "_Outbox", Counting)
+        hvd.init()
+    for _ in range(rounds):
+        handles = [hvd.allreduce_async(np.full(3, n + hvd.rank()), name=str(n), op=hvd.Sum) for n in range(10)]
+        assert [hvd.synchronize(handle)[0] for handle in handles] == [4 * n + 6 for n in range(10)]
+    hvd.shutdown()
+    return sent.count(frames.Submit), sent.count(frames.Together)
+
+
+def test_what_is_submitted_again_and_again_goes_to_rank_0_as_bits() -> None:
+    """Two rounds of ten for two ranks go one by one; each of the rest in one message, or in as many as came apart."""
+    counts = run_ranks(4, _count_messages, 12, hosts=(2, 2), init=False)
+    assert counts[:2] == [(0, 0), (0, 0)]  # rank 0's host sends nothing
+    assert counts[3] == (0, 0)
+    singles, together = counts[2]
+    assert singles == 2 * 10 * 2
+    assert 1 <= together <= 10 * 10
 
 
 def _mismatch() -> str:

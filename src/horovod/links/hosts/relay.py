@@ -112,7 +112,7 @@ class Relay:
         self._recordings = Recordings(host.board, host.mirror, ranks, index == HUB, self.send, self.send_all)
         self._handlers: dict[type, Callable[[int, frames.Message], None]] = {
             **dict.fromkeys(frames.REQUESTS, self._take_request),
-            **dict.fromkeys(frames.DECISIONS, lambda _, message: self.log.append(message)),
+            **dict.fromkeys(frames.DECISIONS, self._take_decision),
             **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_inquiry),
             **dict.fromkeys((frames.Recording, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
             frames.State: self._take_state,
@@ -258,6 +258,10 @@ class Relay:
         assert isinstance(message, frames.REQUESTS)
         if host != HUB and self._speaks_for(host, message.rank):
             self.requests.append(message)
+
+    def _take_decision(self, host: int, message: frames.Message) -> None:
+        if self._index != HUB:
+            self.log.append(message)
 
     def _take_inquiry(self, host: int, message: frames.Message) -> None:
         assert isinstance(message, frames.Question | frames.Answer | frames.Kernel)
