@@ -1,11 +1,11 @@
 """Allreduce of ranks on several hosts, as a pipeline of rounds.
 
-    fill      every rank shows its part of the tensors to the others on its host
+    fill      every rank shows its part of the tensors to the others on its host, who see the arena anyway
     reduce    each owner reduces its slice of it over the ranks of its host, and sends every other host's owner of the
               same slice that one's part of it
     gather    each owner reduces its own part over the hosts, and sends the result to all of them
-    publish   the slice is complete, and lies where the ranks of this host can read it
-    collect   every rank takes the slices of all owners
+    publish   the slice is complete, and lies where the ranks of this host can read it, or in all their arenas
+    collect   every rank takes the slices of all owners, unless it has them already
 
 While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
 and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner
@@ -14,11 +14,13 @@ sends all of it to all hosts, in one step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
-from horovod.transports.hierarchical.stage import CHUNK_BYTES
+from horovod.transports.hierarchical.places import InPlace, Places, Staged
+from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.kernels import Buffer
@@ -49,11 +51,24 @@ class _Round(NamedTuple):
     parts: list[tuple[int, int]]
 
 
-def allreduce(team: Team, stream: Stream) -> None:
-    """Reduce the tensors of a stream over all members."""
+def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory] = ()) -> None:
+    """Reduce the tensors of a stream over all members.
+
+    Args:
+        team: the members.
+        stream: the tensors, of this rank.
+        tensors: where the only one lies, by member on this host; empty if it is not to be reduced in place.
+    """
     rounds = _rounds(team, stream)
-    pipeline = _Pipeline(team, stream, rounds)
+    pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
+    if tensors:
+        # Each owner has its slice to itself, until it writes it to all arenas; so they meet at the end only.
+        for k in range(count + 2) if team.me < pipeline.slots else ():
+            pipeline.advance(k)
+        stage.post(base + 1)
+        stage.wait(base + 1)
+        return
     for k in range(count + _DEPTH):
         if k < count:
             pipeline.fill(k)
@@ -61,11 +76,7 @@ def allreduce(team: Team, stream: Stream) -> None:
         if team.me < pipeline.slots:
             if k < count:
                 stage.wait(base + 2 * k + 1)
-                pipeline.reduce(k)
-            if 1 <= k <= count:
-                pipeline.gather(k - 1)
-            if 2 <= k <= count + 1:
-                pipeline.publish(k - 2)
+            pipeline.advance(k)
         stage.post(base + 2 * k + 2)
         if k >= _DEPTH:
             stage.wait(base + 2 * k)
@@ -81,8 +92,7 @@ def _rounds(team: Team, stream: Stream) -> list[_Round]:
         stop = min(start + step, stream.total)
         low, high = _slice(stop - start, slots, min(team.me, slots - 1))
         hosts = len(team.hosts)
-        lines = (high - low) // LINE
-        parts = [(a * LINE, b * LINE) for a, b in (part_of(lines, hosts, host) for host in range(hosts))]
+        parts = [_slice(high - low, hosts, host) for host in range(hosts)]
         rounds.append(_Round(start, stop, low, high, parts))
     return rounds
 
@@ -92,15 +102,17 @@ def _is_whole(team: Team, stream: Stream) -> bool:
 
 
 def _slice(nbytes: int, slots: int, slot: int) -> tuple[int, int]:
-    low, high = part_of(nbytes // LINE, slots, slot)
-    return low * LINE, high * LINE
+    low, high = part_of(-(-nbytes // LINE), slots, slot)
+    return min(low * LINE, nbytes), min(high * LINE, nbytes)
 
 
 class _Pipeline:
     """One rank's part of every step; see the module."""
 
-    def __init__(self, team: Team, stream: Stream, rounds: list[_Round]) -> None:
+    def __init__(self, team: Team, stream: Stream, rounds: list[_Round], tensors: Sequence[Memory]) -> None:
         self._team, self._stream, self._rounds = team, stream, rounds
+        starts = [one.start for one in rounds]
+        self._places: Places = InPlace(tensors, starts) if tensors else Staged(team.stage)
         self._whole = _is_whole(team, stream)
         self.slots = 1 if self._whole else team.slots
         self._moving: dict[int, Pending] = {}
@@ -129,18 +141,32 @@ class _Pipeline:
                 place = stage.view(stage.me, k, first + position, library.name, stream.dtype, end - begin)
                 library.copy(place, stream.inputs[segment][begin:end])
 
-    def reduce(self, k: int) -> None:
-        team, stream, stage = self._team, self._stream, self._team.stage
+    def advance(self, k: int) -> None:
+        """Begin a round of this owner's slice, and take those before it a step further."""
+        count = len(self._rounds)
+        if k < count:
+            self._reduce(k)
+        if 1 <= k <= count:
+            self._gather(k - 1)
+        if 2 <= k <= count + 1:
+            self._publish(k - 2)
+
+    def _reduce(self, k: int) -> None:
+        team, stream, places = self._team, self._stream, self._places
         _, _, low, high, parts = self._rounds[k]
         if low == high:
             return
-        count, kernels, own = (high - low) // stream.itemsize, stream.kernels, self._own(k)
-        sources = [stage.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
-        if own is not None:
-            sources[stage.me] = own
+        count, kernels, me, own = (high - low) // stream.itemsize, stream.kernels, team.stage.me, self._own(k)
+        sources = [places.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
+        partial = target = sources[me]
+        if own is not None and not places.are_tensors:
+            sources[me] = own
         if len(sources) == 1 and stream.steps.is_plain:
             partial = sources[0]
+        elif len(sources) == 2 or sources[me] is not target:
+            stream.steps.inside(target, sources)
         else:
+            # Of more sources than two, none may be written before all are read.
             partial = team.scratch.view(kernels, self._scratch(k, _PARTIAL), stream.dtype, count)
             stream.steps.inside(partial, sources)
         self._partial[k] = partial
@@ -165,8 +191,8 @@ class _Pipeline:
         sent, taken = [len(send), 0][:: 1 if here else -1], [len(received), 0][:: 1 if here else -1]
         return self._team.owners().exchange(send, sent, received, taken)
 
-    def gather(self, k: int) -> None:
-        team, stream, stage = self._team, self._stream, self._team.stage
+    def _gather(self, k: int) -> None:
+        team, stream, places, me = self._team, self._stream, self._places, self._team.stage.me
         _, _, low, high, parts = self._rounds[k]
         if low == high:
             return
@@ -183,22 +209,32 @@ class _Pipeline:
             else:
                 sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
             # Where nothing else is left to do, the result is made in its place.
-            in_place = stage.view(stage.me, k, low + first, kernels, dtype, count) if self._whole or is_pair else None
+            in_place = places.view(me, k, low + first, kernels, dtype, count) if self._whole or is_pair else None
             target = team.scratch.view(kernels, to, dtype, count) if in_place is None else in_place
             stream.steps.between(target, sources)
         if is_pair:
             begin, end = parts[1 - team.here]
-            send = stage.raw(stage.me, k, low + first, low + last)
-            self._moving[k] = self._swap(send, stage.raw(stage.me, k, low + begin, low + end))
+            send = places.raw(me, k, low + first, low + last)
+            self._moving[k] = self._swap(send, places.raw(me, k, low + begin, low + end))
         elif not self._whole:
             self._moving[k] = team.owners().gather(
-                team.scratch.raw(to, to + nbytes), stage.raw(stage.me, k, low, high), [b - a for a, b in parts]
+                team.scratch.raw(to, to + nbytes), places.raw(me, k, low, high), [b - a for a, b in parts]
             )
 
-    def publish(self, k: int) -> None:
+    def _publish(self, k: int) -> None:
         moving = self._moving.pop(k, None)
         if moving is not None:
             moving.wait()
+        _, _, low, high, _ = self._rounds[k]
+        if self._places.are_tensors and low < high:
+            me, stream = self._team.stage.me, self._stream
+            count = (high - low) // stream.itemsize
+            shown = [
+                self._places.view(i, k, low, stream.kernels, stream.dtype, count) for i in range(len(self._team.local))
+            ]
+            result = shown.pop(me)
+            for view in shown:
+                self._library.copy(view, result)
 
     def collect(self, k: int) -> None:
         stream, stage, (start, stop, *_) = self._stream, self._team.stage, self._rounds[k]

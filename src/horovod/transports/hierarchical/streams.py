@@ -66,7 +66,8 @@ class Stream:
         kernels: name of the kernels that reduce them.
 
     Attributes:
-        total: bytes of the whole.
+        total: bytes of the whole; what follows a tensor up to the end of its cache line is part of it only where
+            another tensor follows.
     """
 
     def __init__(self, dtype: str, steps: Steps, kernels: str) -> None:
@@ -84,7 +85,7 @@ class Stream:
         self.outputs.append(target)
         self.libraries.append(library)
         self._nbytes.append(nbytes)
-        self.total += aligned(nbytes)
+        self.total = aligned(self.total) + nbytes
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return what of the tensors lies in bytes ``start`` to ``stop``."""

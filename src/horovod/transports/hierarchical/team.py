@@ -6,7 +6,8 @@ the i-th slice of everything, so that all of a host's ranks, and network cards, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from horovod.transports.base import Watch
 from horovod.transports.groups import Group, Groups
@@ -27,6 +28,7 @@ class Team:
         scratch: memory of this rank alone, of which some rounds use a part each.
         groups: the engine between hosts.
         watch: asked while waiting.
+        arenas: memory of those on this host that all of them map; empty where nothing is shared.
 
     Attributes:
         here: this host's place among ``hosts``.
@@ -36,7 +38,8 @@ class Team:
     """
 
     def __init__(
-        self, rank: int, hosts: tuple[tuple[int, ...], ...], stage: Stage, scratch: Memory, groups: Groups, watch: Watch
+        self, rank: int, hosts: tuple[tuple[int, ...], ...], stage: Stage, scratch: Memory, groups: Groups,
+        watch: Watch, arenas: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         self.rank = rank
         self.hosts = hosts
@@ -47,6 +50,7 @@ class Team:
         self.slots = min(map(len, hosts))
         self.is_owner = self.me < self.slots
         self.watch = watch
+        self.arenas = arenas
         self._groups = groups
 
     @property

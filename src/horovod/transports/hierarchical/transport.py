@@ -17,6 +17,7 @@ from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
+from horovod.transports.hierarchical.places import in_place
 from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage
 from horovod.transports.hierarchical.streams import streams_of
 from horovod.transports.hierarchical.team import Team
@@ -29,6 +30,9 @@ from horovod.transports.threads import on_one_thread
 from horovod.transports.topology import Topology
 
 __all__ = ["HierarchicalTransport"]
+
+#: From this size on, to reduce a tensor of the arena in its place saves more than to meet seldom.
+_IN_PLACE_BYTES = 256 << 10
 
 
 class HierarchicalTransport:
@@ -102,11 +106,11 @@ class HierarchicalTransport:
         return () if self._shm is None else self._shm.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        """Return what allreduces of one kind have in common; where they lie does not matter here."""
+        """Return what allreduces of one kind have in common; large ones of the arena are reduced where they lie."""
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
-        if request.device != "cpu":
+        if request.device != "cpu" or (request.placement and request.tensors[0].nbytes >= _IN_PLACE_BYTES):
             return ""
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
@@ -161,8 +165,9 @@ class HierarchicalTransport:
         if kind is Kind.ALLREDUCE and request is not None and request.op is ReduceOp.ADASUM:
             direct.adasum(team, entry, work)
         elif kind is Kind.ALLREDUCE:
+            tensors = in_place(entry, team.local, team.arenas) if len(batch) == 1 else []
             for stream in streams_of(batch, all(len(host) == 1 for host in team.hosts)):
-                allreduce(team, stream)
+                allreduce(team, stream, tensors)
         elif kind is Kind.ALLGATHER:
             assemble.allgather(team, entry, work)
         elif kind is Kind.BROADCAST:
@@ -183,7 +188,8 @@ class HierarchicalTransport:
             memories = [self._memories[one] for one in local]
             indices = [self._indices[one] for one in local]
             stage = Stage(memories, local.index(rank), indices, None if shm is None else shm.flags)
-            team = Team(rank, hosts, stage, self._scratch, groups, self._watch)
+            arenas = [] if shm is None else [shm.arenas[index].memory for index in indices]
+            team = Team(rank, hosts, stage, self._scratch, groups, self._watch, arenas)
             self._teams[members, groups] = team
         return team
 

@@ -1,0 +1,87 @@
+"""Where the ranks of a host see each other's part of a round: in the buffers of the stage, or where their tensors lie.
+
+A tensor that lies in the arena of every rank of the host is reduced in its place: nothing is copied into buffers, and
+of the result only what other ranks have reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod.transports.base import Entry
+from horovod.transports.groups import Bytes
+from horovod.transports.hierarchical.stage import Memory, Stage
+from horovod.transports.kernels import Buffer
+
+__all__ = ["InPlace", "Places", "Staged", "in_place"]
+
+
+class Places(Protocol):
+    """The parts that the members on this host have of the rounds of a stream.
+
+    Attributes:
+        are_tensors: whether they are the tensors themselves.
+    """
+
+    are_tensors: bool
+
+    def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
+        """Return an array in a member's part of a round, from byte ``low`` of the round on."""
+
+    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
+        """Return bytes of a member's part of a round."""
+
+
+class Staged:
+    """See ``Places``: in the buffers of the stage.
+
+    Args:
+        stage: the stage.
+    """
+
+    are_tensors = False
+
+    def __init__(self, stage: Stage) -> None:
+        self.view, self.raw = stage.view, stage.raw
+
+
+class InPlace:
+    """See ``Places``: in the arenas.
+
+    Args:
+        memories: where each member's tensor lies.
+        starts: byte of the tensor at which each round begins.
+    """
+
+    are_tensors = True
+
+    def __init__(self, memories: Sequence[Memory], starts: Sequence[int]) -> None:
+        self._memories, self._starts = memories, starts
+
+    def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
+        """Return an array in a member's tensor."""
+        return self._memories[member].view(kernels, self._starts[round_] + low, dtype, count)
+
+    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
+        """Return bytes of a member's tensor."""
+        start = self._starts[round_]
+        return self._memories[member].raw(start + low, start + high)
+
+
+def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> list[Memory]:
+    """Return where the tensor of an allreduce lies, by member on this host; nothing unless all are in the arena.
+
+    Args:
+        entry: the allreduce, of one tensor.
+        local: the members on this host.
+        arenas: their memory, as this process maps it; empty where nothing is shared.
+    """
+    response = entry.response
+    if not arenas or len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
+        return []
+    placements = [response.request_of(response.members.index(rank)).placement for rank in local]
+    if not all(placements):
+        return []
+    nbytes = response.requests[0].tensors[0].nbytes
+    return [Memory(arena, start, nbytes) for arena, (start,) in zip(arenas, placements, strict=True)]
