@@ -22,7 +22,7 @@ from horovod.bench.inprocess import InProcess
 from horovod.transports.torch_dist import address_towards
 from horovod.world import detect
 
-__all__ = ["Gloo", "start_gloo", "stop_gloo"]
+__all__ = ["Gloo", "interface_of", "start_gloo", "stop_gloo"]
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -55,14 +55,18 @@ def _start_between_hosts(control: Control, host: str) -> None:
         store = TCPStore(host, port, control.size, is_master=False)
     # Without a name, torch asks what the name of this host stands for, which may be its loopback.
     os.environ.setdefault(
-        "GLOO_SOCKET_IFNAME", _interface_of(address_towards(f"tcp://{socket.gethostbyname(host)}:{port}"))
+        "GLOO_SOCKET_IFNAME", interface_of(address_towards(f"tcp://{socket.gethostbyname(host)}:{port}"))
     )
     dist.init_process_group("gloo", store=store, rank=control.rank, world_size=control.size)
     control.barrier()
 
 
-def _interface_of(address: str) -> str:
-    """Return the network interface that has an IPv4 address."""
+def interface_of(address: str) -> str:
+    """Return the network interface that has an IPv4 address.
+
+    Raises:
+        LookupError: none has it.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

@@ -11,7 +11,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MpiInstall", "clean_environment", "find_mpi"]
+__all__ = ["TOKEN", "TOKEN_BYTES", "MpiInstall", "clean_environment", "find_mpi"]
+
+TOKEN, TOKEN_BYTES = "KHOROVOD_BENCH_TOKEN", 64
+"""Variable with what a worker says first, so that who directs it knows that it is one; and its length."""
 
 _LAUNCHERS = {"mpich": ("mpiexec.hydra", "mpiexec"), "openmpi": ("prterun", "mpiexec")}
 _LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}

@@ -6,6 +6,7 @@ It must not wait in an MPI call between measurements, for MPI spins, and that wo
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod.bench.cases import Case, input_blocks, output_blocks
+from horovod.bench.mpi_find import TOKEN
 
 __all__ = ["Worker", "main"]
 
@@ -97,16 +99,25 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    """Serve the commands that come over the unix socket named in ``argv`` until it closes."""
+    """Serve the commands that come over the socket named in ``argv``, a path or ``address:port``, until it closes."""
     comm = MPI.COMM_WORLD
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(argv[0])
+    with _connect(argv[0]) as connection:
+        connection.sendall(os.environ[TOKEN].encode())
         with connection.makefile("rwb") as stream:
             _say(stream, {"rank": comm.rank, "size": comm.size, "library": MPI.Get_library_version()})
             worker = Worker(comm)
             for line in stream:
                 _say(stream, worker.do(json.loads(line)))
     return 0
+
+
+def _connect(where: str) -> socket.socket:
+    if where.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(where)
+        return connection
+    address, _, port = where.rpartition(":")
+    return socket.create_connection((address, int(port)))
 
 
 def _say(stream: Any, message: dict[str, Any]) -> None:
