@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from bench_doubles import LocalControl
 
 from horovod.bench.cases import OPS, Case
-from horovod.bench.mpi import Mpi, MpiJob, PeerFailedError
-from horovod.bench.mpi_find import MpiInstall, clean_environment, find_mpi
+from horovod.bench.mpi import Mpi, MpiJob, PeerFailedError, Spread, between_hosts, knows
+from horovod.bench.mpi_find import TOKEN, MpiInstall, clean_environment, find_mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,3 +67,37 @@ def test_jobs_do_not_inherit_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None
     clean = clean_environment()
     assert "RANK" not in clean and "HOROVOD_RANK" not in clean and "PMI_RANK" not in clean
     assert clean["MPI4PY_RC_THREADS"] == "0"
+
+
+SPREAD = Spread((("a", 2), ("b", 2)), "10.0.0.1", "eth0")
+
+
+def test_over_several_hosts_open_mpi_is_started_by_its_mpirun() -> None:
+    install = MpiInstall(
+        "openmpi", ("/mpi/bin/prterun", "--prtemca"), {"MPI4PY_MPIABI": "openmpi", "PRTE_PREFIX": "/mpi"}
+    )
+    command, env = between_hosts(install, 4, SPREAD)
+    assert command[0] == "/mpi/bin/mpirun"
+    line = " ".join(command)
+    assert "-n 4 --host a:2,b:2" in line and "btl_tcp_if_include eth0" in line
+    assert f"-x MPI4PY_MPIABI -x {TOKEN}" in line
+    assert env == {"MPI4PY_MPIABI": "openmpi"}
+
+
+def test_over_several_hosts_mpich_gets_variables_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    install = MpiInstall("mpich", ("/mpi/bin/mpiexec.hydra",), {"MPI4PY_MPIABI": "mpich"})
+    command, _ = between_hosts(install, 4, SPREAD)
+    assert command[:9] == [
+        "/mpi/bin/mpiexec.hydra", "-n", "4", "-hosts", "a:2,b:2", "-bind-to", "none", "-iface", "eth0",
+    ]  # fmt: skip
+    assert {"MPI4PY_MPIABI", TOKEN, "UCX_TLS"} <= set(command[-1].split(","))
+
+
+@pytest.mark.parametrize(("said", "is_known"), [(b"k" * 64, True), (b"x" * 64, False), (b"k" * 63, False)])
+def test_who_does_not_say_the_token_is_no_rank_of_the_job(said: bytes, is_known: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        assert knows(ours, b"k" * 64) is is_known

@@ -22,7 +22,7 @@ from horovod.bench.gloo import interface_of
 from horovod.bench.mpi_find import TOKEN, TOKEN_BYTES, MpiInstall, clean_environment, find_mpi
 from horovod.transports.torch_dist import address_towards
 
-__all__ = ["Mpi", "MpiJob", "PeerFailedError", "Spread", "between_hosts"]
+__all__ = ["Mpi", "MpiJob", "PeerFailedError", "Spread", "between_hosts", "knows"]
 
 _START_S = 60.0
 #: Settings of the ranks that hold for the peers, too.
@@ -114,7 +114,7 @@ class MpiJob:
                 continue
             with connection:
                 connection.settimeout(_HELLO_S)
-                if not _knows(connection, token):
+                if not knows(connection, token):
                     continue
                 connection.settimeout(_ANSWER_S)
                 stream: Any = connection.makefile("rwb")
@@ -172,8 +172,13 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _knows(connection: socket.socket, token: bytes) -> bool:
-    """Whether who has connected says the token first."""
+def knows(connection: socket.socket, token: bytes) -> bool:
+    """Whether who has connected says the token first.
+
+    Args:
+        connection: with them.
+        token: what they must say.
+    """
     said = b""
     try:
         while len(said) < len(token) and (more := connection.recv(len(token) - len(said))):
