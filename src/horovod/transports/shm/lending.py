@@ -13,7 +13,7 @@ import weakref
 from horovod.transports.results import Block, Region, ResultPool, private_region
 from horovod.transports.shm.arena import HEAP_START, Arena
 from horovod.transports.shm.flags import Flags
-from horovod.transports.shm.mapping import attach, detach
+from horovod.transports.shm.mapping import attach, detach, populate
 
 __all__ = ["Lending"]
 
@@ -99,6 +99,7 @@ class Lending:
         except MemoryError:
             return private_region(nbytes)
         self.used_bytes += nbytes
+        populate(self.arena.base + offset, nbytes)
         return _ArenaRegion(self, offset, nbytes)
 
 
