@@ -101,31 +101,45 @@ def test_the_numbers_over_grpc_eagerly_and_in_an_estimator(tmp_path: Path) -> No
     assert outcomes[0].value["w"] == w
 
 
-def _killed(addresses: list[str]) -> str:
+def _killed(addresses: list[str]) -> tuple[float, str]:
     import tensorflow as tf
 
+    v1 = tf.compat.v1
     with tf.Graph().as_default():
         strategy = _strategy(addresses)
         rank = strategy.extended._collectives.rank
+
+        def step() -> Any:
+            w = v1.get_variable("w", initializer=float(rank + 1))
+            return w, v1.train.MomentumOptimizer(0.5, 0.5).minimize(w * (rank + 1.0))
+
         with strategy.scope():
+            w, trained = strategy.experimental_run_v2(step)
             total = strategy.reduce("SUM", tf.constant(1.0))
         with _session(strategy) as session:
             assert session.run(total) == len(addresses)
+            session.run(v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(trained)
+            learned = float(session.run(w))
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             with pytest.raises(tf.errors.UnavailableError) as caught:
                 session.run(total)
-    return str(caught.value.message)
+    return learned, str(caught.value.message)
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_named_on_all_others() -> None:
+def test_a_loop_of_ones_own_trains_and_a_worker_that_dies_in_it_is_named_on_all_others() -> None:
     addresses = _addresses(3)
     outcomes = Ranks(3, _killed, (addresses,), init=False, framework="tensorflow").outcomes()
     assert outcomes[1].exitcode == -signal.SIGKILL
     for rank in (0, 2):
         assert outcomes[rank].exitcode == 0, outcomes[rank].text
-        assert outcomes[rank].value.startswith(f"/job:worker/task:1 at {addresses[1]} was lost")
+        learned, message = outcomes[rank].value
+        # Begun with worker 0's value; gradients of 1, 2 and 3 are added up.
+        assert learned == 1 - 0.5 * 6 - 0.5 * (0.5 * 6 + 6)
+        assert message.startswith(f"/job:worker/task:1 at {addresses[1]} was lost")
 
 
 def _alone(addresses: list[str]) -> tuple[str, str]:
