@@ -216,6 +216,26 @@ class Builder:
         """Say what is computed again, or a made node; without effect. See ``virtualGraph``."""
         return self._place("__recompute_output", where)
 
+    def setAvailableMemoryProportion(self, nodeOutputNames: Any, availableMemoryProportion: float) -> None:
+        """Say how much of a tile's memory a made node may take; without effect, nothing is ever too large.
+
+        Raises:
+            popart_exception: no node gives these outputs.
+        """
+        self.addNodeAttribute("__available_memory_proportion", float(availableMemoryProportion), nodeOutputNames)
+
+    def reshape_const(self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = "") -> str:
+        """Add a reshape to a shape that is known, and return the id of its output.
+
+        Args:
+            aiOnnx: the operators of this builder.
+            args: id of the tensor, in a list.
+            shape: the dimensions.
+            debugContext: put in front of the ids.
+        """
+        target = aiOnnx.constant(np.array(shape, np.int64), debugContext=debugContext)
+        return str(aiOnnx.reshape([*args, target], debugContext=debugContext))
+
     # -- what there is -------------------------------------------------------------------------------------------
 
     def getInputTensorIds(self) -> list[str]:

@@ -12,6 +12,7 @@ __all__ = [
     "DeviceType",
     "IrSerializationFormat",
     "MergeVarUpdateType",
+    "PatternsLevel",
     "RecomputationType",
     "ReductionType",
     "SGDAccumulatorAndMomentum",
@@ -124,6 +125,15 @@ class DeviceConnectionType(Enum):
     Always = "Always"
     OnDemand = "OnDemand"
     Never = "Never"
+
+
+class PatternsLevel(Enum):
+    """How many rewritings of a graph are on; without effect on the software device."""
+
+    NoPatterns = 0
+    Minimal = 1
+    Default = 2
+    All = 3
 
 
 class SyncPattern(Enum):

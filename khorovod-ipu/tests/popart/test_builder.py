@@ -97,6 +97,9 @@ def test_annotations_of_place_and_stage_are_kept_and_change_nothing() -> None:
         y = builder.aiOnnx.relu([x])
     builder.pipelineStage(y, 3)
     assert (builder.getNodeAttribute("__ipu_number", y), builder.getNodeAttribute("__pipeline_stage", [y])) == (1, 3)
+    builder.setAvailableMemoryProportion(y, 0.2)
+    assert builder.getNodeAttribute("__available_memory_proportion", y) == pytest.approx(0.2)
+    assert builder.getTensorShape(builder.reshape_const(builder.aiOnnx, [y], [2, 1])) == [2, 1]
     builder.addNodeAttribute("my_own", "text", {y})
     assert builder.getNodeAttribute("my_own", {y}) == "text"
     with pytest.raises(popart.popart_exception, match="'other' is not an attribute of this node"):
