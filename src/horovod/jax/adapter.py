@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from horovod.bindings.numpy_adapter import ImmutableAdapter
@@ -12,6 +13,9 @@ from horovod.bindings.numpy_adapter import ImmutableAdapter
 __all__ = ["JaxAdapter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: JAX takes half as long to copy so little as to adopt it.
+_COPIED_BYTES = 65536
 
 
 class JaxAdapter(ImmutableAdapter):
@@ -27,5 +31,5 @@ class JaxAdapter(ImmutableAdapter):
         return array if array.flags.c_contiguous else None
 
     def wrap(self, buffer: Array) -> jax.Array:
-        """Return an array over the buffer."""
-        return jax.device_put(buffer)
+        """Return an array over the buffer, or of a copy if that is small."""
+        return jnp.asarray(buffer) if buffer.nbytes <= _COPIED_BYTES else jax.device_put(buffer)
