@@ -119,6 +119,9 @@ def _arguments_and_results() -> None:
     kept = fresh()
     np.testing.assert_allclose(jax.jit(reduce)(kept), total)
     np.testing.assert_allclose(kept, fresh(), err_msg="an argument is not written over")
+    # Nor copied, to be reduced in place.
+    assert "alias" not in jax.jit(reduce).lower(kept).as_text()
+    assert "alias" in jax.jit(lambda x: reduce(x * 2)).lower(kept).as_text()
     both = jax.jit(lambda x: (x, reduce(x), x * 2))(kept)
     np.testing.assert_allclose(both[0], fresh())
     np.testing.assert_allclose(both[2], fresh() * 2)

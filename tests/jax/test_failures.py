@@ -183,9 +183,14 @@ def _several_devices() -> None:
     mapped = jax.shard_map(
         lambda x: hvd.allreduce(x), mesh=mesh, in_specs=PartitionSpec("local"), out_specs=PartitionSpec("local")
     )
-    for program in (jax.jit(mapped), jax.jit(lambda x: hvd.allreduce(x))):
+    programs = [jax.jit(mapped), jax.jit(lambda x: hvd.allreduce(x)), lambda x: jax.pmap(hvd.allreduce)(x[:, None])]
+    for program, value in zip(programs, (x, x, x[:2]), strict=True):
         with pytest.raises(RequestError, match=r"a program for 2 devices of one process .*jax.lax.pmean"):
-            program(x)
+            program(value)
+    sent = hvd.broadcast_parameters({"x": x, "keys": jax.random.split(jax.random.key(hvd.rank()), 2)}, root_rank=1)
+    assert sent["x"].sharding == sharding
+    np.testing.assert_allclose(sent["x"], np.arange(4.0) + 1)
+    np.testing.assert_allclose(jax.vmap(hvd.allreduce)(x), np.arange(4.0) + 0.5)
     second = jax.device_put(jnp.ones(2), jax.devices()[1])
     for got in (hvd.allreduce(second), jax.jit(lambda x: hvd.allreduce(x))(second)):
         assert got.devices() == {jax.devices()[1]}

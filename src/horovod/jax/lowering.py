@@ -198,7 +198,7 @@ def _is_borrowed(value: Any) -> bool:
     block = value.owner
     if not isinstance(block, ir.Block):
         return False
-    function = block.owner
+    function = block.owner.operation
     if function.name != "func.func" or function.attributes["sym_name"].value != "main":
         return False
     given = ir.DictAttr(function.attributes["arg_attrs"][ir.BlockArgument(value).arg_number])
