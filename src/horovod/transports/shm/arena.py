@@ -91,11 +91,13 @@ class Arena:
         memory: all of it.
         base: address of its first byte.
         reclaim: called when there is no room, to give back what is not in use.
+        is_lent: whether an offset lies in a result; that is ordinary memory to its user, and may be detached.
     """
 
     def __init__(self, fd: int, nbytes: int, is_own: bool = True) -> None:
         self.nbytes = nbytes
         self.reclaim: Callable[[], None] = lambda: None
+        self.is_lent: Callable[[int], bool] = lambda offset: False
         self.memory = map_shared(fd, nbytes, has_tensors=is_own)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_DONTDUMP)
@@ -156,9 +158,9 @@ class Arena:
         self._returned.append((offset, nbytes))
 
     def offset_of(self, address: int) -> int:
-        """Return the offset of an address, or -1 when it lies elsewhere."""
+        """Return the offset of an address, or -1 when it lies elsewhere, or in a result."""
         offset = address - self.base
-        return offset if 0 <= offset < self.nbytes else -1
+        return offset if 0 <= offset < self.nbytes and not self.is_lent(offset) else -1
 
     def close(self) -> None:
         """Drop this process's own views; the map goes with the user's last one."""

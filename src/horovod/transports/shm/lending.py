@@ -7,7 +7,9 @@ memory of this process alone, in the same place, and is shared again when its te
 
 from __future__ import annotations
 
+import bisect
 import os
+import threading
 import weakref
 
 from horovod.transports.results import Block, Region, ResultPool, private_region
@@ -19,6 +21,8 @@ __all__ = ["Lending"]
 
 #: The user's own tensors of the arena find room in the rest.
 _MOST_OF_ARENA = 0.5
+#: An operation ends sooner, unless another rank stands still.
+_PATIENCE_S = 2.0
 
 
 class _ArenaRegion(Region):
@@ -47,7 +51,7 @@ class _ArenaRegion(Region):
 
     def release(self) -> None:
         """Give it back to the arena."""
-        self._lending.used_bytes -= self._nbytes
+        self._lending.forget(self.start)
         self._lending.arena.give(self.start, self._nbytes)
 
 
@@ -61,28 +65,53 @@ class Lending:
     Attributes:
         arena: this rank's.
         pool: what lends.
-        used_bytes: how much of the arena it has taken.
+        busy: held while an operation may write to tensors, whosesoever.
     """
 
     def __init__(self, arena: Arena, flags: Flags) -> None:
         self.arena = arena
         self._flags = flags
-        self.used_bytes = 0
+        self.busy = threading.Lock()
+        self._ranges: dict[int, int] = {}
+        # Of all ranges, in order: looked at by other threads, and so only ever replaced as a whole.
+        self._bounds: tuple[list[int], list[int]] = ([], [])
         self._most = int(_MOST_OF_ARENA * (arena.nbytes - HEAP_START))
         self._owner = os.getpid()
         self.pool = ResultPool(make=self._region)
-        arena.reclaim = self.pool.shrink
+        arena.reclaim, arena.is_lent = self.pool.shrink, self._is_lent
         _open.add(self)
 
     def close(self) -> None:
         """Lend nothing any more; what is lent stays where it is until its tensor is gone."""
         self.pool.close()
         self.arena.reclaim = lambda: None
+        self.arena.is_lent = lambda offset: False
 
     def before_fork(self) -> None:
         """Make what users have this process's own."""
-        if os.getpid() == self._owner:
+        if os.getpid() != self._owner:
+            return
+        # What an operation writes meanwhile would be lost.
+        is_quiet = self.busy.acquire(timeout=_PATIENCE_S)
+        try:
             self.pool.visit(self._detach)
+        finally:
+            if is_quiet:
+                self.busy.release()
+
+    def forget(self, offset: int) -> None:
+        """Note that a block is no more."""
+        del self._ranges[offset]
+        self._sort()
+
+    def _sort(self) -> None:
+        starts = sorted(self._ranges)
+        self._bounds = starts, [start + self._ranges[start] for start in starts]
+
+    def _is_lent(self, offset: int) -> bool:
+        starts, ends = self._bounds
+        index = bisect.bisect_right(starts, offset)
+        return index > 0 and offset < ends[index - 1]
 
     def _detach(self, block: Block) -> None:
         # What others may still write to is no user's yet.
@@ -92,13 +121,14 @@ class Lending:
             block.region.detach()
 
     def _region(self, nbytes: int) -> Region | None:
-        if self.used_bytes + nbytes > self._most:
+        if sum(self._ranges.values()) + nbytes > self._most:
             return private_region(nbytes)
         try:
             offset = self.arena.take(nbytes)
         except MemoryError:
             return private_region(nbytes)
-        self.used_bytes += nbytes
+        self._ranges[offset] = nbytes
+        self._sort()
         populate(self.arena.base + offset, nbytes)
         return _ArenaRegion(self, offset, nbytes)
 

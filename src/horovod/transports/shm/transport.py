@@ -83,7 +83,7 @@ class ShmTransport:
         self.arena = arenas[control.rank]
         self.flags = Flags(control, watch)
         self._lending = Lending(self.arena, self.flags)
-        self.results = self._lending.pool
+        self.results, self._busy = self._lending.pool, self._lending.busy
         self.staging = Staging(self.flags, arenas, self.results)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
@@ -153,6 +153,10 @@ class ShmTransport:
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
+        with self._busy:
+            return self._run(sequence, batch, notes)
+
+    def _run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         entry, work = batch[0]
         members = entry.response.members
         done = sequence << PHASE_BITS | DONE
