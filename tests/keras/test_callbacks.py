@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import run_ranks
 
 
 def _start() -> list[bool]:
@@ -29,6 +30,9 @@ def _start() -> list[bool]:
     unbuilt = Unbuilt()
     unbuilt.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
     fit(unbuilt)
+    unshaped = keras.Sequential([keras.layers.Dense(4, activation="relu"), keras.layers.Dense(3)])  # no Input
+    unshaped.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    fit(unshaped)
     partial = small(seed=hvd.rank())
     own = partial.layers[0]
     partial.compile(hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own), "mse")
@@ -36,6 +40,7 @@ def _start() -> list[bool]:
     partial.fit(*map(shard, data()), batch_size=8, verbose=0, callbacks=[callback])
     return [
         is_same_everywhere([*unbuilt.trainable_weights, *unbuilt.optimizer.variables]),
+        is_same_everywhere([*unshaped.trainable_weights, *unshaped.optimizer.variables]),
         is_same_everywhere(own.weights),
         is_same_everywhere(partial.layers[1].weights),
     ]
@@ -43,7 +48,52 @@ def _start() -> list[bool]:
 
 @pytest.mark.slow
 def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Callable[..., list[Any]]) -> None:
-    assert ranks(_start) == [[True, False, True]] * 2
+    assert ranks(_start) == [[True, True, False, True]] * 2
+
+
+def _two_optimizers() -> tuple[list[bool], list[str]]:
+    import logging
+
+    import keras
+    import tensorflow as tf
+    from keras_models import data, fit, is_same_everywhere
+
+    import horovod.keras as hvd
+
+    class Pair(keras.Model):
+        """As in Keras' guides: two models, each with its optimizer, and a step of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            shape = keras.layers.Input(data()[0].shape[1:])
+            self.parts = [keras.Sequential([shape, keras.layers.Dense(1)]) for _ in range(2)]
+            self.optimizers = [hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)) for _ in range(2)]
+
+        def train_step(self, both: Any) -> dict[str, Any]:
+            for part, optimizer in zip(self.parts, self.optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean(part(both[0]) ** 2)
+                optimizer.apply_gradients(zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights))
+            return {"loss": loss}
+
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("horovod")
+    logger.addHandler(handler)
+    try:
+        keras.utils.set_random_seed(hvd.rank())
+        pair = Pair()
+        pair.compile()
+        fit(pair, epochs=1)
+    finally:
+        logger.removeHandler(handler)
+    return [is_same_everywhere(part.weights) for part in pair.parts], told
+
+
+@pytest.mark.slow
+def test_models_with_optimizers_of_their_own_begin_alike_too() -> None:
+    assert run_ranks(2, _two_optimizers, framework="keras-tensorflow") == [([True, True], [])] * 2
 
 
 def _missing() -> list[str]:

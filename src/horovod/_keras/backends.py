@@ -78,13 +78,16 @@ class Backend(Protocol):
     def reraise(self, error: BaseException) -> None:
         """Raise what a collective raised, where ``error`` is what the framework made of it; else return."""
 
-    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
         """Do before the first gradients are combined what needs the variables' values.
 
         Args:
             variables: that are trained.
             act: what a callback has left to do; called where the values can be reached from Python.
             compare: compares them over all ranks; takes a function that returns them as numpy arrays.
+
+        Returns:
+            Whether that was done; it was not where the variables have no values yet, and the step is traced again.
         """
 
     def allreduce(self, tensor: Any, order: Order) -> Any:

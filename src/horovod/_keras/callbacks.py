@@ -105,6 +105,9 @@ class Broadcast:
             self._broadcast()
         elif (reduction := self._kit.reduction_of(self.model.optimizer)) is not None:
             reduction.before_first_step.append(self._broadcast)
+        else:
+            # A model of models, with optimizers of its own: what is there already; the rest after the first step.
+            self._send(list(self.model.weights))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast what was not there before the first step."""
@@ -121,6 +124,9 @@ class Broadcast:
             self._kit.build(model.optimizer, model.trainable_variables)
             own = model.optimizer.variables
             variables += own() if callable(own) else own
+        self._send(variables)
+
+    def _send(self, variables: list[Any]) -> None:
         local = {id(variable) for variable in self._local}
         self._kit.broadcast([v for v in variables if id(v) not in local], self.root_rank)
 

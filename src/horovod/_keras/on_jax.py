@@ -66,9 +66,10 @@ class _Jax:
         except BaseException:
             return
 
-    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
         # Keras builds models before callbacks begin; ``reduce`` compares the values.
         del variables, act, compare
+        return True
 
     def allreduce(self, tensor: Any, order: Order) -> Any:
         return hvd.allreduce(

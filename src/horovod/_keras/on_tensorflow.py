@@ -75,13 +75,17 @@ class _TensorFlow:
     def reraise(self, error: BaseException) -> None:
         del error
 
-    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> None:
-        # While the step is traced, all variables exist, with the values that they have before it.
+    def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
+        # While the step is traced, all variables exist, with the values that they have before it; but what the trace
+        # itself made, as a Sequential without an Input does, has none, and TensorFlow then traces a second time.
         with tf.init_scope():
+            values = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
+            if tf.executing_eagerly() and not all(bool(value.is_initialized()) for value in values):
+                return False
             act()
             if tf.executing_eagerly():
-                values = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
                 compare(lambda: [tf.convert_to_tensor(value).numpy() for value in values])
+        return True
 
     def allreduce(self, tensor: Any, order: Order) -> Any:
         return hvd.allreduce(

@@ -88,7 +88,7 @@ class Reduction:
             return
         self._compared = True
         shared = [variable for variable in variables if not self._is_local(variable)]
-        self.backend.first_step(shared, self._act, lambda arrays: self._compare(shared, arrays))
+        self._compared = self.backend.first_step(shared, self._act, lambda arrays: self._compare(shared, arrays))
 
     def _act(self) -> None:
         while self.before_first_step:
