@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,7 @@ class Bench:
 
 def unshaped(bench: Bench) -> tuple[Any, list[Row]]:
     """An allreduce over cables that are as fast as memory, beside flat Gloo, Open MPI and MPICH."""
-    peers = ["gloo", *(f"{flavour}={ROOT}/.mpi/{flavour}" for flavour in ("openmpi", "mpich"))]
+    peers = ["gloo", *(f"{flavour}=.mpi/{flavour}" for flavour in ("openmpi", "mpich"))]
     sizes = ("--sizes", f"64,64K,4M,{SIZE}", "--rounds", "3")
     result = bench.run("allreduce", *HOSTS, "--arena", "--against", ",".join(peers), *sizes)
     rows = []
@@ -136,7 +137,9 @@ def main() -> int:
     wrong = [name for name in args.parts if name not in PARTS]
     if wrong or why_not():
         parser.error(f"no part {wrong[0]!r}; there are {', '.join(PARTS)}" if wrong else why_not())
+    args.json = args.json.absolute()
     found: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
+    os.chdir(ROOT)
     is_kept = True
     for name in args.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
