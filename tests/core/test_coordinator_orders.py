@@ -215,6 +215,17 @@ def test_ids_are_reused_safely_when_the_capacity_is_small(rng: random.Random, ca
     assert len(ids) <= capacity + 2
 
 
+def test_what_comes_at_the_same_moment_is_fused_although_it_is_more_than_is_remembered() -> None:
+    job = PaperJob(2, capacity=8)
+    for _ in range(3):
+        for rank in range(2):
+            for i in range(20):
+                job.submit(rank, request(f"layer{i}", shape=(i,)))
+        runs = [entry.ids for entry in job.settle() if isinstance(entry, Run)]
+        job.assert_quiet()
+        assert [len(ids) for ids in runs] == [8, 8, 4]
+
+
 def test_a_signature_can_be_declared_again_with_another_meaning() -> None:
     job = PaperJob(1, signatures=1)
     for i in range(5):

@@ -255,8 +255,10 @@ class Coordinator:
         return known
 
     def _forget(self, oldest: Known) -> None:
-        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings.
-        self._flush_ready()
+        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. What was not used for
+        # longest is ready, and not in the log yet, only if all that is remembered is.
+        if len(self._ready) >= len(self._known):
+            self._flush_ready()
         self._free_ids.append(oldest.id)
 
     def _fuse_key(self, response: Response) -> _FuseKey | None:
@@ -356,7 +358,6 @@ class Coordinator:
 
     def _declare(self, response: Response) -> int:
         if self._free_ids:
-            self._flush_ready()
             key = self._free_ids.popleft()
         else:
             key = self._next_id
