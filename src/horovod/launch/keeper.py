@@ -162,6 +162,7 @@ class Keeper:
             os.dup2(rank["stderr"], 2)
             for fd in rank["fds"]:
                 os.set_inheritable(fd, True)
+            # Last, as it is of no use elsewhere: MPICH's Hydra loses the last variable on the way to another host.
             own = {self._plan["exits"][1]: f"/proc/{parent}/fd/{self._exits}"}
             os.execvpe(command[0], command, {**self._plan["env"], **rank["env"], **own})
         except OSError as error:
