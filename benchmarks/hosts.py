@@ -49,12 +49,13 @@ class Bench:
     def run(self, *words: str) -> Any:
         """Return the result of one ``horovod.bench``."""
         file = self._folder / "result.json"
-        self.commands.append("python -m horovod.bench " + " ".join(words))
+        command = "python -m horovod.bench " + " ".join(words)
+        self.commands.append(command)
         on_a = self._cluster.machines["a"].command
         # Its usual way to another host is one that namespaces of one machine only seem to have.
-        command = on_a("env", "UCX_TLS=tcp,self", PYTHON, "-m", "horovod.bench", *words, "--json", str(file))
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads(file.read_text())
+        bench = on_a("env", "UCX_TLS=tcp,self", PYTHON, "-m", "horovod.bench", *words, "--json", str(file))
+        subprocess.run(bench, check=True, stdout=subprocess.DEVNULL)
+        return json.loads(file.read_text()) | {"command": command}
 
     def start(self, hosts: str) -> float:
         """Return the seconds that a job of two ranks takes which only starts and ends."""
@@ -132,7 +133,7 @@ def main() -> int:
     """Measure; return 1 if a limit is not kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "hosts-2x2.json", metavar="FILE")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "hosts" / "2x2.json", metavar="FILE")
     args = parser.parse_args()
     wrong = [name for name in args.parts if name not in PARTS]
     if wrong or why_not():

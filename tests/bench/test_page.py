@@ -29,5 +29,15 @@ def test_a_saved_result_names_its_command_and_its_host(saved: Path) -> None:
     assert picture(result).startswith("<svg")
 
 
+def test_what_several_hosts_cost_names_its_commands_and_their_host() -> None:
+    parts = json.loads((ROOT / "benchmarks" / "hosts" / "2x2.json").read_text(encoding="utf-8"))
+    assert set(parts) == {"unshaped", "shaped", "train", "launch"}
+    for part in parts.values():
+        for command in part["commands"]:
+            assert command.startswith("python -m horovod.bench ")
+            assert part["result"]["command"] == command
+            assert {"cpu", "cores", "caches", "versions"} <= set(part["result"]["host"])
+
+
 def test_every_saved_result_is_on_the_page() -> None:
     assert {f"benchmarks/{path.name}" for path in SAVED} == set(TABLES)
