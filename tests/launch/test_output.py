@@ -67,6 +67,7 @@ def test_what_tensorflow_says_unasked_is_left_out(cut: int) -> None:
         stream.feed(noise[cut:] + others)
         stream.finish()
         assert sink.data == shown + others.replace(b"I0000 00:00:1 2", b"0:I0000 00:00:1 2").replace(b"said", b"0:said")
+        assert len(stream.last_lines(9)) == (2 if is_quiet else 4)
 
 
 def test_a_stamp_stands_before_each_label() -> None:

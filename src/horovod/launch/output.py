@@ -292,6 +292,7 @@ class RankStream:
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines that came, without escape sequences; of a progress bar only its last state."""
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._tail.decode(errors="replace"))
+        tail = _NOISE.sub(b"", self._tail) if self._is_quiet else self._tail
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", tail.decode(errors="replace"))
         lines = [line.rstrip().rpartition("\r")[2] for line in text.rstrip().split("\n")[-count:]]
         return lines if any(lines) else []
