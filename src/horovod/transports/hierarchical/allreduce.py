@@ -15,6 +15,7 @@ sends all of it to all hosts, in one step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import NamedTuple
 
 from horovod.splits import part_of
@@ -29,10 +30,8 @@ from horovod.transports.pieces import LINE
 
 __all__ = ["SCRATCH_BYTES", "allreduce"]
 
-#: Up to this size what has to be moved matters less than how often.
-_WHOLE_BYTES = 32 << 10
-#: In how many rounds less than that is cut, so that they overlap.
-_LEAST_ROUNDS, _LEAST_CHUNK = 4, 256 << 10
+#: Up to this size, for each other host, what has to be moved matters less than how often.
+_WHOLE_BYTES = 256 << 10
 #: Rounds that are between hosts at the same time, and what each of them needs besides the buffers of the stage.
 _DEPTH = 3
 _PARTIAL, _RECEIVED, _PART = 0, CHUNK_BYTES, 3 * CHUNK_BYTES
@@ -59,15 +58,20 @@ def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory] = ()) -> Non
         stream: the tensors, of this rank.
         tensors: where the only one lies, by member on this host; empty if it is not to be reduced in place.
     """
-    rounds = _rounds(team, stream)
+    # In place, an owner's slice of a round may be as long as a whole round of the stage.
+    rounds = _rounds(team, stream, CHUNK_BYTES * (team.slots if tensors and team.rate.is_high else 1))
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
     if tensors:
         # Each owner has its slice to itself, until it writes it to all arenas; so they meet at the end only.
+        began_ns = monotonic_ns()
         for k in range(count + 2) if team.me < pipeline.slots else ():
             pipeline.advance(k)
+        took_ns = monotonic_ns() - began_ns
         stage.post(base + 1)
         stage.wait(base + 1)
+        if team.rate.is_due(stream.total):
+            team.rate.agree(team, base + 2, stream.total, took_ns)
         return
     for k in range(count + _DEPTH):
         if k < count:
@@ -83,10 +87,9 @@ def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory] = ()) -> Non
             pipeline.collect(k - _DEPTH)
 
 
-def _rounds(team: Team, stream: Stream) -> list[_Round]:
-    """Cut a stream into rounds, the same on all hosts."""
+def _rounds(team: Team, stream: Stream, step: int) -> list[_Round]:
+    """Cut a stream into rounds of ``step`` bytes, the same on all hosts."""
     slots = 1 if _is_whole(team, stream) else team.slots
-    step = min(CHUNK_BYTES, max(_LEAST_CHUNK, -(-stream.total // _LEAST_ROUNDS // LINE) * LINE))
     rounds = []
     for start in range(0, stream.total, step):
         stop = min(start + step, stream.total)
@@ -98,7 +101,7 @@ def _rounds(team: Team, stream: Stream) -> list[_Round]:
 
 
 def _is_whole(team: Team, stream: Stream) -> bool:
-    return stream.total <= min(_WHOLE_BYTES, CHUNK_BYTES // len(team.hosts))
+    return stream.total <= min(_WHOLE_BYTES // (len(team.hosts) - 1), CHUNK_BYTES // len(team.hosts))
 
 
 def _slice(nbytes: int, slots: int, slot: int) -> tuple[int, int]:

@@ -21,7 +21,8 @@ from horovod.transports.shm.flags import DONE, Flags
 __all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "Memory", "Stage"]
 
 BUFFERS = 6
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 4 << 20
+"""Of one round: every one costs some switches between processes, and to threads of the engine between hosts."""
 STAGE_BYTES = BUFFERS * CHUNK_BYTES
 _MOST_VIEWS = 2048
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from horovod.transports.base import Watch
 from horovod.transports.groups import Group, Groups
+from horovod.transports.hierarchical.rate import Rate
 from horovod.transports.hierarchical.stage import Memory, Stage
 
 __all__ = ["Team"]
@@ -35,6 +36,7 @@ class Team:
         me: this rank's place among the members on its host, and, if there are as many owners, among these.
         slots: how many owners each host has.
         is_owner: whether this rank is one.
+        rate: how fast the network is.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Team:
         self.me = hosts[self.here].index(rank)
         self.slots = min(map(len, hosts))
         self.is_owner = self.me < self.slots
+        self.rate = Rate()
         self.watch = watch
         self.arenas = arenas
         self._groups = groups
