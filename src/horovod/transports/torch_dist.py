@@ -83,6 +83,7 @@ class _Operation:
         if self._after is not None:
             self._after()
         self._kept = None
+        group.under_way -= 1
 
 
 def _is_over(work: Any, slice_s: float) -> bool:
@@ -107,12 +108,16 @@ class _TorchGroup:
         name: of the engine.
         device: where the engine wants the data; None if it takes it where it lies.
         watch: asked while waiting.
+
+    Attributes:
+        under_way: how many operations have not ended well, or not yet.
     """
 
     def __init__(
         self, group: Any, ranks: tuple[int, ...], me: int, name: str, device: torch.device | None, watch: Watch
     ) -> None:
         self.ranks, self.me, self.name, self.watch = ranks, me, name, watch
+        self.under_way = 0
         self.others = [rank for rank in ranks if rank != ranks[me]]
         self._group = group
         self._device = device
@@ -138,6 +143,7 @@ class _TorchGroup:
         return self._operation(self._group.broadcast([target], options), target, target, data)
 
     def _operation(self, work: Any, source: torch.Tensor, target: torch.Tensor, receive: Bytes) -> Pending:
+        self.under_way += 1
         if self._device is None:
             return _Operation([work], self, (source, target))
         return _Operation([work], self, source, lambda: _bring_back(receive, target))
@@ -149,8 +155,11 @@ class _TorchGroup:
         return _over(data) if self._device is None else torch.empty(len(data), dtype=torch.uint8, device=self._device)
 
     def abort(self) -> None:
-        """End it; what is under way fails."""
+        """End it; what is under way fails, or is left behind."""
         self._group.abort()
+        if self.under_way:
+            # Gloo's has no effect, and what frees the group would wait for its timeout: so nothing frees it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
 
 def _bring_back(receive: Bytes, target: torch.Tensor) -> None:
