@@ -67,7 +67,7 @@ def test_members_agree_after_the_same_large_calls_only() -> None:
     assert not any(due[::2])
 
 
-def _reduce_large(high: float) -> list[bool]:
+def _reduce_large(high: float, hosts_in_arena: int) -> list[bool]:
     import torch
 
     import horovod.torch as hvd
@@ -75,7 +75,7 @@ def _reduce_large(high: float) -> list[bool]:
 
     before, rates._HIGH = rates._HIGH, high
     try:
-        tensor = hvd.empty((LARGE // 16 + 5,))
+        tensor = (hvd if hvd.cross_rank() < hosts_in_arena else torch).empty((LARGE // 16 + 5,))
         steps = torch.arange(len(tensor)) % 1000
         found = []
         for call in range(5):
@@ -89,6 +89,13 @@ def _reduce_large(high: float) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("high", "is_high"), [(0.0, True), (1e9, False)])
-def test_a_large_tensor_of_the_arena_is_reduced_in_rounds_of_either_length(high: float, is_high: bool) -> None:
-    assert run_ranks(4, _reduce_large, high, hosts=(2, 2)) == [[True] * 5 + [is_high]] * 4
+@pytest.mark.parametrize(("high", "rates_known"), [(0.0, [True]), (1e9, [False])])
+def test_a_large_tensor_of_the_arena_is_reduced_in_rounds_of_either_length(
+    high: float, rates_known: list[bool]
+) -> None:
+    assert run_ranks(4, _reduce_large, high, 2, hosts=(2, 2)) == [[True] * 5 + rates_known] * 4
+
+
+@pytest.mark.slow
+def test_hosts_of_which_one_has_it_elsewhere_cut_it_alike() -> None:
+    assert run_ranks(4, _reduce_large, 0.0, 1, hosts=(2, 2)) == [[True] * 5] * 4

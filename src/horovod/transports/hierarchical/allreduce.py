@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
-from horovod.transports.hierarchical.places import InPlace, Places, Staged
+from horovod.transports.hierarchical.places import InPlace, Placed, Places, Staged
 from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
@@ -50,16 +50,17 @@ class _Round(NamedTuple):
     parts: list[tuple[int, int]]
 
 
-def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory] = ()) -> None:
+def allreduce(team: Team, stream: Stream, placed: Placed) -> None:
     """Reduce the tensors of a stream over all members.
 
     Args:
         team: the members.
         stream: the tensors, of this rank.
-        tensors: where the only one lies, by member on this host; empty if it is not to be reduced in place.
+        placed: where the only one lies, if it is to be reduced in place.
     """
     # In place, an owner's slice of a round may be as long as a whole round of the stage.
-    rounds = _rounds(team, stream, CHUNK_BYTES * (team.slots if tensors and team.rate.is_high else 1))
+    rounds = _rounds(team, stream, CHUNK_BYTES * (team.slots if placed.is_everywhere and team.rate.is_high else 1))
+    tensors = placed.memories
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
     if tensors:
@@ -70,7 +71,7 @@ def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory] = ()) -> Non
         took_ns = monotonic_ns() - began_ns
         stage.post(base + 1)
         stage.wait(base + 1)
-        if team.rate.is_due(stream.total):
+        if placed.is_everywhere and team.rate.is_due(stream.total):
             team.rate.agree(team, base + 2, stream.total, took_ns)
         return
     for k in range(count + _DEPTH):

@@ -7,14 +7,14 @@ of the result only what other ranks have reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from horovod.transports.base import Entry
 from horovod.transports.groups import Bytes
 from horovod.transports.hierarchical.stage import Memory, Stage
 from horovod.transports.kernels import Buffer
 
-__all__ = ["InPlace", "Places", "Staged", "in_place"]
+__all__ = ["InPlace", "Placed", "Places", "Staged", "in_place"]
 
 
 class Places(Protocol):
@@ -69,19 +69,32 @@ class InPlace:
         return self._memories[member].raw(start + low, start + high)
 
 
-def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> list[Memory]:
-    """Return where the tensor of an allreduce lies, by member on this host; nothing unless all are in the arena.
+class Placed(NamedTuple):
+    """Where the tensor of an allreduce lies.
+
+    Attributes:
+        memories: by member on this host; empty unless all of these have it in the arena.
+        is_everywhere: whether the members on all hosts have it there.
+    """
+
+    memories: Sequence[Memory] = ()
+    is_everywhere: bool = False
+
+
+def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Placed:
+    """Return where the tensor of an allreduce lies.
 
     Args:
-        entry: the allreduce, of one tensor.
+        entry: the allreduce.
         local: the members on this host.
         arenas: their memory, as this process maps it; empty where nothing is shared.
     """
     response = entry.response
-    if not arenas or len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
-        return []
-    placements = [response.request_of(response.members.index(rank)).placement for rank in local]
-    if not all(placements):
-        return []
+    if len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
+        return Placed()
+    places = {rank: response.request_of(i).placement for i, rank in enumerate(response.members)}
+    if not arenas or not all(places[rank] for rank in local):
+        return Placed()
     nbytes = response.requests[0].tensors[0].nbytes
-    return [Memory(arena, start, nbytes) for arena, (start,) in zip(arenas, placements, strict=True)]
+    memories = [Memory(arena, places[rank][0], nbytes) for arena, rank in zip(arenas, local, strict=True)]
+    return Placed(memories, all(places.values()))

@@ -17,7 +17,7 @@ from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
-from horovod.transports.hierarchical.places import in_place
+from horovod.transports.hierarchical.places import Placed, in_place
 from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage
 from horovod.transports.hierarchical.streams import streams_of
 from horovod.transports.hierarchical.team import Team
@@ -165,9 +165,9 @@ class HierarchicalTransport:
         if kind is Kind.ALLREDUCE and request is not None and request.op is ReduceOp.ADASUM:
             direct.adasum(team, entry, work)
         elif kind is Kind.ALLREDUCE:
-            tensors = in_place(entry, team.local, team.arenas) if len(batch) == 1 else []
+            placed = in_place(entry, team.local, team.arenas) if len(batch) == 1 else Placed()
             for stream in streams_of(batch, all(len(host) == 1 for host in team.hosts)):
-                allreduce(team, stream, tensors)
+                allreduce(team, stream, placed)
         elif kind is Kind.ALLGATHER:
             assemble.allgather(team, entry, work)
         elif kind is Kind.BROADCAST:
