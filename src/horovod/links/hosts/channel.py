@@ -48,9 +48,7 @@ class _Keeper:
         return self._gathering.is_holding and time.monotonic() >= self._look_s
 
     def _collect(self) -> None:
-        if not self._gathering.is_holding:
-            self._gathering.collect()
-        elif time.monotonic() >= self._look_s:
+        if self._is_owed():
             self._look_s = time.monotonic() + _KEPT_S
             self._gathering.collect_old()
         else:

@@ -160,10 +160,10 @@ class _Pipeline:
         _, _, low, high, parts = self._rounds[k]
         if low == high:
             return
-        count, kernels, me, own = (high - low) // stream.itemsize, stream.kernels, team.stage.me, self._own(k)
+        count, kernels, me = (high - low) // stream.itemsize, stream.kernels, team.stage.me
         sources = [places.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
         partial = target = sources[me]
-        if own is not None and not places.are_tensors:
+        if not places.are_tensors and (own := self._own(k)) is not None:
             sources[me] = own
         if len(sources) == 1 and stream.steps.is_plain:
             partial = sources[0]
