@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper import Deadlock, PaperJob, Script, play, request
+from paper import Deadlock, PaperJob, Script, play, request, shuffled
 
 from horovod.core.coordinator import Declared, Run
 from horovod.core.requests import NO_NOTE, Kind, Request
@@ -30,14 +30,6 @@ def _program(rng: random.Random, length: int, distinct: int) -> list[Request]:
     return program
 
 
-def _shuffled(program: list[Request], rng: random.Random) -> list[Request]:
-    """Any order of the named requests; unnamed ones keep theirs."""
-    unnamed = iter([r for r in program if not r.name])
-    mixed = program[:]
-    rng.shuffle(mixed)
-    return [r if r.name else next(unnamed) for r in mixed]
-
-
 @orders
 @given(
     size=sizes, rng=randoms, threshold=st.sampled_from([0, 20, 64, 128 << 20]), capacity=st.sampled_from([1, 3, 4096])
@@ -51,7 +43,7 @@ def test_every_interleaving_answers_everything_once(
 
         def script(rank: int, program: list[Request] = program) -> Script:
             handles = []
-            for wanted in _shuffled(program, rng):
+            for wanted in shuffled(program, rng):
                 handles.append(job.submit(rank, wanted, rng.choice([NO_NOTE, 64 * rank])))
                 yield None
             yield from handles

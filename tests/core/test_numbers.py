@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper import PaperHandle, PaperJob, Script, play, request
+from paper import PaperHandle, PaperJob, Script, play, request, shuffled
 from paper_hosts import PaperHosts
 
 from horovod.bench.coordination import Simulation
@@ -43,16 +43,8 @@ def _program(rng: random.Random, size: int) -> list[list[Request]]:
             else wanted
             for wanted in common
         ]
-        program.append(_shuffled(mine, rng))
+        program.append(shuffled(mine, rng))
     return program
-
-
-def _shuffled(program: list[Request], rng: random.Random) -> list[Request]:
-    """Any order of the named requests; unnamed ones keep theirs."""
-    unnamed = iter([r for r in program if not r.name])
-    mixed = program[:]
-    rng.shuffle(mixed)
-    return [r if r.name else next(unnamed) for r in mixed]
 
 
 def _answers(handles: Sequence[PaperHandle]) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.generation import Generation, Member
 from horovod.core.requests import NO_NOTE, Kind, Request, Response, TensorSpec
 
-__all__ = ["Deadlock", "PaperHandle", "PaperJob", "Script", "play", "request"]
+__all__ = ["Deadlock", "PaperHandle", "PaperJob", "Script", "play", "request", "shuffled"]
 
 #: A rank's program: it submits, and yields a handle to wait for, or None to let others go on.
 Script = Generator["PaperHandle | None", None, None]
@@ -30,6 +31,14 @@ def request(
     if kind is Kind.ALLREDUCE:
         how.setdefault("fuse_class", f"{dtype} {how.get('op', '')}")
     return Request(name, kind, tensors=how.pop("tensors", tensors), **how)  # type: ignore[arg-type]
+
+
+def shuffled(program: list[Request], rng: random.Random) -> list[Request]:
+    """Any order of the named requests; unnamed ones keep theirs."""
+    unnamed = iter([r for r in program if not r.name])
+    mixed = program[:]
+    rng.shuffle(mixed)
+    return [r if r.name else next(unnamed) for r in mixed]
 
 
 @dataclass(eq=False)

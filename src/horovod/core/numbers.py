@@ -101,12 +101,7 @@ class Numbers:
     def add_rank(self, rank: int, bits: int) -> None:
         """Take submissions of a rank; those that stand for nothing are ignored."""
         host = self._host_of[rank]
-        bits &= self._of_host[host]
-        if single := bits & self._counted_singly():
-            for numbered in self._all(single):
-                self._submit_of(numbered, host, lambda other: other == rank)
-            bits &= ~single
-        if bits:
+        if bits := self._count_singly(host, bits, lambda other: other == rank):
             self._ranks[host].bits[rank] |= bits
             self._touched.add(host)
             self._is_touched = True
@@ -114,14 +109,17 @@ class Numbers:
     def add_host(self, leader: int, bits: int) -> None:
         """Take submissions of all ranks of a host."""
         host = self._host_of[leader]
-        bits &= self._of_host[host]
-        if single := bits & self._counted_singly():
-            for numbered in self._all(single):
-                self._submit_of(numbered, host, lambda rank: True)
-            bits &= ~single
-        if bits:
+        if bits := self._count_singly(host, bits, lambda rank: True):
             self._hosts.bits[host] |= bits
             self._is_touched = True
+
+    def _count_singly(self, host: int, bits: int, takes: Callable[[int], bool]) -> int:
+        """Submit, for the ranks of a host that ``takes`` says, what counts one by one; return what is left of it."""
+        bits &= self._of_host[host]
+        single = bits & self._counted_singly()
+        for numbered in self._all(single):
+            self._submit_of(numbered, host, takes)
+        return bits & ~single
 
     def take_complete(self) -> list[Known]:
         """Return what all ranks have submitted since the last call, in the order of the numbers."""
