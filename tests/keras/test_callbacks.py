@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,21 @@ def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Calla
     assert ranks(_start) == [[True, True, False, True]] * 2
 
 
-def _two_optimizers() -> tuple[list[bool], list[str]]:
-    import logging
+@contextlib.contextmanager
+def _said() -> Iterator[list[str]]:
+    """Collect what horovod logs."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("horovod")
+    logger.addHandler(handler)
+    try:
+        yield told
+    finally:
+        logger.removeHandler(handler)
 
+
+def _two_optimizers() -> tuple[list[bool], list[str]]:
     import keras
     import tensorflow as tf
     from keras_models import data, fit, is_same_everywhere
@@ -76,18 +90,11 @@ def _two_optimizers() -> tuple[list[bool], list[str]]:
                 optimizer.apply_gradients(zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights))
             return {"loss": loss}
 
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("horovod")
-    logger.addHandler(handler)
-    try:
+    with _said() as told:
         keras.utils.set_random_seed(hvd.rank())
         pair = Pair()
         pair.compile()
         fit(pair, epochs=1)
-    finally:
-        logger.removeHandler(handler)
     return [is_same_everywhere(part.weights) for part in pair.parts], told
 
 
@@ -97,23 +104,14 @@ def test_models_with_optimizers_of_their_own_begin_alike_too() -> None:
 
 
 def _missing() -> list[str]:
-    import logging
-
     from keras_models import data, shard, small
 
     import horovod.keras as hvd
 
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("horovod")
-    logger.addHandler(handler)
-    try:
+    with _said() as told:
         model = small(seed=hvd.rank())
         model.compile(hvd.DistributedOptimizer("sgd"), "mse")
         model.fit(*map(shard, data()), batch_size=8, verbose=0)
-    finally:
-        logger.removeHandler(handler)
     return told
 
 
@@ -128,7 +126,6 @@ def test_a_missing_broadcast_is_told_in_the_first_step(ranks: Callable[..., list
 
 def _uneven(kind: str) -> str:
     import warnings
-    from collections.abc import Iterator
 
     from keras_models import data, small
 
