@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from commands import run
+from harness import run_ranks
 
 import khorovod_ipu_finder
 from khorovod_ipu_finder import Finder, install
@@ -44,3 +45,19 @@ def test_an_ipu_that_tensorflow_itself_has_is_the_one_that_is_imported(tmp_path:
         PYTHONPATH=str(tmp_path / "vendor"),
     )  # fmt: skip
     assert (code, output.strip()) == (0, str(package / "__init__.py"))
+
+
+def _estimators() -> list[bool]:
+    import importlib
+
+    # The second of this name takes the place of the first, in every script that imports it so.
+    sys.modules.pop("tensorflow.compat.v1", None)
+    importlib.import_module("tensorflow.python.ipu")
+    first = importlib.import_module("tensorflow.compat.v1")
+    import tensorflow as tf
+
+    return [hasattr(module, "estimator") for module in (first, tf, tf.compat.v1, tf.compat.v2)]
+
+
+def test_estimators_are_there_whichever_is_imported_first() -> None:
+    assert run_ranks(1, _estimators, framework="tensorflow") == [[True] * 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,50 @@ def test_a_model_of_keras_3_learns_what_one_worker_learns_from_the_whole_batch_i
     for trained in both:
         for ours, theirs in zip(trained, alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _keras_in_an_estimator(folder: str) -> list[Any]:
+    import keras
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow import estimator, software
+    from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
+
+    v1 = tf.compat.v1
+    software.prepare()
+
+    def model(features: Any, labels: Any, mode: str) -> Any:
+        layers = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        found = layers(features)
+        loss = tf.reduce_mean((found - labels) ** 2)
+        if mode == "eval":
+            return estimator.EstimatorSpec(mode, found, loss)
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        pairs = optimizer.compute_gradients(loss, var_list=layers.trainable_variables)
+
+        def on_host(*gradients: Any) -> Any:
+            return optimizer.apply_gradients(zip(gradients, layers.trainable_variables, strict=True))
+
+        call = (on_host, [gradient for gradient, _ in pairs])
+        return estimator.IPUEstimatorSpec(mode, None, loss, tf.identity(loss), host_call=call)
+
+    def data() -> Any:
+        return tf.data.Dataset.from_tensors((np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))).repeat()
+
+    strategy = IPUHorovodStrategy(variables_on_host=True)
+    config = estimator.RunConfig(model_dir=folder, train_distribute=strategy, log_step_count_steps=None)
+    trained = estimator.IPUEstimator(model, config=config)
+    before = keras.backend.get_uid("dense")
+    train, evaluate = estimator.TrainSpec(data, max_steps=60), estimator.EvalSpec(data, steps=1)
+    found, _ = estimator.train_and_evaluate(trained, train, evaluate)
+    return [found and float(found["loss"]), keras.backend.get_uid("dense") - before]
+
+
+@pytest.mark.slow
+def test_an_estimator_trains_a_model_of_keras_3_and_finds_its_weights_when_it_evaluates(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _keras_in_an_estimator, str(tmp_path), framework="keras-tensorflow")
+    assert first[0] < 0.01 and second[0] is None
+    assert first[1] == second[1] == 1, "names outside of the Estimator are counted as if it were not there"
 
 
 def _program() -> dict[str, Any]:

@@ -55,6 +55,13 @@ def _numbers(addresses: list[str], folder: str) -> dict[str, Any]:
     with strategy.scope():
         w = tf.Variable(float(rank + 1))
     found["first"] = w.numpy()
+    # As scripts of TensorFlow 1 do, to whom nobody said that they run with eager execution.
+    server = tf.distribute.Server(strategy.cluster_resolver.cluster_spec(), job_name="worker", task_index=rank)
+    server.start()
+    with tf.Graph().as_default(), strategy.scope():
+        ranks = strategy.reduce("SUM", tf.constant(rank))
+        with v1.Session(server.target, config=strategy.update_config_proto(v1.ConfigProto())) as session:
+            found["ranks"] = int(session.run(ranks))
     data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(6).batch(2))
     step = tf.function(lambda x: strategy.reduce("SUM", strategy.run(lambda x: tf.reduce_sum(x * x), (x,))))
     found["squares"] = [int(step(batch)) for batch in data]
@@ -94,7 +101,7 @@ def test_the_numbers_over_grpc_eagerly_and_in_an_estimator(tmp_path: Path) -> No
         w -= 0.5 * sum((w * x - x) * x for x in (1.0, 2.0))
     for outcome in outcomes:
         found = outcome.value
-        assert found["first"] == 1.0
+        assert found["first"] == 1.0 and found["ranks"] == 1
         assert found["squares"] == [1, 13, 41]
         assert found["rows"] == [0, 1, 1]
         assert found["slices"] == [[0.5, 0.5], [0.5, 0.5]]

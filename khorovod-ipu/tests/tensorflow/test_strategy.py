@@ -37,6 +37,14 @@ def _graph(on_host: bool) -> dict[str, Any]:
             squared, w, step, moving, seen, slot, trained = strategy.run(replica, (tf.constant(rank + 1.0),))
             total = [strategy.reduce(how, squared) for how in ("SUM", "MEAN")]
             read = [strategy.extended.read_var(v) for v in moving]
+            numbers = strategy.experimental_distribute_dataset(tf.data.Dataset.range(10).batch(2))
+            numbers = v1.data.make_initializable_iterator(numbers)
+            fours = strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.from_tensors(4 + rank))
+            fours = v1.data.make_initializable_iterator(fours)
+            fed = [
+                strategy.reduce("SUM", strategy.experimental_run_v2(tf.reduce_sum, args=(each.get_next(),)))
+                for each in (numbers, fours)
+            ]
         found["devices"] = [w.device, slot.device, moving[0].device]
         config = strategy.update_config_proto(v1.ConfigProto(allow_soft_placement=False))
         with v1.Session(config=config) as session:
@@ -48,6 +56,8 @@ def _graph(on_host: bool) -> dict[str, Any]:
             found["w"] = float(session.run(w))
             session.run(seen)
             found["read"] = [float(value) for value in session.run(read)]
+            session.run([numbers.initializer, fours.initializer])
+            found["fed"] = [int(value) for value in session.run(fed)]
     return found
 
 
@@ -60,6 +70,7 @@ def test_the_numbers_of_the_sdks_tests_in_a_graph(on_host: bool) -> None:
         assert found["total"] == [5.0, 2.5]
         assert found["w"] == pytest.approx(1.0 - 10 * 0.1 * 2 * 1.5, abs=1e-5)
         assert found["read"] == [1.5, 2.5]
+        assert found["fed"] == [1, 9]
 
 
 def _eager() -> dict[str, Any]:

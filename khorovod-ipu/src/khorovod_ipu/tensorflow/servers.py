@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -27,9 +28,6 @@ class _Running:
 
     def __init__(self, address: str) -> None:
         self.target = f"grpc://{address}"
-
-    def start(self) -> None:
-        """Do nothing: it runs."""
 
 
 def note(address: str) -> None:
@@ -98,6 +96,27 @@ def prepare() -> None:
 
     init._khorovod = True  # type: ignore[attr-defined]
     server_lib.Server.__init__ = init
+    _let_stand_ins_answer()
+
+
+def _let_stand_ins_answer() -> None:
+    """Let the server that a script has got instead of a second one say where sessions find it, start, and be joined."""
+    plain = server_lib.Server
+    target, start, join = plain.target, plain.start, plain.join
+
+    def target_of_either(self: Any) -> str:
+        return self._server.target if isinstance(self._server, _Running) else str(target.__get__(self))
+
+    def start_either(self: Any) -> None:
+        if not isinstance(self._server, _Running):  # that runs already
+            start(self)
+
+    def join_either(self: Any) -> None:
+        if isinstance(self._server, _Running):  # as TensorFlow's own, it never ends
+            threading.Event().wait()
+        join(self)
+
+    plain.target, plain.start, plain.join = property(target_of_either), start_either, join_either
 
 
 def _address(definition: Any, job_name: Any = None, task_index: Any = None, *_: Any, **__: Any) -> str:

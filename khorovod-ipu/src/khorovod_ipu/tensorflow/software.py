@@ -5,8 +5,10 @@ Nothing happens unless a program imports ``tensorflow.python.ipu``; and nothing 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -27,22 +29,32 @@ def prepare() -> None:
     sessions.prepare()
     from khorovod_ipu.tensorflow import estimator
 
-    for module in (tf, tf.compat.v1):
+    for module in (tf, *_first_versions(), tf.compat.v2):
         if not hasattr(module, "estimator"):
             module.estimator = estimator
     _unwrap_variables()
 
 
+def _first_versions() -> list[Any]:
+    """``tf.compat.v1``, of which ``import tensorflow.compat.v1`` makes another one, and that takes its place."""
+    importlib.import_module("tensorflow.compat.v1")
+    return [
+        sys.modules[name] for name in ("tensorflow.compat.v1", "tensorflow._api.v2.compat.v1") if name in sys.modules
+    ]
+
+
 def _choose_keras() -> None:
-    used = any(vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in (tf, tf.compat.v1))
+    used = any(
+        vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in (tf, *_first_versions())
+    )
     if not used and importlib.util.find_spec("tf_keras") is not None:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
 def _inner(variable: Any) -> Any:
-    if isinstance(variable, tf.Variable) or tf.is_tensor(variable):
+    if isinstance(variable, (tf.Variable, tf.Tensor)):
         return variable
-    value = getattr(variable, "value", None)
+    value = getattr(variable, "value", None)  # one of Keras 3, which says that it is a tensor, too
     return value if isinstance(value, tf.Variable) else variable
 
 

@@ -23,6 +23,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.v1 import input_lib as input_lib_v1
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import def_function, record
+from tensorflow.python.framework import ops
 
 from khorovod_ipu.tensorflow.collectives import Collectives
 from khorovod_ipu.tensorflow.cross_device import HostReductions
@@ -267,7 +268,10 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         )
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        return input_util.get_distributed_dataset(
+        # In graphs of TensorFlow 1 it has iterators that are initialised, `make_initializable_iterator()`.
+        eager = ops.executing_eagerly_outside_functions()
+        make = input_util.get_distributed_dataset if eager else input_lib_v1.DistributedDatasetV1
+        return make(
             dataset,
             self._input_workers_with_options(options),
             self._container_strategy(),
@@ -277,12 +281,12 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         )
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        workers, context = self._input_workers_with_options(options), self._make_input_context()
+        if not ops.executing_eagerly_outside_functions():
+            make = input_lib_v1.DistributedDatasetsFromFunctionV1
+            return make(workers, self._container_strategy(), [context], dataset_fn, options)
         return input_util.get_distributed_datasets_from_function(
-            dataset_fn,
-            self._input_workers_with_options(options),
-            [self._make_input_context()],
-            self._container_strategy(),
-            options,
+            dataset_fn, workers, [context], self._container_strategy(), options
         )
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:

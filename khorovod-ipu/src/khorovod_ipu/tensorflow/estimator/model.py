@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,12 +37,28 @@ def call_model(
     parameters = inspect.signature(model_fn).parameters
     if labels is not None and "labels" not in parameters:
         raise ValueError("model_fn does not take labels, but input_fn returns some")
-    spec = called(model_fn, features, labels=labels, mode=mode, params=params, config=config)
+    with _names_of_a_new_graph():
+        spec = called(model_fn, features, labels=labels, mode=mode, params=params, config=config)
     if not isinstance(spec, IPUEstimatorSpec):
         raise TypeError(
             f"model_fn must return an IPUEstimatorSpec or an EstimatorSpec. Received: {type(spec).__name__}"
         )
     return spec
+
+
+@contextlib.contextmanager
+def _names_of_a_new_graph() -> Iterator[None]:
+    """Let Keras 3 count its names per graph, as Keras 2 does: what was trained must be found where it is evaluated."""
+    state: Any = sys.modules.get("keras.src.backend.common.global_state")
+    if state is None:
+        yield
+        return
+    kept = state.get_global_attribute("object_name_uids")
+    state.set_global_attribute("object_name_uids", defaultdict(int))
+    try:
+        yield
+    finally:
+        state.set_global_attribute("object_name_uids", kept)
 
 
 def step_on_host(spec: IPUEstimatorSpec, host: str) -> Any:
