@@ -19,9 +19,11 @@ HOSTS = (2, 2)
 
 def _work() -> Any:
     import horovod.numpy as hvd
+    from horovod.links.hosts import relay
     from horovod.observe import tracer
 
-    tracer._END_S = 10.0  # a busy machine may need more than the usual
+    tracer._END_S = relay._TRACES_S = 100.0  # a busy machine may need more than the usual
+    relay._END_S = 200.0
     for _ in range(20):
         hvd.allreduce(np.ones(25, np.float32), name="a")
     hvd.allgather(np.ones((1, 2)), name="g")
@@ -35,15 +37,23 @@ def test_every_rank_counts_what_it_did() -> None:
     assert run_ranks(4, _work, hosts=HOSTS) == [(expected, 0)] * 4
 
 
-def test_the_timeline_of_several_hosts_has_every_operation_of_rank_0s_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [(2, 2), (3, 1), (1, 1, 2)], ids=lambda hosts: "+".join(map(str, hosts)))
+def test_the_timeline_has_all_that_the_ranks_of_all_hosts_did_on_one_clock(
+    hosts: tuple[int, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "timeline.json"
-    run_ranks(4, _work, hosts=HOSTS, env={"HOROVOD_TIMELINE": str(path)})
-    ranks_by_sequence: dict[int, set[int]] = {}
+    run_ranks(4, _work, hosts=hosts, env={"HOROVOD_TIMELINE": str(path)})
+    by_sequence: dict[int, dict[int, Any]] = {}
     for event in json.loads(path.read_text()):
         if event["ph"] == "X" and event["name"].startswith("NEGOTIATE"):
-            ranks_by_sequence.setdefault(event["args"]["seq"], set()).add(event["pid"] - 1)
-    assert len(ranks_by_sequence) == 22
-    assert all({0, 1} <= ranks <= {0, 1, 2, 3} for ranks in ranks_by_sequence.values())
+            by_sequence.setdefault(event["args"]["seq"], {})[event["pid"] - 1] = event
+    assert len(by_sequence) == 22
+    for negotiations in by_sequence.values():
+        assert sorted(negotiations) == [0, 1, 2, 3]
+        for event in negotiations.values():
+            if (last := event["args"]["last"]) >= 0:
+                begins = [other["ts"] for other in negotiations.values()]
+                assert negotiations[last]["ts"] == max(begins), "they wait for the rank that came last"
 
 
 def _stalls() -> str:

@@ -20,6 +20,7 @@ from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
 
 __all__ = [
+    "EVERY_SESSION",
     "SILENT",
     "Board",
     "Channel",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 LogEntry = Declared | Run
+
+EVERY_SESSION = (1 << 63) - 1
+"""The number of a recording by which a rank says that it tells nothing more, whatever is recorded."""
 
 
 class Channel(Protocol):
@@ -233,10 +237,10 @@ class Board(Protocol):
         """Begin or end a recording."""
 
     def finish_session(self, number: int) -> None:
-        """Say that this rank has told all that belongs to recording ``number``."""
+        """Say that this rank has told all that belongs to recording ``number`` and to those before it."""
 
-    def has_finished(self, rank: int, number: int) -> bool:
-        """Whether ``rank`` has told everything about recording ``number``."""
+    def finished_session(self, rank: int) -> int:
+        """Return the last recording about which ``rank`` has told everything."""
 
     def put_trace(self, data: bytes) -> bool:
         """Append to this rank's trace events; False when there is no room."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from horovod import errors
 from horovod.engine.liveness import Liveness, encode_reason
 from horovod.engine.log import LEFT, LogRunner
@@ -30,6 +32,9 @@ class Stepper:
 
     def __init__(self, link: Link, log: LogRunner, observer: Observer) -> None:
         self.failure: errors.HorovodInternalError | None = None
+        # A signal handler may announce, too.
+        self._parting = threading.RLock()
+        self._has_parted = False
         self._link = link
         self._log = log
         self._observer = observer
@@ -120,19 +125,27 @@ class Stepper:
         self._log.fail_all(self.error)
 
     def announce(self, reason: str) -> None:
-        """Tell the others beside the log that this rank takes part no more."""
+        """Tell the others beside the log that this rank takes part no more; on any thread.
+
+        Blocks while the engine's thread says its last words, which has limits of its own.
+        """
         link = self._link
-        if link.board is not None:
-            link.board.give_reason(encode_reason(None, reason))
-        if link.peers is not None:
-            link.peers.leave(self.culprit)
+        with self._parting:
+            if self._has_parted:
+                return
+            if link.board is not None:
+                link.board.give_reason(encode_reason(None, reason))
+            if link.peers is not None:
+                link.peers.leave(self.culprit)
 
     def close(self) -> None:
         """Release what this rank has shared with the others."""
         link = self._link
         self._observer.close()
-        if link.board is not None:
-            link.board.close()
+        with self._parting:
+            self._has_parted = True
+            if link.board is not None:
+                link.board.close()
         link.transport.close()
         if link.peers is not None:
             link.peers.close()

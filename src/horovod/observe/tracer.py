@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.ports import Board, Query, Session
+from horovod.engine.ports import EVERY_SESSION, Board, Query, Session
 from horovod.engine.records import Ring, now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
@@ -28,7 +28,7 @@ _PERIOD_NS = 40_000_000
 _AGAIN_S, _LAST_AGAIN_S = 0.008, 0.015
 _MOMENT_S = 0.001
 #: How long ranks wait for each other at the end.
-_END_S = 2.0
+_END_S = 5.0
 #: Between blocks of events in the ring; no JSON holds it.
 _SEPARATOR = b"\0"
 _BATCH = 100
@@ -141,7 +141,7 @@ class Tracer:
     def stop(self) -> None:
         """End the recording, if one is under way, and complete the file; does nothing on a rank other than 0.
 
-        Blocks until the other ranks have told what they did, two seconds at most.
+        Blocks until the other ranks have told what they did, five seconds at most.
         """
         if self._rank != 0:
             return
@@ -181,6 +181,10 @@ class Tracer:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.end()
+        # Also where no recording is known: one that has begun elsewhere meanwhile need not wait for this rank.
+        self._number = EVERY_SESSION
+        if self._board is not None:
+            self._board.finish_session(EVERY_SESSION)
 
     def _begin(
         self,
@@ -223,7 +227,8 @@ class Tracer:
                 self._complain(f"the timeline {file.path} could not be completed: {error}")
 
     def _has_told(self, rank: int) -> bool:
-        return self._board is None or self._board.has_finished(rank, self._number) or not self._is_there(rank)
+        board = self._board
+        return board is None or board.finished_session(rank) >= self._number or not self._is_there(rank)
 
     def _tell_others(self, session: Session) -> None:
         if self._board is not None:

@@ -113,6 +113,8 @@ def assemble(
     watch = Liveness(world.rank, generation, peers, board, observer)
     try:
         shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
+        if board.relay is not None:
+            board.relay.await_clock()  # before the hosts wait for each other, and so before anything is recorded
         transport = make_transport(roster, shm, watch)
     except BaseException:
         board.close()

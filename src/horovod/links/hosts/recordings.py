@@ -1,15 +1,17 @@
 """A recording of the timeline, on its way between hosts: what rank 0 began, what ranks did, and when they came.
 
-Between hosts all times are those of the clock of rank 0's host; each leader converts them to its own and back.
+Between hosts all times are those of the clock of rank 0's host; each leader converts them to its own and back. Through
+one recording it does so with what was known of the clocks at its beginning: else an operation would move against the
+others when more is known.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from horovod.engine.ports import Session
+from horovod.engine.ports import EVERY_SESSION, Session
 from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
 from horovod.links.hosts.mirror import Mirror
 from horovod.links.shm.board import ShmBoard
@@ -41,6 +43,7 @@ class Recordings:
         self._board, self._mirror, self._is_hub = board, mirror, is_hub
         self._send, self._send_all = send, send_all
         self._session: Session | None = None
+        self._number = self._offset_ns = 0
         self._arrived = dict.fromkeys(ranks, 0)
         self._told = dict.fromkeys(ranks, 0)
         self._lock, self._spreading = threading.Lock(), threading.Lock()
@@ -64,7 +67,7 @@ class Recordings:
             self.spread()
         self._tell_arrivals()
         if not self._is_hub:
-            self._tell_traces(session.number)
+            self._tell_traces()
 
     def spread(self) -> None:
         """Tell the other hosts what rank 0 has begun or ended, before they hear of operations that follow."""
@@ -78,58 +81,60 @@ class Recordings:
         """Whether a rank of this host has not told all about the present recording."""
         return not self._is_hub and self._told[rank] < self._board.session.number
 
+    def end(self, ranks: Iterable[int]) -> None:
+        """Expect nothing more of ranks whose host is gone; at the hub."""
+        for rank in ranks:
+            self._parked[rank].append(Told(rank, EVERY_SESSION))
+        self._place()
+
     def take(self, host: int, message: Recording | Trace | Told | Arrivals) -> None:
         """Take what has come from another host."""
         if isinstance(message, Arrivals):
-            offset = self._mirror.offset_ns
             for key, at_ns in message.pairs:
-                self._board.note_arrival(key, at_ns - offset, message.rank)
+                self._board.note_arrival(key, at_ns - self._offset_ns, message.rank)
             if self._is_hub:
                 self._send_all([message], but=host)
         elif isinstance(message, Recording):
             if not self._is_hub:
-                session = Session(message.number, message.mark_cycles, message.since_ns, message.begin, message.end)
-                self._board.set_session(session._replace(since_ns=max(1, session.since_ns - self._mirror.offset_ns)))
+                if message.number != self._number:
+                    self._number, self._offset_ns = message.number, self._mirror.offset_ns
+                since_ns = max(1, message.since_ns - self._offset_ns)
+                self._board.set_session(
+                    Session(message.number, message.mark_cycles, since_ns, message.begin, message.end)
+                )
         elif self._is_hub:
             self._parked[message.rank].append(message)
             self._place()
 
     def _place(self) -> None:
         """Put what other hosts' ranks have told where rank 0 reads it, as far as there is room."""
-        if not self._lock.acquire(False):
-            return  # at the next look
-        try:
-            self._place_all()
-        finally:
-            self._lock.release()
-
-    def _place_all(self) -> None:
-        for rank, parked in list(self._parked.items()):
-            while parked:
-                first = parked[0]
-                if isinstance(first, Told):
-                    self._board.finish_session(first.number, rank)
-                elif not self._board.put_trace(first.data, rank):
-                    break
-                parked.popleft()
+        with self._lock:
+            for rank, parked in list(self._parked.items()):
+                while parked:
+                    first = parked[0]
+                    if isinstance(first, Told):
+                        self._board.finish_session(first.number, rank)
+                    elif not self._board.put_trace(first.data, rank):
+                        break
+                    parked.popleft()
 
     def _tell_arrivals(self) -> None:
-        offset, news = self._mirror.offset_ns, []
+        news = []
         for rank, before in self._arrived.items():
             self._arrived[rank], keys = self._board.arrived(rank, before)
-            pairs = [(key, at_ns + offset) for key in keys if (at_ns := self._board.arrival(rank, key))]
+            pairs = [(key, at_ns + self._offset_ns) for key in keys if (at_ns := self._board.arrival(rank, key))]
             if pairs:
                 news.append(Arrivals(rank, pairs))
         if news:
             self._send_all(news)
 
-    def _tell_traces(self, number: int) -> None:
+    def _tell_traces(self) -> None:
         news: list[Message] = []
         for rank, told in self._told.items():
-            has_finished = told < number and self._board.has_finished(rank, number)
+            number = self._board.finished_session(rank)  # before looking for what it had told by then
             if data := self._board.take_trace(rank):
                 news.append(Trace(rank, data))
-            if has_finished:
+            if number > told:
                 self._told[rank] = number
                 news.append(Told(rank, number))
         if news:

@@ -40,10 +40,10 @@ _TICK_S = 0.1
 #: While a recording is under way, or something is to be found out.
 _SHORT_TICK_S = 0.02
 _PING_S = 0.5
-_FIRST_PINGS = 8
-_END_S = 5.0
+_FIRST_PINGS, _CLOCK_S = 8, 2.0
+_END_S = 15.0
 #: How long the ranks of this host may take to tell what they did, when their leader leaves.
-_TRACES_S = 2.0
+_TRACES_S = 5.0
 #: A host that was heard so lately, or within this part of the limit, did not fall silent: its connection was ended.
 _SILENT_S, _SILENT_PART = 2.5, 0.5
 #: How long a departure may wait for the log before it.
@@ -104,7 +104,7 @@ class Relay:
         self._told: dict[int, tuple[int, int]] = {}
         self._heard_s = dict.fromkeys(self.wire.peers, time.monotonic())
         self._pinged_s = 0.0
-        self._clock = Clock()
+        self._clock, self._knows_clock = Clock(), threading.Event()
         ranks = self._ranks
         self._inquiries = Inquiries(
             host.board, host.mirror, ranks, [member.pid for member in generation.members], self.send
@@ -149,6 +149,11 @@ class Relay:
         """Tell the other hosts what rank 0 has begun or ended."""
         self._recordings.spread()
 
+    def await_clock(self) -> None:
+        """Wait until it is known how far the clock of rank 0's host is from this one's, for a moment at most."""
+        if self._index != HUB:
+            self._knows_clock.wait(_CLOCK_S)
+
     def depart(self, departures: Iterable[frames.State]) -> None:
         """Take note of ranks that have left, as soon as what the log said before has reached this host's ranks."""
         for message in departures:
@@ -166,17 +171,13 @@ class Relay:
     def _run(self) -> None:
         try:
             while not self._is_ending:
-                tick_s = _SHORT_TICK_S if self._recordings.is_busy or self._losses.is_busy else _TICK_S
-                for fd, _ in self._poll.poll(tick_s * 1000):
-                    if fd == self._bell:
-                        os.eventfd_read(fd)
-                    elif fd in self._deaths:
-                        self._note_death(fd)
+                self._await(_SHORT_TICK_S if self._recordings.is_busy or self._losses.is_busy else _TICK_S)
                 self._turn()
             deadline = time.monotonic() + _TRACES_S
-            while self._owes_traces() and time.monotonic() < deadline:
-                time.sleep(_SHORT_TICK_S)
             self._turn()
+            while self._owes_traces() and time.monotonic() < deadline:
+                self._await(_SHORT_TICK_S)
+                self._turn()
         finally:
             if self._monitor is not None:
                 self._poll.unregister(descriptor_of(self._monitor))
@@ -184,11 +185,24 @@ class Relay:
             terminate(self._context)
             os.close(self._bell)
 
+    def _await(self, limit_s: float) -> None:
+        """Wait until something has come, or a process has ended."""
+        for fd, _ in self._poll.poll(limit_s * 1000):
+            if fd == self._bell:
+                os.eventfd_read(fd)
+            elif fd in self._deaths:
+                self._note_death(fd)
+
     def _owes_traces(self) -> bool:
-        """Whether a rank of this host will yet tell what it did: who leaves at the same time as this one."""
-        self._recordings.look()
-        running = [rank for index, rank in enumerate(self._ranks) if self._control.state_of(index) == State.RUNNING]
-        return any(self._recordings.owes(rank) and not self._neighbours.has_ended(rank) for rank in running[1:])
+        """Whether rank 0 still listens, and a rank of this host will yet tell what it did: who leaves as this one."""
+        if self.wire.has_parted(HUB) or self.wire.is_lost(HUB):
+            return False
+        others = [
+            rank
+            for index, rank in enumerate(self._ranks)
+            if index != self._control.rank and self._control.state_of(index) != State.FAILED
+        ]
+        return any(self._recordings.owes(rank) and not self._neighbours.has_ended(rank) for rank in others)
 
     def _turn(self) -> None:
         self._mirror.beat()
@@ -295,6 +309,8 @@ class Relay:
         self._clock.note(message.sent_ns, message.at_ns, time.monotonic_ns())
         if self._index != HUB:
             self._mirror.offset_ns = self._clock.offset_ns
+        if self._clock.samples >= _FIRST_PINGS:
+            self._knows_clock.set()
 
     def _apply(self, message: frames.State) -> None:
         if message.reason is not None:
@@ -333,6 +349,7 @@ class Relay:
         how = how or f"died: its connection ended, and host {name} cannot be reached without it"
         lost = [frames.State(leader, mirror.DEAD, fate=f"{describe(leader)} {how}")]
         if self._index == HUB:
+            self._recordings.end(ranks)
             lost += [
                 frames.State(rank, mirror.DEAD, leader, f"{describe(rank)} is lost with {name}") for rank in ranks[1:]
             ]
@@ -352,3 +369,4 @@ class Relay:
                 self.requests.append(frames.Leave(rank, text))
                 self.send_all([left], but=host)
                 self._apply(left)
+        self._recordings.end(ranks)

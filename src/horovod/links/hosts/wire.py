@@ -113,6 +113,10 @@ class Wire:
         """Whether it was dropped."""
         return host in self._lost
 
+    def has_parted(self, host: int) -> bool:
+        """Whether the last word was said to it, after which it is sent nothing."""
+        return host in self._greeted
+
     def close(self) -> None:
         """Say the last word to all, and close the socket when they have said theirs, or after two seconds.
 

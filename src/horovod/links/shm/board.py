@@ -152,11 +152,14 @@ class ShmBoard:
 
     def finish_session(self, number: int, rank: int = -1) -> None:
         """Say that everything this rank, or one of another host, had to tell about ``number`` stands in its ring."""
+        futex.fence()
         self._words[self._index(self.rank if rank < 0 else rank, _TRACE_DONE)] = number
 
-    def has_finished(self, rank: int, number: int) -> bool:
-        """Whether ``rank`` has told everything about recording ``number``."""
-        return bool(self._words[self._index(rank, _TRACE_DONE)] >= number)
+    def finished_session(self, rank: int) -> int:
+        """Return the last recording about which ``rank`` has told everything: what it put before this was said."""
+        number = int(self._words[self._index(rank, _TRACE_DONE)])
+        futex.fence()
+        return number
 
     def put_trace(self, data: bytes, rank: int = -1) -> bool:
         """Append to the ring of trace events of this rank, or of one of another host; False when there is no room."""
