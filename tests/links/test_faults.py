@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
+from horovod import context
 from horovod.errors import InitError, PeerLostError
 
 HOSTS = (2, 2)
@@ -101,6 +102,26 @@ def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int
             assert any(f"rank {leader} (pid " in text for leader in first)
             assert "has left the job: it called hvd.shutdown()" in text
             assert "let each call hvd.join() when it is through with its own" in text
+
+
+def _leader_of_another_member_leaves() -> str:
+    import horovod.numpy as hvd
+
+    members = hvd.add_process_set([0, 3])
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == 0:
+        with pytest.raises(PeerLostError) as caught:
+            hvd.allreduce(np.ones(3), name="never", process_set=members)
+        return str(caught.value)
+    while hvd.rank() == 3 and not context.engine().peers.has_left(2):
+        time.sleep(0.01)
+    return ""
+
+
+def test_ranks_whose_leader_has_left_are_out_of_reach() -> None:
+    text = run_ranks(4, _leader_of_another_member_leaves, hosts=HOSTS)[0]
+    assert "rank 3 (pid " in text and "is out of reach: rank 2 (pid " in text, text
+    assert "the first rank of its host, has left the job" in text
 
 
 def _leaders_join_first() -> list[float]:

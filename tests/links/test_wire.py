@@ -221,16 +221,45 @@ def test_a_host_that_takes_nothing_is_given_up_before_memory_runs_out(monkeypatc
 def test_the_last_word_of_both_is_heard_before_either_closes() -> None:
     with _hub() as (hub, connect):
         end = End(connect(1), 1)
-        connect(2).send(_frame(0, frames.Bye()))
+        connect(2).send(_frame(0, frames.Bye(leaves=False)))
         end.wire.post([0], _pings(50))
         thread = threading.Thread(target=end.wire.close)
         thread.start()
-        hub.until(lambda: len(hub.heard) == 50)
+        hub.until(lambda: len(hub.heard) == 51)
+        assert hub.heard[-1] == (1, frames.Bye())
         hub.wire.close()
         thread.join(LONG_S)
         assert not thread.is_alive()
         assert not hub.lost and not end.lost
         hub.wire.post([1, 2], _pings(1))  # after the end: nothing happens
+
+
+def test_who_leaves_first_hears_the_hub_before_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_PART_S", LONG_S)
+    for _ in range(20):  # what a socket was given last arrives most of the time
+        with _hub() as (hub, connect):
+            end = End(connect(1), 1)
+            hub.wire.drop(2)
+            thread = threading.Thread(target=end.wire.close)
+            thread.start()
+            hub.until(lambda: bool(hub.heard))
+            hub.wire.close()
+            thread.join(LONG_S / 2)
+            assert not thread.is_alive()
+
+
+def test_the_hub_does_not_wait_for_a_host_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_PART_S", 10 * LONG_S)
+    with _hub() as (hub, connect):
+        end = End(connect(1), 1)
+        hub.wire.drop(2)
+        thread = threading.Thread(target=hub.wire.close)
+        thread.start()
+        end.until(lambda: bool(end.heard))
+        assert end.heard == [(0, frames.Bye())]
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+        end.wire.close()
 
 
 def test_a_host_that_is_gone_does_not_keep_the_others_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:

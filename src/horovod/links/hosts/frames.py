@@ -191,7 +191,13 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=15):
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """The last message on a connection; the other side answers with the same, and then either may close it."""
+    """The last message on a connection, or the answer to it.
+
+    Attributes:
+        leaves: whether who says it is about to close the connection; who only answers goes on listening.
+    """
+
+    leaves: bool = True
 
 
 class Numbers(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):

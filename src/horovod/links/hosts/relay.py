@@ -118,6 +118,7 @@ class Relay:
             frames.State: self._take_state,
             frames.Ping: self._take_ping,
             frames.Pong: self._take_pong,
+            frames.Bye: self._take_bye,
         }
         self._bell, self._poll = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), select.poll()
         self._deaths = {fd: rank for rank, fd in host.peers.fds.items() if rank != generation.hosts[index][0]}
@@ -312,6 +313,10 @@ class Relay:
         if self._clock.samples >= _FIRST_PINGS:
             self._knows_clock.set()
 
+    def _take_bye(self, host: int, message: frames.Message) -> None:
+        if self._index == HUB:
+            self._part_from(host)
+
     def _apply(self, message: frames.State) -> None:
         if message.reason is not None:
             self._board.give_reason(message.reason, message.rank)
@@ -359,7 +364,7 @@ class Relay:
 
     def _part_from(self, host: int) -> None:
         """The leader of a host has left, and nobody speaks for its other ranks any more; elsewhere rank 0 has."""
-        if self._index != HUB:
+        if self._index != HUB or self._is_ending:
             return
         ranks, describe = self._generation.hosts[host], self._generation.describe
         for rank in ranks[1:]:

@@ -36,7 +36,8 @@ class Wire:
         socket: at the hub a ROUTER, elsewhere a DEALER; its own from now on.
         ids: by host, the routing id of its leader; elsewhere than at the hub only the hub's counts, which is ignored.
         index: this host; 0 is the hub.
-        take: called with a host and each message that has come from it, by the thread that holds the lock.
+        take: called with a host and each message that has come from it, by the thread that holds the lock; the last
+            one is that the host leaves.
         lose: called with a host that cannot be reached any more, and why, in the same way.
     """
 
@@ -59,8 +60,9 @@ class Wire:
         self._outgoing: dict[int, collections.deque[bytes]] = {host: collections.deque() for host in self.peers}
         self._sent, self._heard = dict.fromkeys(self.peers, 0), dict.fromkeys(self.peers, 0)
         self._lost: set[int] = set()
-        # Who has said the last word, and to whom it was said.
+        # Who has said the last word, who of them closes the connection, and to whom it was said.
         self._parted: set[int] = set()
+        self._leaving: set[int] = set()
         self._greeted: set[int] = set()
         self._fds: set[int] = set()
         _wires.add(self)
@@ -92,7 +94,10 @@ class Wire:
                 unreachable = self._send()
                 self._receive()
                 for host, why in unreachable.items():
-                    self._lose(host, why)
+                    if host in self._leaving:
+                        self.drop(host)
+                    else:
+                        self._lose(host, why)
             finally:
                 self._lock.release()
             if not self._is_dirty:
@@ -120,18 +125,26 @@ class Wire:
     def close(self) -> None:
         """Say the last word to all, and close the socket when they have said theirs, or after two seconds.
 
-        Who closes a connection on which something still arrives may destroy what the other side has not read yet.
+        What was sent just before a socket is closed may not arrive. So the hub stays until those that leave have heard
+        its last word: until they are gone. Those that go on have heard it when they answer.
         """
-        self._part(self.peers)
+        self._part(self.peers, leaves=True)
         poll, deadline = select.poll(), time.monotonic() + _PART_S
         poll.register(self.fd, select.POLLIN)
-        while not self._parted.issuperset(set(self.peers) - self._lost) and time.monotonic() < deadline:
+        while self._is_awaited() and time.monotonic() < deadline:
+            if self._is_hub:
+                self._say(set(self.peers) - self._lost, frames.Bye())  # which tells who is gone
             poll.poll(_LOOK_MS)
             self.pump()
         with self._lock:
             self._is_closed = True
             _wires.discard(self)
             self._socket.close(linger=_LINGER_MS)
+
+    def _is_awaited(self) -> bool:
+        """Whether somebody may not have heard all."""
+        present = set(self.peers) - self._lost
+        return not self._parted.issuperset(present) or (self._is_hub and not self._leaving.isdisjoint(present))
 
     def close_in_child(self) -> None:
         """Give the connections back that a forked child has inherited: else they would outlive this process."""
@@ -195,16 +208,29 @@ class Wire:
             return
         for message in messages:
             if isinstance(message, frames.Bye):
-                self._parted.add(host)
-                self._part((host,))
+                self._hear_last(host, message)
             else:
                 self._take(host, message)
 
-    def _part(self, hosts: Iterable[int]) -> None:
+    def _hear_last(self, host: int, message: frames.Bye) -> None:
+        self._parted.add(host)
+        self._part((host,), leaves=False)
+        if message.leaves and host not in self._leaving:
+            self._leaving.add(host)
+            self._take(host, message)
+
+    def _part(self, hosts: Iterable[int], leaves: bool) -> None:
         """Say the last word to hosts, unless it was said already."""
         fresh = [host for host in hosts if host not in self._greeted]
-        self.post(fresh, [frames.Bye()])
         self._greeted.update(fresh)
+        self._say(fresh, frames.Bye(leaves))
+
+    def _say(self, hosts: Iterable[int], message: frames.Bye) -> None:
+        body = frames.encode([message])
+        for host in hosts:
+            self._outgoing[host].append(body)
+        self._is_dirty = True
+        self.pump()
 
     def _complain(self, text: str) -> None:
         """Say once that something is ignored."""
