@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,24 @@ def test_the_keras_binding_loads_keras_and_what_its_backend_loads(backend: str) 
         assert code == 0, output
         found.append(set(ast.literal_eval(output.splitlines()[-1])) & FRAMEWORKS)
     assert found[0] == found[1]
+
+
+MISSING = """
+import sys
+for name in ("torch", "tensorflow", "jax", "keras"):
+    sys.modules[name] = None  # as if it were not there
+    try:
+        __import__("horovod." + name)
+    except ModuleNotFoundError as error:
+        assert error.name == name
+        print(error)
+"""
+
+
+def test_a_missing_framework_says_what_to_install() -> None:
+    code, output = run([sys.executable, "-c", MISSING], cwd=Path("/"))
+    assert code == 0, output
+    assert output.splitlines() == [
+        f"horovod.{name} needs {name}, which is not installed here: pip install 'khorovod[{name}]'"
+        for name in ("torch", "tensorflow", "jax", "keras")
+    ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-__all__ = ["few", "list_ranks", "printable", "show_any_text"]
+__all__ = ["discard_output", "few", "list_ranks", "printable", "show_any_text"]
 
 _NAMED = 3
 
@@ -26,6 +28,11 @@ def list_ranks(ranks: Iterable[int]) -> str:
 def printable(text: str) -> str:
     """Return ``text`` as UTF-8 can hold it: lone surrogates, such as bytes of a path in Latin-1, as ``\\udce9``."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def discard_output() -> None:
+    """Send nowhere what is still to be printed: at the end Python would flush, and complain, once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_any_text(stream: TextIO) -> None:

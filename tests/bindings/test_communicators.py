@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import horovod.numpy as hvd
+from horovod.bindings import communicators
+from horovod.world import World
+
 SCRIPT = """
 import sys
 import numpy as np
@@ -90,3 +94,27 @@ def test_communicators(kind: str, mpirun: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok") == 3, done.stdout + done.stderr
+
+
+class _Alone:
+    """mpi4py's MPI in a process that another launcher has started: its world has one process."""
+
+    class Comm:
+        def Get_size(self) -> int:  # noqa: N802
+            return 1
+
+    COMM_WORLD, COMM_SELF = Comm(), Comm()
+
+
+def test_a_communicator_that_knows_one_rank_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under horovodrun, and with the mpirun of another MPI, each rank would train by itself without a word."""
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", _Alone)  # type: ignore[arg-type]
+    monkeypatch.setattr(communicators, "detect", lambda: World(0, 2, 0, 2, 0, 1, "here", "horovodrun", "job", b"key"))
+    with pytest.raises(ValueError, match=r"one process in each of the 2 ranks.* started by horovodrun"):
+        hvd.init(comm=_Alone.COMM_WORLD)
+    with pytest.raises(ValueError, match=r"call init\(\) without communicators"):
+        hvd.init(process_sets=[hvd.ProcessSet(_Alone.Comm())])
+    assert not hvd.is_initialized()
+    communicators.check_start(_Alone.COMM_SELF)  # a job of one is meant
+    monkeypatch.setattr(communicators, "detect", lambda: World(0, 1, 0, 1, 0, 1, "here", "none", "", b""))
+    communicators.check_start(_Alone.COMM_WORLD)

@@ -116,7 +116,7 @@ def test_nobody_waits_for_a_rank_that_ended_before_init(victim: int, meets: int)
     assert len(ended.lines) == 2
     for line in ended.lines:
         assert f"PeerLostError rank {victim} (pid " in line
-        assert "ended with exit code 0 before it called init()" in line
+        assert "ended with exit code 0 before its init() was done" in line
 
 
 def test_all_fail_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod.launch.cli import main
 from horovod.launch.output import FileSink, OutputSink, RankStream, TextSink
 from horovod.launch.repeats import Tracebacks
 
@@ -157,6 +159,24 @@ def test_a_full_disk_is_said_once_and_does_not_stop_the_rank() -> None:
         stream.feed(b"b\n")
     assert sink.data.count(b"No space left") == 1
     assert sink.data.endswith(b"0:a\n0:b\n")
+
+
+def test_what_horovodrun_itself_cannot_write_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        sink = FileSink(full.fileno())
+        sink.put(b"a\n")
+        sink.put(b"b\n")
+    assert sink.broken
+    assert capfd.readouterr().err == "horovodrun: what the ranks write is lost: No space left on device\n"
+
+
+def test_a_question_whose_answer_is_lost_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--doctor", str(tmp_path)]) == 1
+    assert capfd.readouterr().err == "horovodrun: error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_rank_that_ended_before_ends_the_waiting(point: MeetingPoint) -> None:
         error = leader.failed()
         assert isinstance(error, PeerLostError)
         assert error.rank == 3
-        assert str(error) == "rank 3 (pid 7) on host c ended with exit code 0 before it called init()"
+        assert str(error) == "rank 3 (pid 7) on host c ended with exit code 0 before its init() was done"
 
 
 def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(point: MeetingPoint) -> None:

@@ -174,6 +174,16 @@ def test_the_command_prints_json(path: Path, capsys: pytest.CaptureFixture[str])
     assert len(content["ranks"]) == 2
 
 
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_output_that_is_lost_is_one_sentence(
+    how: list[str], path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([str(path), *how]) == 2
+    assert capsys.readouterr().err == "error: the output cannot be written: No space left on device\n"
+
+
 def test_the_command_draws(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(path), "--picture", str(tmp_path / "p.svg")]) == 0
     capsys.readouterr()

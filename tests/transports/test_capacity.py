@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +101,15 @@ def test_a_job_under_ulimit_v_has_smaller_arenas(room: int = 400 << 20) -> None:
     for nbytes, total in run_ranks(2, _within, room, init=False):
         assert LEAST_BYTES < nbytes <= room // 2
         assert total == 2000
+
+
+def test_the_size_is_found_without_a_descriptor() -> None:
+    """What the arena lacks is said by who makes it, with the limit; here nothing may fail."""
+    script = """
+import os, resource
+from horovod.transports.shm.capacity import LEAST_BYTES, arena_bytes
+os.open("/dev/null", os.O_RDONLY)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+assert arena_bytes(0, 4) >= LEAST_BYTES
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -8,15 +8,36 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.world import World
+from horovod.world import World, detect
 
-__all__ = ["all_sets", "is_communicator", "ranks_in", "world_of"]
+__all__ = ["all_sets", "check_start", "is_communicator", "ranks_in", "world_of"]
 
 
 def is_communicator(value: Any) -> bool:
     """Return whether ``value`` is a communicator of mpi4py."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and isinstance(value, mpi.Comm)
+
+
+def check_start(comm: Any) -> None:
+    """Refuse communicators where MPI has not started the job: in each rank they know but one process.
+
+    Args:
+        comm: what the job is to be made of; MPI.COMM_WORLD when None. MPI.COMM_SELF is always a job of one.
+
+    Raises:
+        ValueError: MPI's world is one process, the job is not.
+    """
+    mpi = sys.modules["mpi4py.MPI"]
+    if mpi.COMM_WORLD.Get_size() > 1 or comm == mpi.COMM_SELF:
+        return
+    world = detect()
+    if world.size > 1:
+        raise ValueError(
+            f"MPI.COMM_WORLD has one process in each of the {world.size} ranks of this job: they were started by "
+            f"{world.launcher}, and not by mpi4py's MPI; call init() without communicators, or start the job with the "
+            "mpirun of that MPI"
+        )
 
 
 def world_of(comm: Any) -> World:

@@ -139,6 +139,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     by_comm = any(process_set.mpi_comm is not None for process_set in given)
     if by_comm and comm is not None and not communicators.is_communicator(comm):
         raise NotImplementedError("process sets made of MPI communicators need comm=None or a communicator")
+    if by_comm or communicators.is_communicator(comm):
+        communicators.check_start(comm)
     context.init(_place(comm))
     for function in _at_init:
         function()

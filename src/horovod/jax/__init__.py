@@ -23,6 +23,13 @@ from typing import NoReturn
 from horovod.bindings import everywhere
 from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.later import explain
+from horovod.bindings.misuse import not_installed
+
+try:
+    import jax as _jax  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "jax", "jax") from None
+
 from horovod.jax import lowering as _lowering
 from horovod.jax.compression import Compression
 from horovod.jax.failures import typed_errors

@@ -16,12 +16,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from horovod._keras import choice
 from horovod.bindings import everywhere
 from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.later import explain
+from horovod.bindings.misuse import not_installed
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise not_installed(error, "keras", "keras") from None
+
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.keras import callbacks
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer

@@ -25,7 +25,7 @@ from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
-from horovod.phrases import show_any_text
+from horovod.phrases import discard_output, show_any_text
 from horovod.world import LOGIN_NODE
 
 __all__ = ["main"]
@@ -52,8 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.check_build:
             from horovod.launch.build_info import check_build
 
-            print(check_build())
-            return 0
+            return _print(check_build())
         if options.doctor:
             return _doctor(Path(options.doctor))
         assembly = _assemble(options)
@@ -116,8 +115,20 @@ def _doctor(folder: Path) -> int:
     from horovod.timeline.doctor import examine
 
     lines, found = examine(folder)
-    print("\n".join(lines))
-    return 0 if found else 2
+    return _print("\n".join(lines)) or (0 if found else 2)
+
+
+def _print(text: str) -> int:
+    """Print what was asked for; return 1 if nobody can ever read it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # who reads has seen enough, as `head` does
+        discard_output()
+    except OSError as error:
+        discard_output()
+        _say(f"error: the output cannot be written: {error.strerror}")
+        return 1
+    return 0
 
 
 def _has_dumps(folder: Path) -> bool:

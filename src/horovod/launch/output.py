@@ -8,6 +8,8 @@ progress bars move in place.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import errno
 import os
 import re
 import select
@@ -127,7 +129,9 @@ class FileSink(OutputSink):
                 written = os.write(self._fd, data[: self._step])
             except BlockingIOError:
                 written = 0
-            except OSError:  # the reader is gone, or the disk is full
+            except OSError as error:  # the reader is gone, or the disk is full
+                if not self.broken and error.errno != errno.EPIPE:
+                    self._complain(error)
                 self.broken = True
                 self._waiting.clear()
                 self._nbytes = 0
@@ -137,6 +141,11 @@ class FileSink(OutputSink):
                 self._waiting.appendleft(data[written:])
                 if not written:
                     return
+
+    def _complain(self, error: OSError) -> None:
+        """Say why the ranks will find nobody who reads, where that can still be seen."""
+        with contextlib.suppress(OSError):
+            os.write(2, f"horovodrun: what the ranks write is lost: {error.strerror}\n".encode())
 
 
 class TextSink(OutputSink):

@@ -8,8 +8,8 @@ __all__ = ["BEGIN", "HOLD_S", "Tracebacks"]
 
 BEGIN = b"Traceback (most recent call last):"
 """How a line begins after which a stream may end."""
-HOLD_S = 1.0
-"""For how long a traceback is kept back, in case that the stream ends with it; many ranks on few cores end late."""
+HOLD_S = 3.0
+"""For how long a traceback is kept back, in case that the stream ends with it: that of PyTorch takes a second from there."""
 _MOST_BYTES = 256 << 10
 
 

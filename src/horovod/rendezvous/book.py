@@ -140,7 +140,7 @@ class Book:
 
     def _never_came(self, rank: int) -> Refusal:
         who, how = self._ended[rank]
-        return Refusal(f"{who} {how} before it called init()", lost=rank)
+        return Refusal(f"{who} {how} before its init() was done", lost=rank)
 
     def _refuse(self, page: _Page, refusal: Refusal) -> _Letters:
         told = [(guest.sender, refusal) for guest in page.guests]

@@ -71,7 +71,7 @@ class Roster:
         for rank in ranks:
             text = self._exit_of(rank) or self._missing(rank) or self._siblings.fate(rank)
             if text:
-                return rank, f"{text} before it called init()"
+                return rank, f"{text} before its init() was done"
         return None
 
     def _exit_of(self, rank: int) -> str:

@@ -21,6 +21,13 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.bindings.later import explain
+from horovod.bindings.misuse import not_installed
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "tensorflow", "tensorflow") from None
+
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (

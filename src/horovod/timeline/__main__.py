@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from horovod.phrases import show_any_text
+from horovod.phrases import discard_output, show_any_text
 from horovod.timeline.read import read
 from horovod.timeline.summary import Summary, summarise
 
@@ -55,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(summary, options)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich makes the one into the other
-        # Who reads has seen enough, as `head` does. At the end Python would flush, and complain, once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # who reads has seen enough, as `head` does
+    except OSError as error:
+        discard_output()
+        return _fail(f"the output cannot be written: {error.strerror}")
     return 0
 
 

@@ -14,6 +14,8 @@ __all__ = ["LEAST_BYTES", "arena_bytes", "share_of"]
 
 #: The buffers at the front, and room for a tensor.
 LEAST_BYTES = HEAP_START + mmap.PAGESIZE
+#: What every supported processor gives a process.
+_LEAST_ADDRESS_SPACE = 1 << 39
 
 
 def arena_bytes(wanted: int, ranks: int) -> int:
@@ -38,7 +40,7 @@ def arena_bytes(wanted: int, ranks: int) -> int:
         physical=mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES"),
         address_space=_address_space(),
         limit=_limit(resource.RLIMIT_AS),
-        mapped=mmap.PAGESIZE * int(Path("/proc/self/statm").read_text().split()[0]),
+        mapped=_mapped(),
         file_limit=_limit(resource.RLIMIT_FSIZE),
     )
     if found < LEAST_BYTES:
@@ -74,7 +76,19 @@ def _limit(which: int) -> int:
     return -1 if limit == resource.RLIM_INFINITY else limit
 
 
+def _mapped() -> int:
+    """Return the bytes that this process has mapped; 0 where the system does not tell."""
+    try:
+        return mmap.PAGESIZE * int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # no descriptor is left, or no /proc there: who makes an arena says so better
+        return 0
+
+
 def _address_space() -> int:
     """Return the bytes that a process can address: its stack lies near their end."""
-    ends = [int(line.split("-", 2)[1].split()[0], 16) for line in Path("/proc/self/maps").read_text().splitlines()]
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return _LEAST_ADDRESS_SPACE
+    ends = [int(line.split("-", 2)[1].split()[0], 16) for line in lines]
     return 1 << (max(end for end in ends if end < 1 << 63) - 1).bit_length()
