@@ -100,7 +100,7 @@ class _Alone:
     """mpi4py's MPI in a process that another launcher has started: its world has one process."""
 
     class Comm:
-        def Get_size(self) -> int:  # noqa: N802
+        def Get_size(self) -> int:
             return 1
 
     COMM_WORLD, COMM_SELF = Comm(), Comm()

@@ -9,7 +9,7 @@ __all__ = ["BEGIN", "HOLD_S", "Tracebacks"]
 BEGIN = b"Traceback (most recent call last):"
 """How a line begins after which a stream may end."""
 HOLD_S = 3.0
-"""For how long a traceback is kept back, in case that the stream ends with it: that of PyTorch takes a second from there."""
+"""For how long a traceback is kept back, in case that the stream ends with it; PyTorch needs a second to end."""
 _MOST_BYTES = 256 << 10
 
 
