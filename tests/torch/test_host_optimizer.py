@@ -87,8 +87,14 @@ def loaded(kind: str, state: dict[str, Any]) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize(("size", "kinds"), [(2, list(KINDS)), (3, ["nesterov", "adamw"])], ids=["2", "3"])
-def test_every_kind_equals_torch(size: int, kinds: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "kinds"),
+    [((2,), list(KINDS)), ((3,), ["nesterov", "adamw"]), ((2, 1), ["nesterov", "adamw"])],
+    ids=["2", "3", "2 and 1"],
+)
+def test_every_kind_equals_torch(hosts: tuple[int, ...], kinds: list[str]) -> None:
+    size = sum(hosts)
+
     def train() -> Any:
         found = {}
         for kind in kinds:
@@ -107,7 +113,7 @@ def test_every_kind_equals_torch(size: int, kinds: list[str]) -> None:
             found[kind] = (model.state_dict(), optimizer.state_dict(), held)
         return found
 
-    results = run_ranks(size, train, env=SMALL)
+    results = run_ranks(size, train, env=SMALL, hosts=hosts if len(hosts) > 1 else ())
     for kind in kinds:
         model, optimizer = train_alone(kind, size, 4)
         for found in results:
@@ -143,8 +149,10 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks_and_with_plain_torch(
     model = net()
     optimizer = KINDS["amsgrad"](groups(model))
     states: list[Any] = [None]
-    for size, start, stop in [(2, 0, 2), (3, 2, 4), (1, 4, 5)]:
-        results = run_ranks(size, train, states[-1], start, stop, 6, env=SMALL)
+    for hosts, start, stop in [((1, 1), 0, 2), ((3,), 2, 3), ((2, 1), 3, 4), ((1,), 4, 5)]:
+        results = run_ranks(
+            sum(hosts), train, states[-1], start, stop, 6, env=SMALL, hosts=hosts if len(hosts) > 1 else ()
+        )
         states.append(results[0])
         for step in range(start, stop):
             optimizer.zero_grad()

@@ -207,8 +207,11 @@ def _functions() -> list[Any]:
         hvd.allreduce(tf.constant(1.0), op=hvd.Adasum)
     found += [distributed.allgather(tf.constant([rank, 7])).numpy().tolist()]
     found += [int(distributed.broadcast(tf.constant(rank), 1)), float(distributed.allreduce(tf.constant(2.0), "MEAN"))]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Tensor layouts did not match on all instances"):
-        distributed.allreduce(tf.ones([rank + 1]))
+    for call in (lambda call: call(), lambda call: tf.function(call)()):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Tensor layouts did not match on all instances"):
+            call(lambda: distributed.allreduce(tf.ones([rank + 1])))
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 1: \[2\]  allreduce at .*test_programs\.py:"):
+        tf.function(lambda: hvd.allreduce(tf.ones([rank + 1])))()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         # Matched by the names of the nodes: the order of the calls does not matter.
         order = ("x", "y") if rank else ("y", "x")

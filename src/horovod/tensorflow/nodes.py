@@ -28,7 +28,7 @@ autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *
 # Their order is found out at run time, by name; so they need not wait for each other. A join does: it ends them all.
 auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset({*OP_TYPES, *QUERIES}) - {"HorovodJoin"}
 
-_PLUMBING = ("/horovod/", "/tensorflow/python/", "/keras/src/", "/tf_keras/")
+_PLUMBING = ("/horovod/", "/tensorflow/python/", "/keras/src/", "/tf_keras/", "/khorovod_ipu/")
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 

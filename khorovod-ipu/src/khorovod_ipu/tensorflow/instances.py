@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -12,13 +13,32 @@ from horovod.errors import MismatchError
 __all__ = ["allgather", "allreduce", "broadcast"]
 
 _LAYOUTS = "Tensor layouts did not match on all instances"
+#: What TensorFlow's own operations allow.
+_MOST_DIMENSIONS = 8
 
 
-def _checked(call: Any) -> Any:
+def _checked(value: Any, name: str | None, call: Callable[[Any], Any]) -> Any:
+    """Call a collective; where tensors disagree, with the SDK's words for it."""
+    tensor = tf.convert_to_tensor(value)
+    if not tf.executing_eagerly():
+        with tf.control_dependencies([_layouts_agree(tensor, name)]):
+            return call(tensor)
     try:
-        return call()
+        return call(tensor)
     except MismatchError as error:
         raise tf.errors.InvalidArgumentError(None, None, f"{_LAYOUTS}: {error}") from error
+
+
+def _layouts_agree(tensor: Any, name: str | None) -> Any:
+    """Return an operation that fails on all instances where dtypes or shapes disagree."""
+    key = f"{name or tensor.name}_layout"
+    with tf.device("/device:CPU:0"):
+        shape = tf.shape(tensor, tf.int64)
+        parts = [[tensor.dtype.as_datatype_enum], [tf.rank(tensor)], shape, tf.zeros([_MOST_DIMENSIONS], tf.int64)]
+        layout = tf.concat([tf.cast(part, tf.int64) for part in parts], 0)[: _MOST_DIMENSIONS + 2]
+        layouts = hvd.allgather(layout[tf.newaxis], name=key)
+        said = [f"{_LAYOUTS}. Of each of them: number of the dtype, dimensions, shape"]
+        return tf.debugging.Assert(tf.reduce_all(tf.equal(layouts, layout)), [*said, layouts], summarize=-1)
 
 
 def allreduce(value: Any, reduce_op: Any = tf.distribute.ReduceOp.SUM, tensor_name: str | None = None) -> Any:
@@ -32,10 +52,10 @@ def allreduce(value: Any, reduce_op: Any = tf.distribute.ReduceOp.SUM, tensor_na
         tensor_name: key of the match.
 
     Raises:
-        Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree (eager).
+        Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
     op = hvd.Average if tf.distribute.ReduceOp(reduce_op) == tf.distribute.ReduceOp.MEAN else hvd.Sum
-    return _checked(lambda: hvd.allreduce(tf.convert_to_tensor(value), op=op, name=tensor_name))
+    return _checked(value, tensor_name, lambda tensor: hvd.allreduce(tensor, op=op, name=tensor_name))
 
 
 def allgather(value: Any, tensor_name: str | None = None) -> Any:
@@ -51,7 +71,7 @@ def allgather(value: Any, tensor_name: str | None = None) -> Any:
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
-    return _checked(lambda: hvd.allgather(tf.expand_dims(value, 0), name=tensor_name))
+    return _checked(value, tensor_name, lambda tensor: hvd.allgather(tf.expand_dims(tensor, 0), name=tensor_name))
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> Any:
@@ -65,4 +85,4 @@ def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) ->
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
-    return _checked(lambda: hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=tensor_name))
+    return _checked(value, tensor_name, lambda tensor: hvd.broadcast(tensor, root_rank, name=tensor_name))
