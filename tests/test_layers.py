@@ -63,6 +63,8 @@ FRAMEWORK_HOMES = {
     "horovod.torch": ("torch",),
     "horovod.tensorflow": ("tensorflow",),
     "horovod.transports.kernels_torch": ("torch",),
+    "horovod.transports.nccl": ("torch",),
+    "horovod.transports.on_device": ("torch",),
     "horovod.transports.torch_dist": ("torch",),
     "horovod.transports.mpi": ("mpi4py",),
     "horovod.jax": ("jax", "jaxlib", "optax"),

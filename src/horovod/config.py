@@ -178,7 +178,8 @@ class Config:
     )  # fmt: skip
     gpu_operations: str = _setting(
         "HOROVOD_GPU_OPERATIONS", "",
-        "Engine between hosts for tensors of a GPU: NCCL, MPI or GLOO; by default the one for all others.",
+        "What moves tensors of a GPU: NCCL, where they are, inside hosts too; MPI or GLOO between hosts, through host "
+        "memory; by default what moves all others.",
         choices=("", "nccl", "mpi", "gloo"),
     )  # fmt: skip
     hierarchical_allreduce: bool = _setting(

@@ -16,7 +16,7 @@ from graph_modes import InGraphs
 from jax_modes import with_64_bits
 
 #: Whose tensors can be the target of an operation.
-_WRITABLE = ("torch", "numpy")
+_WRITABLE = ("torch", "numpy", "paper")
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 OPS = ["Sum", "Average", "Min", "Max", "Product"]
 #: 0-d, empty, one, odd, two-dimensional, and in most dtypes larger than what is sent inline.
@@ -56,11 +56,14 @@ def _hvd(library: str) -> tuple[Any, Any, Any]:
 
     from horovod.torch.adapter import TorchAdapter
 
+    if library == "paper":
+        from paper_device import PaperAdapter as TorchAdapter
+
     def make(array: Any, dtype: str) -> Any:
-        return torch.from_numpy(np.asarray(array)).to(getattr(torch, dtype))
+        return torch.from_numpy(np.asarray(array)).to(torch.get_default_device(), getattr(torch, dtype))
 
     def back(tensor: Any) -> Any:
-        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy(force=True)
 
     return Collectives(TorchAdapter()), make, back
 
@@ -230,22 +233,22 @@ def _init(hosts: tuple[tuple[int, ...], ...], name: str) -> None:
     assert context.engine().transport.name == name
 
 
-def everything(thorough: bool) -> None:
+def everything(thorough: bool, library: str = "torch") -> None:
     """All that the tests above do one by one, in one job."""
     for dtype, op in itertools.product(DTYPES, OPS):
         if (dtype == "bool" and op == "Average") or (dtype.startswith("complex") and op in ("Min", "Max")):
             continue  # not defined
         if thorough or (op == "Average" and dtype in ("int8", "float16", "bfloat16")) or dtype == "float32":
-            allreduce("torch", dtype, op, SHAPES if dtype == "float32" else [(7,), (0,), (20_001,)])
-    allreduce("torch", "float32", "Average", LARGE)
+            allreduce(library, dtype, op, SHAPES if dtype == "float32" else [(7,), (0,), (20_001,)])
+    allreduce(library, "float32", "Average", LARGE)
     for dtype in DTYPES if thorough else ["bool", "bfloat16"]:
-        moves("torch", dtype)
+        moves(library, dtype)
     for dtype in ["int32", "float16", "float64"] if thorough else ["int32"]:
         for op in OPS if thorough else ["Average"]:
-            reducescatter("torch", dtype, op)
-            scaled("torch", dtype)
-    for library in ("numpy", "torch"):
-        _adasum(library)
+            reducescatter(library, dtype, op)
+            scaled(library, dtype)
+    for one in ("numpy", library):
+        _adasum(one)
     _same_bits()
     _process_sets()
     _many_at_once()
@@ -292,8 +295,8 @@ def _process_sets() -> None:
 
     rank, size = hvd.rank(), hvd.size()
     for ranks in ([0, size - 1], [0, 1], list(range(1, size)), [size - 1]):
-        if len(ranks) == size:
-            continue  # these are all
+        if not 0 < len(set(ranks)) < size:
+            continue  # these are all, or none
         some = hvd.add_process_set(ranks)
         if rank in ranks:
             for count in (3, 100_000):
@@ -335,6 +338,31 @@ def _joined() -> None:
 def between(hosts: tuple[tuple[int, ...], ...], name: str, thorough: bool) -> None:
     _init(hosts, name)
     everything(thorough)
+
+
+def on_a_paper_device(thorough: bool) -> None:
+    from paper_device import on_paper
+
+    from horovod.bindings import process_sets
+
+    on_paper(process_sets.init)
+    everything(thorough, "paper")
+
+
+def on_cuda(hosts: tuple[tuple[int, ...], ...], thorough: bool) -> None:
+    """All of it with tensors of a GPU."""
+    import torch
+
+    from horovod.bindings import process_sets
+
+    # NCCL refuses two ranks of a host on one GPU, and believes what this says; then they talk over sockets.
+    os.environ["NCCL_HOSTID"], os.environ["NCCL_SOCKET_IFNAME"] = f"rank-{os.environ['HOROVOD_RANK']}", "lo"
+    torch.set_default_device("cuda")
+    try:
+        pretend(hosts, process_sets.init)
+        everything(thorough)
+    finally:
+        torch.set_default_device("cpu")
 
 
 def on_mpi() -> None:

@@ -1,19 +1,131 @@
-"""The same on a GPU, which two ranks share; left out where there is none."""
+"""The same on a GPU, which the ranks share, through host memory and over NCCL; left out where there is none."""
 
 from __future__ import annotations
 
 import copy
+import os
+import signal
 
 import pytest
 import torch
-from harness import run_ranks
+from conformance import HOSTS, on_cuda
+from harness import Ranks, run_ranks
 
 import horovod.torch as hvd
+from horovod import errors
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.slow,
 ]
+
+
+NCCL = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "env"),
+    [
+        pytest.param(1, "", {}, id="alone"),
+        pytest.param(2, "", {}, id="host memory-2"),
+        pytest.param(3, "", {}, id="host memory-3"),
+        pytest.param(2, "", NCCL, id="nccl-2"),
+        pytest.param(2, "1+1", NCCL, id="nccl-1+1"),
+        pytest.param(4, "3+1", NCCL, id="nccl-3+1"),
+    ],
+)
+def test_every_collective(size: int, hosts: str, env: dict[str, str]) -> None:
+    run_ranks(size, on_cuda, HOSTS.get(hosts, ()), size < 3, init=False, env=env)
+
+
+def _as_on_several_hosts() -> None:
+    """See ``on_cuda``."""
+    os.environ["NCCL_HOSTID"], os.environ["NCCL_SOCKET_IFNAME"] = f"rank-{os.environ['HOROVOD_RANK']}", "lo"
+    hvd.init()
+
+
+def _in_order() -> None:
+    """Results are there for what any stream does next, and memory is not used again too early."""
+    _as_on_several_hosts()
+    rank, size = hvd.rank(), hvd.size()
+    side = torch.cuda.Stream()
+    for step in range(20):
+        with torch.cuda.stream(side):
+            busy = torch.randn(1024, 1024, device="cuda")
+            for _ in range(5):
+                busy = busy @ busy * 0.01
+            tensor = torch.full((1 << 20,), float(rank + step), device="cuda").add_(1)
+            found = hvd.allreduce(tensor, op=hvd.Sum) * 2
+            handle = hvd.allreduce_async(torch.full((1 << 20,), float(step), device="cuda"), op=hvd.Sum)
+            _ = [torch.full((1 << 20,), -1.0, device="cuda") for _ in range(4)]
+            freed = hvd.synchronize(handle)
+        side.synchronize()
+        assert (found == 2 * (sum(range(size)) + size * (step + 1))).all()
+        assert (freed == size * step).all()
+    tied = torch.ones(10, device="cuda")
+    assert [one.tolist() for one in hvd.grouped_allreduce_([tied, tied], op=hvd.Sum)] == [[size] * 10] * 2
+    rows = torch.arange(12.0, device="cuda").reshape(3, 4).t()
+    assert hvd.allreduce_(rows, op=hvd.Sum) is rows
+    assert rows.cpu().equal(torch.arange(12.0).reshape(3, 4).t() * size)
+    with pytest.raises(ValueError, match="expanded"):
+        hvd.allreduce_(torch.ones(1, device="cuda").expand(4))
+    with pytest.raises(RuntimeError, match=r"CUDA graph: move it out of torch\.cuda\.graph"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            hvd.allreduce(tied)
+    with pytest.raises(RuntimeError, match="must be on one device, received cuda:0 and cpu"):
+        hvd.grouped_allreduce([tied, tied.cpu()])
+    with torch.inference_mode():
+        assert (hvd.allreduce_(torch.ones(7, device="cuda"), op=hvd.Sum) == size).all()
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init()
+        assert (hvd.allreduce(torch.ones(1 << 20, device="cuda"), op=hvd.Sum) == size).all()
+
+
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["host memory", "nccl"])
+def test_streams_and_memory_are_in_order(env: dict[str, str]) -> None:
+    run_ranks(2, _in_order, init=False, env=env)
+
+
+def _loses_one() -> str:
+    _as_on_several_hosts()
+    tensor = torch.ones(1 << 22, device="cuda")
+    hvd.allreduce(tensor, name="warm")
+    try:
+        for step in range(1000):
+            handles = [hvd.allreduce_async(tensor, name=f"x{i}") for i in range(5)]
+            if hvd.rank() == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for handle in handles:
+                hvd.synchronize(handle)
+    except errors.PeerLostError as error:
+        # Nothing of the job holds up the GPU.
+        return f"{error} {(tensor * 2).sum().item():g}"
+    return "no error"
+
+
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["host memory", "nccl"])
+def test_a_rank_that_is_killed_is_named_and_the_gpu_goes_on(env: dict[str, str]) -> None:
+    first, second = Ranks(2, _loses_one, env=env, init=False).outcomes()
+    assert second.exitcode == -signal.SIGKILL
+    assert first.value is not None, first.text
+    assert "rank 1" in first.value
+    assert "was killed by SIGKILL" in first.value
+    assert first.value.endswith(f" {2 << 22:g}")
+    assert first.exitcode == 0
+
+
+def _on_one_gpu() -> str:
+    hvd.init()
+    with pytest.raises(errors.HorovodInternalError) as caught:
+        hvd.allreduce(torch.ones(3, device="cuda"))
+    return str(caught.value)
+
+
+def test_two_ranks_on_one_gpu_are_told_what_to_do() -> None:
+    for outcome in Ranks(2, _on_one_gpu, env=NCCL, init=False).outcomes():
+        assert outcome.value is not None, outcome.text
+        assert "torch.cuda.set_device(hvd.local_rank())" in outcome.value
 
 
 def model() -> torch.nn.Module:
@@ -35,6 +147,7 @@ def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, x: 
 
 
 def together() -> list[torch.Tensor]:
+    _as_on_several_hosts()
     net = hvd.SyncBatchNorm.convert_sync_batchnorm(model())
     hvd.broadcast_parameters(net.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(
@@ -45,8 +158,9 @@ def together() -> list[torch.Tensor]:
     return [value.cpu() for value in net.state_dict().values()]
 
 
-def test_training_equals_one_process_on_all_the_data() -> None:
-    first, second = run_ranks(2, together)
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["host memory", "nccl"])
+def test_training_equals_one_process_on_all_the_data(env: dict[str, str]) -> None:
+    first, second = run_ranks(2, together, init=False, env=env)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):

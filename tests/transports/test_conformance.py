@@ -23,6 +23,7 @@ from conformance import (
     between,
     in_64_bits,
     moves,
+    on_a_paper_device,
     reducescatter,
     scaled,
 )
@@ -93,6 +94,13 @@ def test_scaling(library: str, dtype: str, op: str, size: int) -> None:
 @pytest.mark.slow
 def test_flat_over_gloo() -> None:
     run_ranks(3, between, (), "gloo", False, init=False, env={"HOROVOD_CPU_OPERATIONS": "GLOO"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_of_a_device(size: int) -> None:
+    """All that is NCCL's but NCCL itself, for which ``tests/torch/test_cuda.py`` needs a GPU."""
+    run_ranks(size, on_a_paper_device, size == 2, init=False)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from horovod.config import load
 from horovod.errors import InitError
-from horovod.transports.selection import choose
+from horovod.transports.selection import choose, wants_nccl
 from horovod.transports.topology import Topology
 
 ALL = frozenset({"gloo", "mpi", "nccl"})
@@ -40,11 +40,18 @@ def test_the_engine(launcher: str, several: bool, environ: dict[str, str], found
 
 
 def test_tensors_of_a_gpu_may_have_an_engine_of_their_own() -> None:
-    for environ, engines in (({}, "gloo gloo"), ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, "gloo nccl")):
-        found = choose(load(environ), "horovodrun", True, ALL)
+    for asked, engines in (("", "gloo gloo"), ("NCCL", "gloo gloo"), ("MPI", "gloo mpi")):
+        settings = load({"HOROVOD_GPU_OPERATIONS": asked})
+        found = choose(settings, "horovodrun", True, ALL)
         assert found is not None
         assert f"{found.engine} {found.device_engine}" == engines
-        assert ("those of a GPU over nccl" in str(found)) == bool(environ)
+        assert ("those of a GPU over mpi" in str(found)) == (asked == "MPI")
+        assert wants_nccl(settings, ALL) == (asked == "NCCL")
+
+
+def test_nccl_comes_with_torch() -> None:
+    with pytest.raises(InitError, match="HOROVOD_GPU_OPERATIONS=NCCL needs torch, which is not installed here"):
+        wants_nccl(load({"HOROVOD_GPU_OPERATIONS": "NCCL"}), frozenset({"mpi"}))
 
 
 def test_without_mpi4py_mpirun_gets_gloo() -> None:

@@ -7,24 +7,39 @@ from typing import Any, Protocol
 
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Adapter", "Stage"]
+__all__ = ["Adapter", "Passed", "Passing", "Stage"]
 
 
-class Stage(Protocol):
-    """Brings the tensors of one operation to host memory, and the results back."""
+class Passing(Protocol):
+    """Passes the tensors of one operation on from a device, and the results back."""
+
+    def before(self) -> None:
+        """Block until the tensors are there; called by whoever executes the operation."""
+
+    def after(self, outputs: Sequence[Buffer]) -> None:
+        """Take the results; called by whoever executed it."""
+
+    def collect(self) -> Sequence[Any]:
+        """Return the results."""
+
+
+class Passed(Passing, Protocol):
+    """Hands the tensors of one operation over where they are."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """Contiguous aliases of the tensors, or copies on their device."""
+
+    def begin(self) -> None:
+        """Note that the caller has put all in its way that writes them."""
+
+
+class Stage(Passing, Protocol):
+    """Brings the tensors of one operation to host memory, and the results back to the device."""
 
     @property
     def hosts(self) -> Sequence[Buffer]:
         """Host buffers, filled once ``before`` has returned."""
-
-    def before(self) -> None:
-        """Block until the tensors are in host memory."""
-
-    def after(self, outputs: Sequence[Buffer]) -> None:
-        """Start to bring the results back to the device."""
-
-    def collect(self) -> Sequence[Any]:
-        """Return the results."""
 
 
 class Adapter(Protocol):
@@ -69,8 +84,11 @@ class Adapter(Protocol):
     def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> Stage:
         """Begin to bring tensors of a device to the host."""
 
+    def passed(self, tensors: Sequence[Any]) -> Passed:
+        """Begin to hand tensors of a device over where they are."""
+
     def contiguous(self, tensor: Any) -> Buffer:
-        """Return a contiguous copy."""
+        """Return a contiguous copy, on the same device."""
 
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
         """Copy ``buffer`` over ``tensor``, which need not be contiguous."""

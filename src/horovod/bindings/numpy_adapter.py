@@ -65,6 +65,10 @@ class NumpyAdapter:
         """Never called: numpy knows no devices."""
         raise NotImplementedError
 
+    def passed(self, tensors: Sequence[Array]) -> Any:
+        """Never called, as ``stage``."""
+        raise NotImplementedError
+
     def contiguous(self, tensor: Array) -> Array:
         """Return a contiguous copy."""
         return np.array(tensor, order="C", copy=True)

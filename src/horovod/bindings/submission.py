@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from horovod import context
-from horovod.bindings.adapter import Adapter, Stage
+from horovod.bindings.adapter import Adapter, Passing
 from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
@@ -35,14 +35,14 @@ class _Ticket(msgspec.Struct):
         many: whether the caller gets several tensors.
         targets: the caller's tensors, for an operation in place.
         copies: those of them that are not contiguous, each with what is to be written back to it.
-        stage: for tensors of a device.
+        passing: for tensors of a device whose results are no targets.
     """
 
     handle: Handle
     many: bool
     targets: Sequence[Any] | None = None
     copies: Sequence[tuple[Any, Any]] = ()
-    stage: Stage | None = None
+    passing: Passing | None = None
 
 
 class Submission:
@@ -171,7 +171,7 @@ class Submission:
             if buffer is None:
                 device = adapter.device(tensor)
                 if device != "cpu":
-                    return self._submit_staged(call.on(device), tensors, in_place, many, patient)
+                    return self._submit_from(call.on(device), tensors, in_place, many, patient)
                 buffer = adapter.contiguous(tensor)
                 copies.append((tensor, buffer))
             inputs.append(buffer)
@@ -210,19 +210,37 @@ class Submission:
             if places[0] != places[1]:
                 copies.append((buffer, inputs[index]))
 
-    def _submit_staged(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Ticket:
-        adapter = self.adapter
+    def _submit_from(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Ticket:
+        """Submit tensors of a device, which go through host memory unless they can be moved where they are."""
+        engine, adapter = _engine(), self.adapter
         others = [device for tensor in tensors if (device := adapter.device(tensor)) != call.device]
         if others:
             raise RuntimeError(f"tensors of one group must be on one device, received {call.device} and {others[0]}")
-        stage = adapter.stage(tensors, tensors if in_place else None)
-        outputs = stage.hosts if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
-        handle = _engine().submit(call, adapter, stage.hosts, outputs, stage, patient)
-        return _Ticket(handle, many, None, (), stage)
+        if not engine.transport.takes(call.device, call.kind, call.op, [adapter.dtype_name(t.dtype) for t in tensors]):
+            stage = adapter.stage(tensors, tensors if in_place else None)
+            outputs = stage.hosts if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
+            handle = engine.submit(call, adapter, stage.hosts, outputs, stage, patient)
+            return _Ticket(handle, many, None, (), stage)
+        passed = adapter.passed(tensors)
+        inputs = list(passed.buffers)
+        if not in_place:
+            passed.begin()
+            return _Ticket(engine.submit(call, adapter, inputs, None, passed, patient), many, None, (), passed)
+        both = list(zip(map(self._target_on_device, tensors), inputs, strict=True))
+        copies = [(target, buffer) for target, buffer in both if adapter.address(target) != adapter.address(buffer)]
+        if len(inputs) > 1:
+            self._part(inputs, copies, call.op)
+        passed.begin()
+        return _Ticket(engine.submit(call, adapter, inputs, inputs, passed, patient), many, tuple(tensors), copies)
+
+    def _target_on_device(self, tensor: Any) -> Any:
+        """Return the tensor, which can be the target of an operation in place."""
+        self.adapter.target(tensor)
+        return tensor
 
     def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
-        if ticket.stage is not None:
-            return list(ticket.stage.collect())
+        if ticket.passing is not None:
+            return list(ticket.passing.collect())
         if ticket.targets is None:
             return [self.adapter.wrap(output) for output in outputs]
         for target, copy in ticket.copies:

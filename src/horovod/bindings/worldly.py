@@ -94,7 +94,7 @@ class Worldly:
         return False
 
     def mpi_built(self) -> bool:
-        """Return False: no MPI transport in this version."""
+        """Return False: nothing was built with MPI; where it moves the data, mpi4py brings it."""
         return False
 
     def mpi_enabled(self) -> bool:
@@ -110,7 +110,7 @@ class Worldly:
         return True
 
     def nccl_built(self) -> int:
-        """Return 0: no NCCL transport in this version."""
+        """Return 0: nothing was built with NCCL; with ``HOROVOD_GPU_OPERATIONS=NCCL`` that of torch is used."""
         return 0
 
     def ddl_built(self) -> bool:
@@ -122,7 +122,7 @@ class Worldly:
         return False
 
     def cuda_built(self) -> bool:
-        """Return False: tensors on a GPU travel through host memory."""
+        """Return False: nothing was built with CUDA; tensors of a GPU are torch's business."""
         return False
 
     def rocm_built(self) -> bool:

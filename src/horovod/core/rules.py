@@ -123,7 +123,8 @@ def markdown() -> str:
         "| tensors on | |",
         "|---|---|",
         "| CPU | yes; without a copy when they come from `hvd.zeros` or `hvd.empty` |",
-        "| CUDA | yes, through pinned host memory; the copies overlap with what the GPU does next |",
+        "| CUDA | yes, through pinned host memory; the copies overlap with what the GPU does next; where they are, with"
+        " `HOROVOD_GPU_OPERATIONS=NCCL` or in a job of one rank |",
         "| any other device, `meta` | `ValueError` at the call |",
         "",
         "The tensors of one grouped operation are on one device (`RuntimeError`), and those of all ranks under one",

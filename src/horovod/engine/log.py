@@ -16,7 +16,7 @@ from horovod.core.departures import waited_in_vain
 from horovod.core.mismatch import describe_waiting
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_NOTE, Kind, Response
-from horovod.engine.handles import Handle
+from horovod.engine.handles import Handle, Transfer
 from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
 from horovod.engine.signatures import SignatureTable
@@ -235,7 +235,7 @@ class LogRunner:
         ended = now()
         for handle in handles:
             handle.record[ENDED] = ended
-            handle.finish(wake=False)
+            handle.finish(None if handle.transfer is None else _deliver(handle.transfer, handle), wake=False)
             if handle.waiters:
                 # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
                 self._to_wake.append(handle)
@@ -269,11 +269,10 @@ class LogRunner:
             if not run.notes or self._delayed >= _MOST_DELAYED:
                 self.wake()
         try:
-            if handle.transfer is not None:
-                handle.transfer.before()
+            for one in handles:
+                if one.transfer is not None:
+                    one.transfer.before()
             fence = self._transport.run(sequence, batch, run.notes)
-            if handle.transfer is not None:
-                handle.transfer.after(handle.outputs)
         except BaseException as error:
             if len(response.members) == 1 and isinstance(error, Exception):
                 # Nobody else is out of step: only what failed fails.
@@ -342,3 +341,12 @@ class LogRunner:
             return errors.PeerLostError(text, rank=response.result)
         kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
         return kind(response.error)
+
+
+def _deliver(transfer: Transfer, handle: Handle) -> Exception | None:
+    """Bring the outputs to their device, now that no other rank writes to them; return what went wrong on it."""
+    try:
+        transfer.after(handle.outputs)
+    except Exception as error:  # all have done their part, so nobody is out of step
+        return error
+    return None

@@ -23,7 +23,7 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly")}
 _CONTROLLERS = (("shared memory", "horovod.transports.shm", ""), ("MPI", "", "mpi4py"), ("Gloo", "", "torch"))
 _OPERATIONS = (
     ("shared memory", "horovod.transports.shm", ""),
-    ("NCCL", "horovod.transports.torch_dist", "nvidia.nccl"),
+    ("NCCL", "horovod.transports.nccl", "nvidia.nccl"),
     ("MPI", "horovod.transports.mpi", "mpi4py"),
     ("Gloo", "horovod.transports.torch_dist", "torch"),
 )

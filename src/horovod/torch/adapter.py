@@ -10,7 +10,7 @@ import torch
 
 from horovod.torch.inference import ordinary
 from horovod.torch.pages import prefer_large_pages
-from horovod.torch.staging import Stage
+from horovod.torch.staging import Passed, Stage
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
@@ -35,9 +35,7 @@ class TorchAdapter:
             )
         if not tensor.is_contiguous() or not tensor.is_cpu:
             return None
-        if tensor.is_inference():
-            return ordinary(tensor)
-        return tensor.detach() if tensor.requires_grad else tensor
+        return _alias(tensor)
 
     def target(self, tensor: Any) -> torch.Tensor | None:
         """Return ``buffer(tensor)``; an expanded tensor, whose elements share memory, cannot be written."""
@@ -66,6 +64,10 @@ class TorchAdapter:
         if not tensors[0].is_cuda:
             raise ValueError(f"tensors on {tensors[0].device} are not supported; move them to the CPU or to CUDA")
         return Stage(tensors, targets)
+
+    def passed(self, tensors: Sequence[torch.Tensor]) -> Passed:
+        """Begin to hand tensors of a CUDA device over where they are."""
+        return Passed([_alias(t) if t.is_contiguous() else self.contiguous(t) for t in tensors])
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous copy."""
@@ -115,3 +117,9 @@ class TorchAdapter:
     def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:
         """Return received splits as an int32 tensor."""
         return torch.tensor(splits, dtype=torch.int32, device="cpu")
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_inference():
+        return ordinary(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor

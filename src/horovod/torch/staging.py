@@ -1,5 +1,6 @@
-"""CUDA tensors on their way through host memory: pinned blocks of the arena, copied on a stream of their own.
+"""CUDA tensors on their way: as they are, to what moves them on the device, or through host memory.
 
+There they lie in pinned blocks of the arena, copied on a stream of their own.
 The copy to the host starts when the operation is submitted, so it overlaps with what the GPU does next; the
 engine waits for it when the entry is executed. The copy back is only ordered before what the caller's stream
 does after ``synchronize``: the host does not wait for it.
@@ -18,18 +19,61 @@ from horovod.torch.inference import ordinary
 if TYPE_CHECKING:
     from horovod.engine.ports import Transport
 
-__all__ = ["Stage"]
+__all__ = ["Passed", "Stage"]
+
+
+def _not_while_capturing() -> None:
+    """Refuse an operation while a CUDA graph is being recorded: ranks could not meet again when it is replayed.
+
+    Raises:
+        RuntimeError: one is.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a collective cannot be part of a CUDA graph: move it out of torch.cuda.graph(), or of what "
+            "torch.compile(mode='reduce-overhead') records"
+        )
+
+
+class Passed:
+    """Hands the tensors of one operation over where they are.
+
+    Args:
+        buffers: contiguous, on one CUDA device.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        _not_while_capturing()
+        self.buffers = buffers
+        self._device = buffers[0].device
+        self._results: Sequence[torch.Tensor] = ()
+
+    def begin(self) -> None:
+        """Note that the caller has put all on its stream that writes the tensors."""
+        self._written = torch.cuda.current_stream(self._device).record_event()
+
+    def before(self) -> None:
+        """Block until the tensors are written."""
+        self._written.synchronize()
+
+    def after(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take the results, which are complete."""
+        self._results = outputs
+
+    def collect(self) -> list[torch.Tensor]:
+        """Return the results; their memory is used again when the caller's stream is through with them."""
+        stream = torch.cuda.current_stream(self._device)
+        for result in self._results:
+            result.record_stream(stream)
+        return list(self._results)
 
 
 class _Block:
     """One pinned block, used again and again; ``idle`` tells when its last copy is through."""
 
-    def __init__(self, transport: Transport | None, nbytes: int) -> None:
-        if transport is None:
-            self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        else:
-            self.memory = torch.frombuffer(transport.allocate(nbytes), dtype=torch.uint8)
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))  # type: ignore[no-untyped-call]
+    def __init__(self, transport: Transport, nbytes: int) -> None:
+        self.memory = torch.frombuffer(transport.allocate(nbytes), dtype=torch.uint8)
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), nbytes, 0)))  # type: ignore[no-untyped-call]
         self.idle: Any = None
 
 
@@ -48,13 +92,9 @@ class _Pool:
         nbytes = max(4096, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(nbytes, [])
         if not free:
-            engine = context.engine()
-            # One rank alone has nobody to share memory with.
-            transport = engine.transport if engine.size > 1 else None
             with torch.inference_mode(False):
-                block = _Block(transport, nbytes)
-            if transport is not None:
-                self._registered.append(block)
+                block = _Block(context.engine().transport, nbytes)
+            self._registered.append(block)
             return block
         block = free.pop()
         if block.idle is not None:
@@ -95,6 +135,7 @@ class Stage:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> None:
+        _not_while_capturing()
         self._device = tensors[0].device
         self._targets = targets
         self._stream = _pool.stream(self._device)

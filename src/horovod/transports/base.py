@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from horovod.core.requests import Kind, Request, Response
+from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.transports.kernels import Buffer
 from horovod.transports.threads import are_spread
 
@@ -82,6 +82,12 @@ class Transport(Protocol):
     name: str
     is_awaited: bool
     fresh: tuple[int, ...]
+
+    def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        """Return whether ``run`` takes tensors of a device where they are; else they are brought to host memory.
+
+        The same on all ranks. What it gives for them is complete when it returns.
+        """
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory that this transport moves with the fewest copies, zeroed; it is freed with its last user.

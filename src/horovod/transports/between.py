@@ -1,55 +1,57 @@
-"""Makes the transport of a job whose data is to move over an engine; which one, ``selection`` says."""
+"""Makes the transport of a job: shared memory, and the engines that ``selection`` names."""
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from horovod.config import Config
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
 from horovod.transports.groups import Groups, Store, wait_until
-from horovod.transports.selection import choose, installed
+from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 
-__all__ = ["between_hosts"]
+__all__ = ["make_transport"]
 
 _REACHED = "address-of-rank-0"
 
 
-def between_hosts(
+def make_transport(
     settings: Config,
     launcher: str,
     topology: Topology,
-    shm: ShmTransport | None,
+    shm: ShmTransport,
     open_store: Callable[[], Store],
     watch: Watch,
-) -> Transport | None:
-    """Return the transport of this rank; None where shared memory is all that is needed.
+) -> Transport:
+    """Return the transport of this rank.
 
     Args:
         settings: say which engine, if the user wants a certain one.
         launcher: who started the job, see ``World.launcher``.
         topology: which ranks share a host.
         shm: of this rank's host, used for nothing before; closed by what is returned.
-        open_store: returns the table in which ranks say where they listen, if the engine needs one; closed by what is
+        open_store: returns the table in which ranks say where they listen, if an engine needs one; closed by what is
             returned.
         watch: asked about ranks, by their numbers in the job.
 
     Raises:
         InitError: what is needed is not there.
     """
-    choice = choose(settings, launcher, len(topology.hosts) > 1, installed())
-    if choice is None:
-        return None
-    # Most jobs need none of it, and it takes a while to load.
-    from horovod.transports.hierarchical.transport import HierarchicalTransport
-
-    if topology.rank == 0:
+    there = installed()
+    choice = choose(settings, launcher, len(topology.hosts) > 1, there)
+    with_nccl = wants_nccl(settings, there)
+    if topology.rank == 0 and choice is not None:
         logger.info(str(choice))
+    if with_nccl:
+        # What is wrong on this host alone is said before others are needed.
+        importlib.import_module("horovod.transports.nccl").check_nccl()
+        if topology.rank == 0:
+            logger.info("tensors of a GPU move over nccl (HOROVOD_GPU_OPERATIONS)")
     opened: list[Store] = []
 
     def the_store() -> Store:
@@ -57,21 +59,36 @@ def between_hosts(
             opened.append(open_store())
         return opened[0]
 
-    if choice.device_engine == "nccl":
-        # What is wrong on this host alone is said before others are needed.
-        importlib.import_module("horovod.transports.torch_dist").check_nccl()
     made: list[Groups] = []
     try:
-        made.append(_groups(choice.engine, settings, topology, the_store, watch))
-        if choice.device_engine != choice.engine:
-            made.append(_groups(choice.device_engine, settings, topology, the_store, watch))
+        if choice is not None:
+            made.append(_groups(choice.engine, settings, topology, the_store, watch))
+            if choice.device_engine != choice.engine:
+                made.append(_groups(choice.device_engine, settings, topology, the_store, watch))
+        if with_nccl:
+            nccl = importlib.import_module("horovod.transports.nccl").NcclGroups(topology.rank, the_store(), watch)
     except BaseException:
         for groups in made:
             groups.close()
         for store in opened:
             store.close()
         raise
-    if shm is None or not choice.is_hierarchical:
+    transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, watch)
+    if not with_nccl:
+        return transport
+    on_device = importlib.import_module("horovod.transports.on_device")
+    with_devices: Transport = on_device.DeviceTransport(transport, nccl)
+    return with_devices
+
+
+def _over(
+    made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, watch: Watch
+) -> Transport:  # fmt: skip
+    """Return what moves data over the first engine, and that of devices over the last."""
+    # Most jobs need none of it, and it takes a while to load.
+    from horovod.transports.hierarchical.transport import HierarchicalTransport
+
+    if not is_hierarchical:
         transport = HierarchicalTransport(topology, made[0], watch, device_groups=made[-1])
         transport.adopt(shm)
         return transport
@@ -90,16 +107,13 @@ def _groups(
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
     module = importlib.import_module("horovod.transports.torch_dist")
-    if engine == "nccl":
-        groups = module.TorchGroups(engine, topology.rank, open_store(), watch, settings.gloo_timeout_s)
-        return groups
     # As above.
     listener = module.listen(settings.gloo_iface) if settings.gloo_iface else None
     store = open_store()
     if listener is None:
         address = _address(topology, store, module.address_towards, watch, settings.start_timeout_s)
         listener = module.listen(address=address)
-    groups = module.TorchGroups(engine, topology.rank, store, watch, settings.gloo_timeout_s, listener)
+    groups = module.TorchGroups(topology.rank, store, watch, settings.gloo_timeout_s, listener)
     return groups
 
 

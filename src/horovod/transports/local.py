@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
@@ -38,6 +39,10 @@ class LocalTransport:
     is_awaited = False
     fresh: tuple[int, ...] = ()
 
+    def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        """Return True: it only has to be copied."""
+        return device.partition(":")[0] == "cuda"
+
     def allocate(self, nbytes: int) -> bytearray:
         """Return ordinary memory."""
         return bytearray(nbytes)
@@ -60,7 +65,11 @@ class LocalTransport:
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute each work by itself."""
         for entry, work in batch:
-            run_alone(entry, work)
+            if entry.response.requests[0].device == "cpu":
+                run_alone(entry, work)
+            else:
+                # Whoever has such a tensor has loaded its framework.
+                importlib.import_module("horovod.transports.on_device").execute(None, [(entry, work)])
         return 0
 
     def settled(self, members: Sequence[int], fence: int) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from horovod.config import Config
 from horovod.errors import InitError
 
-__all__ = ["Choice", "choose", "installed"]
+__all__ = ["Choice", "choose", "installed", "wants_nccl"]
 
 #: Launchers whose ranks are processes of MPI.
 _MPI_LAUNCHERS = ("openmpi", "mpich", "alps", "pals", "jsrun")
@@ -24,10 +24,10 @@ class Choice(NamedTuple):
     """What moves data between hosts.
 
     Attributes:
-        engine: "gloo", "mpi" or "nccl".
+        engine: "gloo" or "mpi".
         is_hierarchical: whether shared memory is used inside hosts.
         why: in words.
-        device_engine: for tensors of a device.
+        device_engine: for tensors of a device, in host memory too.
     """
 
     engine: str
@@ -68,9 +68,20 @@ def choose(settings: Config, launcher: str, several_hosts: bool, there: frozense
     return Choice(engine, settings.hierarchical_allreduce, why, _for_devices(engine, settings, there))
 
 
+def wants_nccl(settings: Config, there: frozenset[str]) -> bool:
+    """Return whether NCCL moves tensors of a GPU where they are, inside a host as well as between hosts.
+
+    Raises:
+        InitError: what is needed is not installed.
+    """
+    return settings.gpu_operations == "nccl" and bool(_checked("nccl", there, "HOROVOD_GPU_OPERATIONS=NCCL"))
+
+
 def _for_devices(engine: str, settings: Config, there: frozenset[str]) -> str:
     asked = settings.gpu_operations
-    return _checked(asked, there, f"HOROVOD_GPU_OPERATIONS={asked}") if asked else engine
+    if asked in ("", "nccl"):
+        return engine  # what NCCL does not take is in host memory, like all else
+    return _checked(asked, there, f"HOROVOD_GPU_OPERATIONS={asked}")
 
 
 def _engine(settings: Config, launcher: str, there: frozenset[str]) -> tuple[str, str]:

@@ -1,11 +1,11 @@
-"""Gloo and NCCL: process groups of torch.distributed, made directly. The script's own default group is not touched."""
+"""Gloo: process groups of torch.distributed, made directly. The script's own default group is not touched."""
 
 from __future__ import annotations
 
 import ctypes
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
 from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
 
-__all__ = ["TorchGroups", "address_towards", "check_nccl", "listen"]
+__all__ = ["TorchGroups", "address_towards", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
@@ -60,29 +60,23 @@ class _Operation:
     """See ``Pending``.
 
     Args:
-        works: what torch returned.
+        work: what torch returned.
         group: whose operation it is.
         kept: memory that is needed until it is over.
-        after: called when it is.
     """
 
-    def __init__(
-        self, works: Sequence[Any], group: _TorchGroup, kept: object, after: Callable[[], None] | None = None
-    ) -> None:
-        self._works, self._group, self._kept, self._after = works, group, kept, after
+    def __init__(self, work: Any, group: _TorchGroup, *kept: object) -> None:
+        self._work, self._group, self._kept = work, group, kept
 
     def wait(self) -> None:
         group = self._group
-        for work in self._works:
-            try:
-                wait_until(lambda slice_s, work=work: _is_over(work, slice_s), group.others, group.watch)  # type: ignore[misc]
-            except RuntimeError as error:
-                if isinstance(error, HorovodInternalError):
-                    raise
-                raise failed(error, group.name, group.others, group.watch) from None
-        if self._after is not None:
-            self._after()
-        self._kept = None
+        try:
+            wait_until(lambda slice_s: _is_over(self._work, slice_s), group.others, group.watch)
+        except RuntimeError as error:
+            if isinstance(error, HorovodInternalError):
+                raise
+            raise failed(error, group.name, group.others, group.watch) from None
+        self._kept = ()
         group.under_way -= 1
 
 
@@ -106,64 +100,48 @@ class _TorchGroup:
         ranks: global ranks.
         me: this rank's place among them.
         name: of the engine.
-        device: where the engine wants the data; None if it takes it where it lies.
         watch: asked while waiting.
 
     Attributes:
         under_way: how many operations have not ended well, or not yet.
     """
 
-    def __init__(
-        self, group: Any, ranks: tuple[int, ...], me: int, name: str, device: torch.device | None, watch: Watch
-    ) -> None:
+    def __init__(self, group: Any, ranks: tuple[int, ...], me: int, name: str, watch: Watch) -> None:
         self.ranks, self.me, self.name, self.watch = ranks, me, name, watch
         self.under_way = 0
         self.others = [rank for rank in ranks if rank != ranks[me]]
         self._group = group
-        self._device = device
 
     def exchange(
         self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
     ) -> Pending:
-        source, target = self._to_device(send), self._on_device(receive)
+        source, target = _over(send), _over(receive)
         work = self._group.alltoall_base(target, source, list(receive_counts), list(send_counts))
-        return self._operation(work, source, target, receive)
+        return self._begun(work, source, target)
 
     def gather(self, part: Bytes, receive: Bytes, counts: Sequence[int]) -> Pending:
         if len(set(counts)) == 1 and counts[0]:
-            source, target = self._to_device(part), self._on_device(receive)
-            return self._operation(self._group._allgather_base(target, source), source, target, receive)
+            source, target = _over(part), _over(receive)
+            return self._begun(self._group._allgather_base(target, source), source, target)
         size = len(self.ranks)
         return self.exchange(np.tile(part, size), [len(part)] * size, receive, counts)
 
     def broadcast(self, data: Bytes, root: int) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        target = self._to_device(data)
-        return self._operation(self._group.broadcast([target], options), target, target, data)
+        target = _over(data)
+        return self._begun(self._group.broadcast([target], options), target)
 
-    def _operation(self, work: Any, source: torch.Tensor, target: torch.Tensor, receive: Bytes) -> Pending:
+    def _begun(self, work: Any, *kept: torch.Tensor) -> Pending:
         self.under_way += 1
-        if self._device is None:
-            return _Operation([work], self, (source, target))
-        return _Operation([work], self, source, lambda: _bring_back(receive, target))
-
-    def _to_device(self, data: Bytes) -> torch.Tensor:
-        return _over(data) if self._device is None else _over(data).to(self._device, copy=True)
-
-    def _on_device(self, data: Bytes) -> torch.Tensor:
-        return _over(data) if self._device is None else torch.empty(len(data), dtype=torch.uint8, device=self._device)
+        return _Operation(work, self, *kept)
 
     def abort(self) -> None:
         """End it; what is under way fails, or is left behind."""
         self._group.abort()
         if self.under_way:
-            # Gloo's has no effect, and what frees the group would wait for its timeout: so nothing frees it.
+            # That has no effect, and what frees the group would wait for its timeout: so nothing frees it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-
-
-def _bring_back(receive: Bytes, target: torch.Tensor) -> None:
-    _over(receive).copy_(target)
 
 
 def _over(data: Bytes) -> torch.Tensor:
@@ -177,37 +155,20 @@ class TorchGroups:
     """See ``Groups``.
 
     Args:
-        engine: "gloo" or "nccl".
         rank: this rank.
         store: where ranks say where they listen.
         watch: asked while waiting.
         timeout_s: how long the engine waits for a rank.
-        listener: of ``listen``; NCCL needs none.
-        device: where the data must lie; None leaves it in host memory. NCCL wants the GPU of this rank.
-
-    Raises:
-        InitError: there is no GPU for NCCL, or torch has been built without it.
+        listener: of ``listen``.
     """
 
-    def __init__(
-        self,
-        engine: str,
-        rank: int,
-        store: Store,
-        watch: Watch,
-        timeout_s: float,
-        listener: Any = None,
-        device: torch.device | None = None,
-    ) -> None:
-        self.name = engine
+    name = "gloo"
+
+    def __init__(self, rank: int, store: Store, watch: Watch, timeout_s: float, listener: Any) -> None:
         self._rank, self._store, self._watch, self._timeout_s = rank, store, watch, timeout_s
-        self._device = device
         self._groups: dict[tuple[int, ...], _TorchGroup] = {}
         self._makers: list[threading.Thread] = []
         self._listener = listener
-        if engine == "nccl":
-            check_nccl()
-            self._device = device or torch.device("cuda", torch.cuda.current_device())
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Return the group of some ranks; connects them when they ask for it first."""
@@ -215,7 +176,7 @@ class TorchGroups:
         found = self._groups.get(key)
         if found is None:
             me = key.index(self._rank)
-            found = _TorchGroup(self._make(key, me), key, me, self.name, self._device, self._watch)
+            found = _TorchGroup(self._make(key, me), key, me, self.name, self._watch)
             self._groups[key] = found
         return found
 
@@ -247,10 +208,6 @@ class TorchGroups:
 
     def _connect(self, table: _Table, me: int, size: int) -> Any:
         limit = timedelta(seconds=self._timeout_s)
-        if self.name == "nccl":
-            choices = dist.ProcessGroupNCCL.Options()
-            choices._timeout = limit
-            return dist.ProcessGroupNCCL(table, me, size, choices)
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
@@ -265,16 +222,6 @@ class TorchGroups:
         for group in self._groups.values():
             group.abort()
         self._groups.clear()
-
-
-def check_nccl() -> None:
-    """Say so if NCCL cannot be had here.
-
-    Raises:
-        InitError: there is no GPU, or torch has been built without NCCL.
-    """
-    if not (dist.is_nccl_available() and torch.cuda.is_available()):
-        raise InitError("HOROVOD_GPU_OPERATIONS=NCCL needs a GPU, and a torch that is built with NCCL")
 
 
 def listen(interface: str = "", address: str = _LOOPBACK) -> Any:

@@ -15,8 +15,8 @@ from horovod.rendezvous.interfaces import endpoint, own_addresses
 from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.rally import HostOffer, host_id, rally
 from horovod.rendezvous.store import StoreClient, StoreServer
-from horovod.transports.between import between_hosts
-from horovod.transports.selection import choose, installed
+from horovod.transports.between import make_transport
+from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import World
@@ -63,8 +63,10 @@ class _Parts:
             raise InitError(
                 f"the ranks of {world.hostname} are {list(ranks)} in the order of their local ranks; they must ascend"
             )
-        choice = choose(settings, world.launcher, True, installed())
-        if world.rank == 0 and choice is not None and choice.engine != "mpi":
+        there = installed()
+        choice = choose(settings, world.launcher, True, there)
+        needs_store = wants_nccl(settings, there) or (choice is not None and choice.engine != "mpi")
+        if world.rank == 0 and needs_store:
             self._server = StoreServer(self._secret, [endpoint(a, "*") for a in own_addresses(self._interfaces)])
         store = self._server.endpoints if self._server is not None else []
         offer = HostOffer(world.hostname, list(ranks), list(pids), _version.__version__, store=store)
@@ -88,7 +90,7 @@ class _Parts:
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
         try:
-            return between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
+            return make_transport(settings, world.launcher, topology, shm, open_store, watch)
         except TimeoutError as error:
             raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None
 

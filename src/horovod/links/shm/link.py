@@ -23,7 +23,7 @@ from horovod.rendezvous import process_tree
 from horovod.rendezvous.messages import Meeting
 from horovod.rendezvous.unix import meet
 from horovod.transports.base import Watch
-from horovod.transports.between import between_hosts
+from horovod.transports.between import make_transport
 from horovod.transports.groups import Store
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
@@ -83,7 +83,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     try:
         # An engine that the user has named instead.
         topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, watch)
-        transport = between_hosts(settings, world.launcher, topology, shm, open_store, watch) or shm
+        transport = make_transport(settings, world.launcher, topology, shm, open_store, watch)
     except BaseException:
         shm.close()
         raise

@@ -97,6 +97,10 @@ class HierarchicalTransport:
         if self._shm is not None:
             self._shm.is_awaited = value
 
+    def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        """Return False: all is in host memory."""
+        return False
+
     def allocate(self, nbytes: int) -> Any:
         """Return memory of this rank's arena, or its own."""
         return bytearray(nbytes) if self._shm is None else self._shm.allocate(nbytes)

@@ -97,6 +97,10 @@ class ShmTransport:
         }
         self._arena_limit = _CROWDED_ARENA_BYTES if control.crowded else _ARENA_BYTES
 
+    def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        """Return False: all is in host memory."""
+        return False
+
     def allocate(self, nbytes: int) -> Any:
         """Return memory of this rank's arena."""
         return self.arena.allocate(nbytes)

@@ -1,0 +1,353 @@
+"""Tensors of a GPU are moved and reduced where they are, by NCCL; everything else as without it.
+
+Whoever executes an entry waits until the GPU is through with it, and asks about the other ranks meanwhile: a result is
+there when its operation is done, and a rank that is lost leaves nobody behind in a kernel that never ends. What NCCL
+has no arithmetic for travels through host memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, Response
+from horovod.errors import RequestError
+from horovod.splits import part_of
+from horovod.transports.base import Entry, Transport, Work
+
+__all__ = ["DeviceGroup", "DeviceGroups", "DeviceTransport", "execute"]
+
+_REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+_MOVES = (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL)
+#: Of which NCCL can take sums; it moves everything.
+_ARITHMETIC = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
+_HALF = (torch.float16, torch.bfloat16)
+#: Of truth values, as bytes of 0 and 1.
+_OF_TRUTH = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
+
+#: By device; of this process.
+_streams: dict[torch.device, Any] = {}
+
+
+class DeviceGroup(Protocol):
+    """Some ranks, which all call the same operations in the same order; each puts them on the current stream."""
+
+    def reduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """Combine tensors of one dtype over all ranks, in place."""
+
+    def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
+        """Combine a tensor over all ranks, of which each gets an equal part."""
+
+    def gather(self, part: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
+        """Concatenate all ranks' bytes, so many of each, on all of them."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the bytes of the rank at place ``root`` to all others."""
+
+    def exchange(
+        self, send: torch.Tensor, send_counts: Sequence[int], receive: torch.Tensor, receive_counts: Sequence[int]
+    ) -> None:
+        """Send the i-th part of the bytes to the i-th rank, and receive its part for this one."""
+
+    def wait(self) -> None:
+        """Block until what is on the current stream is done.
+
+        Raises:
+            PeerLostError: a rank of the group died meanwhile.
+            StallError: one did not go on within the timeout.
+            HorovodInternalError: what moves the data failed.
+        """
+
+
+class DeviceGroups(Protocol):
+    """What moves tensors of a device between ranks.
+
+    Attributes:
+        name: of it.
+    """
+
+    name: str
+
+    def group(self, ranks: Sequence[int], device: torch.device) -> DeviceGroup:
+        """Return the group of some ranks; when asked for first, all of them ask for it at the same point of the log.
+
+        Args:
+            ranks: those that take part.
+            device: of this rank.
+        """
+
+    def close(self) -> None:
+        """End all groups."""
+
+
+class DeviceTransport:
+    """See ``Transport``.
+
+    Args:
+        inner: moves what is in host memory.
+        groups: move what is not.
+        device: kind of device whose tensors these are.
+    """
+
+    def __init__(self, inner: Transport, groups: DeviceGroups, device: str = "cuda") -> None:
+        self._inner, self._groups, self._device = inner, groups, device
+        self.name = f"{inner.name}, and {groups.name} on {device}"
+        self.fresh = inner.fresh
+        self._used = ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread of this rank waits for a result."""
+        return self._inner.is_awaited
+
+    @is_awaited.setter
+    def is_awaited(self, value: bool) -> None:
+        self._inner.is_awaited = value
+
+    def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        """Return whether tensors are moved where they are; the same on all ranks.
+
+        Raises:
+            RequestError: they are on another device than those before.
+        """
+        if not self._moves(device, kind, op, dtypes):
+            return False
+        if device != (self._used or device):
+            raise RequestError(
+                f"tensors of this rank were on {self._used} before, and this one is on {device}: {self._groups.name} "
+                f"moves those of one GPU for each rank; use tensor.to({self._used!r})"
+            )
+        self._used = device
+        return True
+
+    def _moves(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
+        if device.partition(":")[0] != self._device:
+            return False
+        if kind in _REDUCTIONS:
+            return op is not ReduceOp.ADASUM and _ARITHMETIC.issuperset(dtypes)
+        return kind in _MOVES
+
+    def _takes(self, request: Request) -> bool:
+        return self._moves(request.device, request.kind, request.op, [spec.dtype for spec in request.tensors])
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory of the host."""
+        return self._inner.allocate(nbytes)
+
+    def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """Return where tensors in host memory are."""
+        return self._inner.place(addresses)
+
+    def fuse_class(self, request: Request) -> str:
+        """Return what allreduces of one kind have in common: NCCL takes several at once."""
+        if not self._takes(request):
+            return self._inner.fuse_class(request)
+        dtypes = {spec.dtype for spec in request.tensors}
+        if request.kind is not Kind.ALLREDUCE or len(dtypes) != 1:
+            return ""
+        return f"{self._device} {dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
+
+    def inline(self, kernels: str, request: Request, members: int) -> Any:
+        """Return what ``offer`` needs; None for what is on a device."""
+        return self._inner.inline(kernels, request, members)
+
+    def offer(self, work: Work, inline: Any) -> int:
+        """Send data in host memory along with the request."""
+        return self._inner.offer(work, inline)
+
+    def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
+        """Execute one log entry."""
+        entry, work = batch[0]
+        response = entry.response
+        if not response.requests or not self._takes(response.requests[0]):
+            return self._inner.run(sequence, batch, notes)
+        device = work.inputs[0].device
+        execute(self._groups.group(response.members, device) if len(response.members) > 1 else None, batch)
+        return 0
+
+    def settled(self, members: Sequence[int], fence: int) -> bool:
+        """Whether all ``members`` have done their part."""
+        return self._inner.settled(members, fence)
+
+    def skip(self, work: Work) -> None:
+        """Forget what was sent along."""
+        self._inner.skip(work)
+
+    def rest(self) -> None:
+        """Give back memory that was not needed lately."""
+        self._inner.rest()
+
+    def close(self) -> None:
+        """End NCCL's groups, and the other transport."""
+        self._groups.close()
+        self._inner.close()
+
+
+def execute(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
+    """Execute an entry whose tensors are on a device; blocks until the results are there.
+
+    Args:
+        group: of the members; None for one rank alone.
+        batch: as in ``Transport.run``.
+    """
+    entry, work = batch[0]
+    kind = entry.response.kind
+    with _on_stream(work.inputs[0].device) as stream:
+        if kind is Kind.ALLREDUCE:
+            _allreduce(group, batch)
+        elif kind is Kind.REDUCESCATTER:
+            _reducescatter(group, entry, work)
+        elif kind is Kind.BROADCAST:
+            _broadcast(group, entry, work)
+        elif kind is Kind.ALLGATHER:
+            _allgather(group, entry, work)
+        else:
+            _alltoall(group, entry, work)
+        if group is not None:
+            group.wait()
+        elif stream is not None:
+            stream.synchronize()
+
+
+@contextlib.contextmanager
+def _on_stream(device: torch.device) -> Iterator[Any]:
+    """Use a stream that waits for nothing of the script's, and yield it; None for a device without."""
+    if device.type != "cuda":
+        yield None
+        return
+    stream = _streams.get(device)
+    if stream is None:
+        stream = _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield stream
+
+
+def _allreduce(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
+    """Reduce the tensors of all works, which have the same dtype and arguments, at once."""
+    outputs: list[torch.Tensor] = []
+    for entry, work in batch:
+        for index, spec in enumerate(entry.response.requests[0].tensors):
+            output = work.allocate(index, spec.shape)
+            if output is not work.inputs[index]:
+                output.copy_(work.inputs[index])
+            if spec.count:
+                outputs.append(output)
+    _reduce(group, batch[0][0].response, outputs)
+
+
+def _reducescatter(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+    """Reduce, and keep this rank's rows."""
+    response = entry.response
+    for index, spec in enumerate(response.requests[0].tensors):
+        members = len(response.members)
+        start, stop = part_of(spec.shape[0], members, entry.me)
+        output = work.allocate(index, (stop - start, *spec.shape[1:]))
+        if not spec.count:
+            continue
+        # It is scaled in its place, and the caller's stays as it is.
+        whole = work.inputs[index].clone()
+        if group is not None and spec.shape[0] % members == 0:
+            _reduce(group, response, [whole], output)
+        else:
+            _reduce(group, response, [whole])
+            output.copy_(whole[start:stop])
+
+
+def _reduce(
+    group: DeviceGroup | None, response: Response, tensors: list[torch.Tensor], part: torch.Tensor | None = None
+) -> None:
+    """Scale, reduce, and scale what comes out of it.
+
+    Args:
+        group: of the members; None for one rank alone.
+        response: the entry.
+        tensors: to be reduced, none of them empty; they are written.
+        part: where this rank's equal part of the only tensor is to be; None to have the whole, in its place.
+    """
+    if not tensors:
+        return
+    request = response.requests[0]
+    op, before, after, divisor = request.op, request.prescale, request.postscale, 1
+    if op is ReduceOp.AVERAGE:
+        op, divisor = ReduceOp.SUM, response.divisor
+    if op is ReduceOp.SUM and tensors[0].dtype in _HALF:
+        # The sum of what is scaled already stays within their range.
+        before, after, divisor = before * after / divisor, 1.0, 1
+    for tensor in tensors:
+        _scale(tensor, before, 1)
+    if group is not None:
+        if tensors[0].dtype is torch.bool:
+            op = _OF_TRUTH.get(op, op)
+        numbers = [_as_numbers(tensor) for tensor in tensors]
+        if part is None:
+            group.reduce(numbers, op)
+        else:
+            group.reduce_scatter(_as_numbers(part), numbers[0], op)
+    for result in tensors if part is None else [part]:
+        _scale(result, after, divisor)
+
+
+def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor).view(-1)
+
+
+def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
+    """Multiply and divide; what is no floating-point number is rounded towards zero, as everywhere."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        if divisor & (divisor - 1) == 0:
+            factor, divisor = factor / divisor, 1
+        if divisor != 1:
+            tensor.div_(divisor)
+        if factor != 1.0:
+            tensor.mul_(factor)
+    elif factor != 1.0:
+        tensor.copy_((tensor.to(torch.float64) * (factor / divisor)).trunc_())
+    elif divisor != 1:
+        tensor.copy_(torch.div(tensor.to(torch.int64), divisor, rounding_mode="trunc"))
+
+
+def _broadcast(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+    """Copy the root's tensors to everybody."""
+    response = entry.response
+    root = response.members.index(response.requests[0].root)
+    for index, spec in enumerate(response.requests[0].tensors):
+        output = work.allocate(index, spec.shape)
+        if output is not work.inputs[index] and entry.me == root:
+            output.copy_(work.inputs[index])
+        if spec.count and group is not None:
+            group.broadcast(_as_bytes(output), root)
+
+
+def _allgather(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+    """Concatenate every member's rows."""
+    response = entry.response
+    for index, spec in enumerate(response.requests[0].tensors):
+        specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
+        output = work.allocate(index, (sum(one.shape[0] for one in specs), *spec.shape[1:]))
+        if group is None:
+            output.copy_(work.inputs[index])
+        elif output.numel():
+            counts = [one.nbytes for one in specs]
+            group.gather(_as_bytes(work.inputs[index]), _as_bytes(output), counts)
+
+
+def _alltoall(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+    """Give each member its rows, and take theirs."""
+    spec = entry.response.requests[0].tensors[0]
+    row = spec.shape[1:]
+    nbytes = ITEMSIZE[spec.dtype] * torch.Size(row).numel()
+    received = [sent[entry.me] for sent in entry.splits]
+    output = work.allocate(0, (sum(received), *row))
+    if group is None:
+        output.copy_(work.inputs[0])
+    elif nbytes and any(map(any, entry.splits)):
+        give, take = ([rows * nbytes for rows in counts] for counts in (entry.splits[entry.me], received))
+        group.exchange(_as_bytes(work.inputs[0]), give, _as_bytes(output), take)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # A view of something empty as another dtype is refused.
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
