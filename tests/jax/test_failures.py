@@ -76,6 +76,8 @@ def _wrong_places() -> None:
     ):
         with pytest.raises(RequestError, match=r"inside a program.*test_failures.py"):
             jax.jit(lambda call=call: call())()
+    with pytest.raises(RequestError, match=r"at most 2147483647 rows can go to one rank"):
+        hvd.alltoall(x, splits=[2**40, 4])
     one = hvd.add_process_set([0])
     if hvd.rank() == 1:
         with pytest.raises(RequestError, match="of which rank 1 is no member"):

@@ -188,6 +188,7 @@ def _misuse() -> list[str]:
     import keras
 
     import horovod.keras as hvd
+    from horovod.errors import MismatchError
 
     sgd = keras.optimizers.SGD
     told = []
@@ -203,8 +204,9 @@ def _misuse() -> list[str]:
         lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
         lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]),
         lambda: hvd.broadcast_global_variables(0),
+        lambda: hvd.broadcast_variables([keras.Variable(1.0, name=f"v{n}") for n in range(2 - hvd.rank())], 0),
     ):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises((ValueError, MismatchError)) as caught:
             wrong()
         told.append(str(caught.value))
     with pytest.raises(AttributeError, match="elastic"):
@@ -215,7 +217,8 @@ def _misuse() -> list[str]:
 def test_wrong_arguments_are_told_with_their_line(ranks: Callable[..., list[Any]]) -> None:
     told, _ = ranks(_misuse)
     words = ("one of Keras", "Average or Sum", "needs op=Average", "1 or more", "leave out backward_passes", "groups",
-             "local_layers", "no variables yet", "initial_lr", "local variable", "broadcast_variables(")  # fmt: skip
+             "local_layers", "no variables yet", "initial_lr", "local variable", "broadcast_variables(",
+             "only rank 0 has: v1")  # fmt: skip
     for text, word in zip(told, words, strict=True):
         assert word in text
         assert "test_optimizer_use.py:" in text

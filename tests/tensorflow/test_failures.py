@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ def _wrong(mode: str) -> None:
         run(lambda x: hvd.broadcast(x, 9))
     with pytest.raises(TypeError, match="string"):
         run(lambda x: hvd.allreduce(tf.constant("text")))
+    for odd in (tf.ragged.constant([[1.0], [1.0, 2.0]]), tf.sparse.from_dense([[1.0, 0.0]])):
+        with pytest.raises(ValueError, match="cannot be sent as it is"):
+            run(lambda x, odd=odd: hvd.allreduce(odd))
     with pytest.raises(ValueError, match="op must be"):
         run(lambda x: hvd.allreduce(x, op=99))
 
@@ -62,6 +66,36 @@ def _wrong(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
     run_ranks(2, _wrong, mode, framework="tensorflow")
+
+
+def _more_variables(mode: str) -> str:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        kind = tf.compat.v1.Variable if mode == "session" else tf.Variable
+        variables = [kind(float(hvd.rank()), name=name) for name in ("first", "second")[: 2 - hvd.rank()]]
+        with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+            if mode == "session":
+                with tf.compat.v1.Session() as session:
+                    session.run(tf.compat.v1.global_variables_initializer())
+                    session.run(hvd.broadcast_variables(variables, root_rank=0))
+            elif mode == "function":
+                tf.function(lambda: hvd.broadcast_variables(variables, root_rank=0))()
+            else:
+                hvd.broadcast_variables(variables, root_rank=0)
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == 2.0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+def test_ranks_with_other_numbers_of_variables_do_not_wait_for_each_other(mode: str) -> None:
+    for text in run_ranks(2, _more_variables, mode, framework="tensorflow"):
+        if mode == "eager":
+            assert "same names on every rank. Received rank 0: 2, rank 1: 1\n  only rank 0 has: second:0" in text
+        else:
+            assert "One rank had [2], another had [1], in broadcast 'broadcast_variables.number_of_variables" in text
 
 
 def _not_initialized() -> None:

@@ -205,6 +205,15 @@ def test_compression_casts_floating_point_only(name: str, wire: torch.dtype | No
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_is_refused_with_a_remedy() -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    for layout in (torch.strided, torch.jagged):
+        with pytest.raises(ValueError, match="cannot be sent as it is"):
+            hvd.allreduce(torch.nested.nested_tensor(parts, layout=layout))
+
+
+@pytest.mark.usefixtures("alone")
 def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
     expanded = torch.zeros(1).expand(4)
     for operation in (hvd.allreduce_, hvd.allreduce_async_):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from horovod._keras.backends import Backend, Order
+from horovod.bindings.agreement import agree_on_count
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
@@ -158,8 +159,9 @@ class Values:
 
         Blocks until all ranks called.
         """
-        backend = self._backend
-        for number, variable in enumerate(variables):
+        backend, targets = self._backend, list(variables)
+        agree_on_count("broadcast_variables", [variable.name for variable in targets], process_set)
+        for number, variable in enumerate(targets):
             # By number: automatic names hold how many layers this rank has made before.
             value = self._tensor(variable)
             variable.assign(backend.broadcast(value, root_rank, f"broadcast_variables.{number}", process_set))

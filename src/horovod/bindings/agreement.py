@@ -15,7 +15,7 @@ from horovod.engine import callsite
 from horovod.errors import MismatchError
 from horovod.phrases import few, list_ranks
 
-__all__ = ["agree_on_names"]
+__all__ = ["agree_on_count", "agree_on_names"]
 
 _comm = Collectives(NumpyAdapter())
 
@@ -35,7 +35,28 @@ def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet) -> 
         PeerLostError: a rank died.
     """
     ordered = sorted(names)
-    row = np.array([[len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))]])
+    _agree(call, [len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))], ordered, process_set)
+
+
+def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
+    """Return when every rank has as many things, which are matched by their place and may have other names elsewhere.
+
+    Collective over ``process_set``; ranks that joined take no part.
+
+    Args:
+        call: what the user called, the same on every rank.
+        names: of what it is about, to say which of them other ranks lack.
+        process_set: ranks that take part.
+
+    Raises:
+        MismatchError: some ranks have more than others; on every rank.
+        PeerLostError: a rank died.
+    """
+    _agree(call, [len(names)], sorted(names), process_set)
+
+
+def _agree(call: str, values: list[int], ordered: list[str], process_set: ProcessSet) -> None:
+    row = np.array([values])
     rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
     if (rows == row).all():
         return

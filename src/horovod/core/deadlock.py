@@ -87,7 +87,7 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
         return [
             f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
-            f"{behind_condition}. For data of different length there are hvd.join() and hvd.uneven_inputs()."
+            f"{behind_condition}. For data of different length there is hvd.join(), in PyTorch hvd.uneven_inputs()."
         ]
     hint = f"If they are in one order, then a rank has left out one of them, by {behind_condition}, or a `continue`."
     return [BREAK_CIRCLE, hint]

@@ -96,6 +96,7 @@ def carry_out_splits(call: Call, arrays: Sequence[Any], splits: Any) -> tuple[li
     numbers = _numbers.adapter.splits(splits)
     if not numbers:
         raise ValueError("alltoall got empty splits; pass None for even ones")
+    _check(replace(call, splits=numbers), arrays)  # before the others are asked for theirs
     name = call.name and f"{call.name}.splits"
     own = np.array(numbers, np.int32)
     received = _numbers.alltoall(own, name=name, process_set=call.process_set)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings import objects
+from horovod.bindings.agreement import agree_on_count
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import speaks_tensorflow
@@ -42,7 +43,7 @@ def broadcast_variables(
     Collective over ``process_set``; variables are matched by their place in the list.
 
     Args:
-        variables: of TensorFlow or Keras; same shapes and dtypes, in the same order, on every rank.
+        variables: of TensorFlow or Keras; as many, of the same shapes and dtypes, in the same order, on every rank.
         root_rank: global rank whose values everybody gets.
         process_set: ranks that take part.
         inplace: accepted; it is always in place.
@@ -52,7 +53,7 @@ def broadcast_variables(
 
     Raises:
         ValueError: something in ``variables`` is no variable.
-        MismatchError: shapes or dtypes disagree.
+        MismatchError: numbers of variables, shapes or dtypes disagree; on every rank.
         PeerLostError: a rank died.
 
     Blocks until all values are here.
@@ -60,15 +61,20 @@ def broadcast_variables(
     targets = [_unwrapped(variable) for variable in variables]
     if tf.executing_eagerly():
         return _broadcast_now(targets, root_rank, process_set)
+    # A graph cannot raise, so the number is compared as a shape is, before anybody waits for what others lack.
+    number = tf.zeros([len(targets)], tf.bool)
+    as_many = collectives.broadcast(number, root_rank, process_set, "broadcast_variables.number_of_variables")
     assigned = []
-    for index, variable in enumerate(targets):
-        key = f"broadcast_variables_{index}"
-        value = collectives.broadcast(variable.read_value(), root_rank, process_set, key)
-        assigned.append(variable.assign(value, read_value=False))
+    with tf.control_dependencies([as_many]):
+        for index, variable in enumerate(targets):
+            key = f"broadcast_variables_{index}"
+            value = collectives.broadcast(variable.read_value(), root_rank, process_set, key)
+            assigned.append(variable.assign(value, read_value=False))
     return None if tf.compat.v1.get_default_graph().building_function else tf.group(*assigned)
 
 
 def _broadcast_now(targets: Sequence[tf.Variable], root_rank: int, process_set: ProcessSet) -> None:
+    agree_on_count("broadcast_variables", [variable.name for variable in targets], process_set)
     handles = [
         comm.broadcast_async(variable.read_value(), root_rank, f"broadcast_variables_{index}", process_set)
         for index, variable in enumerate(targets)

@@ -34,6 +34,9 @@ gradients.register()
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
+    for value in values:
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(f"a {type(value).__name__} cannot be sent as it is; send its parts, or a dense one")
     return [value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value) for value in values]
 
 

@@ -28,6 +28,8 @@ class TorchAdapter:
         """Return the tensor without its history, if it is contiguous and on the host."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
+        if tensor.is_nested:
+            raise ValueError("a nested tensor cannot be sent as it is; send its parts, or to_padded_tensor()")
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} cannot be sent as it is; "
