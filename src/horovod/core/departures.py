@@ -7,8 +7,8 @@ __all__ = ["LEFT", "waited_in_vain"]
 LEFT = "has left the job: it called hvd.shutdown() or ended its script"
 """What is said of a rank that took no part any more without failing."""
 _REMEDY = (
-    "If the ranks have different amounts of data, let each call hvd.join() when it is through with its own; in PyTorch, "
-    "`with hvd.uneven_inputs():` around the loop does that."
+    "If the ranks have different amounts of data, let each call hvd.join() when it is through with its own; in "
+    "PyTorch, `with hvd.uneven_inputs():` around the loop does that."
 )
 
 
