@@ -21,7 +21,7 @@ from horovod.tensorflow.library import lib
 __all__ = ["Callback", "Layout", "known_layout"]
 
 #: Two words for what is called, one for the function that manages it, one for the function that calls it.
-_WORDS = 4
+_Words = ctypes.c_void_p * 4
 
 
 class Callback:
@@ -31,13 +31,15 @@ class Callback:
         done: where TensorFlow has it.
     """
 
+    __slots__ = ("_address", "_ended", "_own")
+
     def __init__(self, done: int) -> None:
         self._address = done
-        self._ended = None if known_layout(done) else threading.Event()
+        self._ended = None if known_layout.is_known or known_layout(done) else threading.Event()
         if self._ended is None:
-            self._own = (ctypes.c_void_p * _WORDS)()
-            ctypes.memmove(self._own, done, ctypes.sizeof(self._own))
-            ctypes.memset(done + 2 * ctypes.sizeof(ctypes.c_void_p), 0, ctypes.sizeof(ctypes.c_void_p))
+            theirs = _Words.from_address(done)
+            self._own = _Words(*theirs)
+            theirs[2] = None
             self._address = ctypes.addressof(self._own)
 
     def __call__(self) -> None:
@@ -78,7 +80,7 @@ class Layout:
     def __call__(self, done: int) -> bool:
         with self._lock:
             if self.is_known is None:
-                manager, invoker = (ctypes.c_void_p * _WORDS).from_address(done)[2:]
+                manager, invoker = _Words.from_address(done)[2:]
                 self.is_known = self._has_code(manager or 0) and self._has_code(invoker or 0)
                 if not self.is_known:
                     logger.warning(

@@ -6,6 +6,7 @@ exports for plug-ins.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ __all__ = [
     "attribute",
     "define_op",
     "immortal",
+    "lend_status",
     "lib",
+    "quick",
     "register_kernel",
+    "return_status",
 ]
 
 _P = ctypes.c_void_p
@@ -70,11 +74,11 @@ COMPUTE = ctypes.CFUNCTYPE(None, _P, _P, _P)
 DELETE = ctypes.CFUNCTYPE(None, _P)
 
 
-def _load() -> ctypes.CDLL:
+def _load(loader: type[ctypes.CDLL]) -> ctypes.CDLL:
     folder = Path(tf.sysconfig.get_lib())
     path = next(iter(sorted(folder.glob("libtensorflow_framework*"))), None)
     try:
-        library = ctypes.CDLL(str(path))
+        library = loader(str(path))
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -86,7 +90,9 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-lib = _load()
+lib = _load(ctypes.CDLL)
+#: The same, for functions that take less time than to give up the interpreter and to get it back.
+quick = _load(ctypes.PyDLL)
 #: A shape function that says nothing; TensorFlow's own, so that it needs no Python.
 UNKNOWN_SHAPE = ctypes.cast(lib.TF_ShapeInferenceContextSetUnknownShape, _P)
 
@@ -108,6 +114,22 @@ class Status:
         """
         if lib.TF_GetCode(self.pointer):
             raise RuntimeError(lib.TF_Message(self.pointer).decode(errors="replace"))
+
+
+_statuses: collections.deque[Status] = collections.deque(maxlen=64)
+
+
+def lend_status() -> Status:
+    """Return a status that says that all is well, for as long as it does."""
+    try:
+        return _statuses.pop()
+    except IndexError:
+        return Status()
+
+
+def return_status(status: Status) -> None:
+    """Give a lent status back, which still says that all is well."""
+    _statuses.append(status)
 
 
 def immortal(function: Any) -> Any:

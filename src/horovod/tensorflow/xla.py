@@ -23,7 +23,7 @@ from horovod import context
 from horovod.core.requests import Kind
 from horovod.engine import calls
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.kernels import answer
+from horovod.tensorflow.answers import answer
 from horovod.tensorflow.library import immortal
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
