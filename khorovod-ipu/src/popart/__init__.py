@@ -15,7 +15,9 @@ from popart.devices import DeviceInfo, DeviceManager  # noqa: E402
 from popart.enums import (  # noqa: E402
     AccumulateOuterFragmentSchedule,
     AdamMode,
+    AdaptiveMode,
     AnchorReturnTypeId,
+    DataType,
     DeviceConnectionType,
     DeviceType,
     IrSerializationFormat,
@@ -32,7 +34,15 @@ from popart.enums import (  # noqa: E402
 from popart.errors import OutOfMemoryException, popart_exception  # noqa: E402
 from popart.hostreduce import COPY_PREFIX, GRADIENT, VAR_COPY_PREFIX  # noqa: E402
 from popart.logs import getLogger  # noqa: E402
-from popart.optimizers import SGD, Adam, ClipNormSettings, ConstSGD, Optimizer, OptimizerValue  # noqa: E402
+from popart.optimizers import (  # noqa: E402
+    SGD,
+    Adam,
+    Adaptive,
+    ClipNormSettings,
+    ConstSGD,
+    Optimizer,
+    OptimizerValue,
+)
 from popart.options import SessionOptions  # noqa: E402
 from popart.session import InferenceSession  # noqa: E402
 from popart.stepio import PyStepIO, PyStepIOCallback, PyWeightsIO  # noqa: E402
@@ -44,12 +54,15 @@ __all__ = [
     "AccumulateOuterFragmentSchedule",
     "Adam",
     "AdamMode",
+    "Adaptive",
+    "AdaptiveMode",
     "AnchorReturnType",
     "AnchorReturnTypeId",
     "Builder",
     "ClipNormSettings",
     "ConstSGD",
     "DataFlow",
+    "DataType",
     "DebugContext",
     "DeviceConnectionType",
     "DeviceInfo",
@@ -87,11 +100,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith("Adaptive"):
-        raise AttributeError(
-            f"popart.{name}: AdaGrad, RMSProp and AdaDelta are not in the software device, which has SGD, ConstSGD, "
-            "Adam, AdaMax and Lamb. Use popart.Adam, or a torch optimizer with horovod.torch"
-        )
     raise AttributeError(f"the software device's popart has no {name!r}; docs/popart.md says what it imitates")
 
 

@@ -7,7 +7,9 @@ from enum import Enum, IntEnum
 __all__ = [
     "AccumulateOuterFragmentSchedule",
     "AdamMode",
+    "AdaptiveMode",
     "AnchorReturnTypeId",
+    "DataType",
     "DeviceConnectionType",
     "DeviceType",
     "IrSerializationFormat",
@@ -93,6 +95,33 @@ class AdamMode(Enum):
     AdaMax = "AdaMax"
     Lamb = "Lamb"
     LambNoBias = "LambNoBias"
+
+
+class AdaptiveMode(Enum):
+    """Which of the optimizers that divide by what gradients were."""
+
+    AdaGrad = "AdaGrad"
+    RMSProp = "RMSProp"
+    CenteredRMSProp = "CenteredRMSProp"
+    AdaDelta = "AdaDelta"
+
+
+class DataType(Enum):
+    """The dtypes of tensors; of an optimizer's state without effect on the software device."""
+
+    FLOAT = "FLOAT"
+    FLOAT16 = "FLOAT16"
+    DOUBLE = "DOUBLE"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    BOOL = "BOOL"
+    UNDEFINED = "UNDEFINED"
 
 
 class WeightDecayMode(Enum):

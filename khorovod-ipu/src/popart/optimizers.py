@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from popart.enums import AdamMode, SGDAccumulatorAndMomentum, WeightDecayMode
+from popart.enums import AdamMode, AdaptiveMode, SGDAccumulatorAndMomentum, WeightDecayMode
 from popart.errors import nearest, popart_exception
 
-__all__ = ["SGD", "Adam", "ClipNormSettings", "ConstSGD", "Optimizer", "OptimizerValue", "OptimizerValueMap"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "Adaptive",
+    "ClipNormSettings",
+    "ConstSGD",
+    "Optimizer",
+    "OptimizerValue",
+    "OptimizerValueMap",
+]
 
 
 class OptimizerValue:
@@ -233,9 +242,9 @@ class Adam(Optimizer):
         values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
         mode: which relative.
         weight_decay_mode: whether decay acts on the weight, as in AdamW, or is part of the gradient.
-        accumType: accepted, without effect on the software device.
-        accl1Type: accepted, without effect on the software device.
-        accl2Type: accepted, without effect on the software device.
+        accum_type: accepted, without effect on the software device.
+        accl1_type: accepted, without effect on the software device.
+        accl2_type: accepted, without effect on the software device.
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
@@ -257,13 +266,55 @@ class Adam(Optimizer):
         values: Mapping[str, Any],
         mode: AdamMode = AdamMode.Adam,
         weight_decay_mode: WeightDecayMode = WeightDecayMode.Decay,
-        accumType: Any = None,
-        accl1Type: Any = None,
-        accl2Type: Any = None,
+        accum_type: Any = None,
+        accl1_type: Any = None,
+        accl2_type: Any = None,
         clip_norm_settings: Sequence[ClipNormSettings] = (),
     ) -> None:
         super().__init__(values, clip_norm_settings)
         self.mode, self.weight_decay_mode = mode, weight_decay_mode
+
+
+class Adaptive(Optimizer):
+    """AdaGrad, RMSProp and AdaDelta; cannot be used with ``hostAllReduce``.
+
+    Args:
+        values: hyperparameters, see ``DEFAULTS``; each a pair of number and whether it is constant.
+        mode: which of them.
+        weight_decay_mode: whether decay acts on the weight, or is part of the gradient.
+        accum_type: accepted, without effect on the software device.
+        accl1_type: accepted, without effect on the software device.
+        accl2_type: accepted, without effect on the software device.
+        accl3_type: accepted, without effect on the software device.
+        rmsprop_tf_variant: whether RMSProp adds epsilon under the root, as TensorFlow does.
+
+    Raises:
+        popart_exception: there is no such hyperparameter, or it is no number.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
+        "defaultLearningRate": (0.01, True),
+        "defaultWeightDecay": (0.0, True),
+        "defaultAlpha": (0.99, True),
+        "defaultMomentum": (0.0, True),
+        "defaultEps": (1e-6, True),
+        "lossScaling": (1.0, True),
+    }
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        mode: AdaptiveMode = AdaptiveMode.RMSProp,
+        weight_decay_mode: WeightDecayMode = WeightDecayMode.L2Regularization,
+        accum_type: Any = None,
+        accl1_type: Any = None,
+        accl2_type: Any = None,
+        accl3_type: Any = None,
+        rmsprop_tf_variant: bool = False,
+    ) -> None:
+        super().__init__(values)
+        self.mode, self.weight_decay_mode = mode, weight_decay_mode
+        self.rmsprop_tf_variant = bool(rmsprop_tf_variant)
 
 
 def _specific(name: str) -> str:

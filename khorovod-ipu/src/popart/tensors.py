@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import torch
 
+from popart.enums import DataType
 from popart.errors import popart_exception
 
 __all__ = ["Array", "TensorInfo", "from_torch", "onnx_type", "to_numpy", "torch_type"]
@@ -47,6 +48,7 @@ _BY_ONNX = {row.onnx: row for row in _DTYPES}
 
 
 def _row(dtype: Any) -> _Dtype:
+    dtype = dtype.name if isinstance(dtype, DataType) else dtype
     if isinstance(dtype, str) and dtype.upper() in _BY_NAME:
         return _BY_NAME[dtype.upper()]
     if isinstance(dtype, torch.dtype) and dtype in _BY_TORCH:

@@ -53,7 +53,7 @@ class TrainingSession(Session):
         name: str = "training",
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise popart_exception(f"optimizer must be popart.SGD, ConstSGD or Adam; received {optimizer!r}")
+            raise popart_exception(f"optimizer must be popart.SGD, ConstSGD, Adam or Adaptive; received {optimizer!r}")
         options = userOptions or SessionOptions()
         check_host_reduce(options, optimizer)
         super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, options, name, loss)

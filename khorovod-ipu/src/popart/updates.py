@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from popart.enums import AdamMode, WeightDecayMode
-from popart.optimizers import SGD, Adam, Optimizer
+from popart.enums import AdamMode, AdaptiveMode, WeightDecayMode
+from popart.optimizers import SGD, Adam, Adaptive, Optimizer
 
 __all__ = ["Updates", "clip_factors"]
 
@@ -40,6 +40,8 @@ class Updates:
         state = self._state.setdefault(name, {})
         if isinstance(optimizer, Adam):
             _adam(optimizer, name, weight, gradient, state)
+        elif isinstance(optimizer, Adaptive):
+            _adaptive(optimizer, name, weight, gradient, state)
         elif isinstance(optimizer, SGD):
             _sgd(optimizer, name, weight, gradient, state)
 
@@ -78,6 +80,35 @@ def _adam(optimizer: Adam, name: str, w: torch.Tensor, g: torch.Tensor, state: d
         length, most = w.norm(), optimizer.hyperparameter("maxWeightNorm", name)
         size = step.norm()
         step = step * (torch.clamp(length, max=most) / size if length > 0 and size > 0 else 1.0)
+    w.sub_(rate * step)
+
+
+def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+    rate, decay, alpha, momentum, eps = (
+        optimizer.hyperparameter(key, name) for key in ("learningRate", "weightDecay", "alpha", "momentum", "eps")
+    )
+    if optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
+        g = g + decay * w
+    squares = state.setdefault("squares", torch.zeros_like(w))
+    mode = optimizer.mode
+    if mode is AdaptiveMode.AdaGrad:
+        squares.add_(g * g)
+    else:
+        squares.mul_(alpha).add_((1 - alpha) * g * g)
+    if mode is AdaptiveMode.AdaDelta:
+        steps = state.setdefault("steps", torch.zeros_like(w))
+        step = g * (steps + eps).sqrt() / (squares + eps).sqrt()
+        steps.mul_(alpha).add_((1 - alpha) * step * step)
+    else:
+        spread = squares
+        if mode is AdaptiveMode.CenteredRMSProp:
+            mean = state.setdefault("mean", torch.zeros_like(w)).mul_(alpha).add_((1 - alpha) * g)
+            spread = squares - mean * mean
+        step = g / ((spread + eps).sqrt() if optimizer.rmsprop_tf_variant else spread.sqrt() + eps)
+    if optimizer.weight_decay_mode is WeightDecayMode.Decay:
+        step = step + decay * w
+    if momentum:
+        step = state.setdefault("momentum", torch.zeros_like(w)).mul_(momentum).add_(step)
     w.sub_(rate * step)
 
 

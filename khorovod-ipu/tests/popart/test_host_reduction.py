@@ -175,6 +175,7 @@ SEPARATE = popart.SGD({}, accumulatorAndMomentum=popart.SGDAccumulatorAndMomentu
         ({"mergeVarUpdate": popart.MergeVarUpdateType.All}, None, "hostAllReduce cannot .* mergeVarUpdate"),
         ({"enableDistributedReplicatedGraphs": True}, None, "hostAllReduce cannot .* over the processes as well"),
         ({}, popart.Adam({}), "Adam PopART trained each process by itself"),
+        ({}, popart.Adaptive({}), "Adaptive PopART trained each process by itself"),
         ({}, SEPARATE, "separate accumulator and momentum PopART trained each"),
     ],
 )
