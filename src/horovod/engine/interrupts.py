@@ -2,12 +2,14 @@
 
 An exception that comes out of nowhere would leave the engine half changed. So a thread may do the engine's work itself,
 which saves to hand it over, only where none can come. That is any thread but the main one; and the main one as long as
-no signal has a handler of the script's, and nothing traces it. Ctrl-C has Python's own handler: this one stands in for
-it, and lets KeyboardInterrupt wait until the work in hand is done. A second Ctrl-C does not wait.
+nothing traces it, and no timer has a handler of the script's, which is there to end a wait. For the time of the work,
+another handler stands in for those of all other signals, and lets them wait until the work in hand is done; so it does
+for Python's own handler of Ctrl-C, always. A second Ctrl-C does not wait.
 """
 
 from __future__ import annotations
 
+import collections
 import importlib
 import signal
 import sys
@@ -21,12 +23,19 @@ from horovod.engine.records import now
 
 __all__ = ["Guard", "trust"]
 
-# Without the wrapper of ``signal``, which makes an enum of what it finds.
+# Without the wrappers of ``signal``, which make enums of what they find.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
-_NAMES = ("INT", "TERM", "HUP", "ALRM", "USR1", "USR2")
+_set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
+
+
+def _numbers(*names: str) -> tuple[int, ...]:
+    return tuple([int(getattr(signal, f"SIG{name}")) for name in names if hasattr(signal, f"SIG{name}")])
+
+
 #: Looked at in every call; the others every tenth of a second.
-_COMMON = tuple([int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}")])
+_COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD")
 _EVERY_NS = 100_000_000
+_OF_TIMERS = _numbers("ALRM", "VTALRM", "PROF")
 
 _trusted: set[object] = {None, int(signal.SIG_DFL), int(signal.SIG_IGN)}
 
@@ -52,8 +61,12 @@ class Guard:
         self._main = threading.main_thread().ident
         self._found: tuple[Any, ...] = ()
         self._looked_ns = 0
-        self._is_inside = False
-        #: Whether a KeyboardInterrupt waits.
+        self._is_inside = self._is_interrupted = False
+        # Signals with handlers of the script's, those handlers, and what came while another stood in for them.
+        self._foreign: tuple[int, ...] = ()
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._waiting: collections.deque[tuple[int, FrameType | None]] = collections.deque()
+        #: Whether a handler waits.
         self.is_pending = False
 
     def install(self) -> None:
@@ -64,8 +77,11 @@ class Guard:
             signal.signal(signal.SIGINT, self._interrupt)
 
     def remove(self) -> None:
-        """Put Python's own handler back."""
-        if get_ident() == self._main and signal.getsignal(signal.SIGINT) == self._interrupt:
+        """Put Python's own handler back, and the script's."""
+        if get_ident() != self._main:
+            return
+        self._put_back()
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def allows(self) -> bool:
@@ -77,34 +93,67 @@ class Guard:
         found = tuple(map(_handler_of, _COMMON))
         if found == self._found and now() - self._looked_ns < _EVERY_NS:
             return True
-        if not all(_is_trusted(number) for number in signal.valid_signals()):
+        foreign = tuple([int(number) for number in signal.valid_signals() if not _is_trusted(number)])
+        if not all(number not in _OF_TIMERS and callable(_handler_of(number)) for number in foreign):
             return False
+        self._foreign = foreign
         self._found, self._looked_ns = found, now()
         return True
 
-    def enter(self) -> bool:
-        """Let KeyboardInterrupt wait, if this is the thread that it would interrupt; return whether it is."""
+    def enter(self) -> None:
+        """Let handlers wait, if this is the thread that they would interrupt. ``leave`` follows, whatever happens."""
         if get_ident() != self._main:
-            return False
+            return
+        for number in self._foreign:
+            handler = _handler_of(number)
+            if callable(handler) and handler != self._stand_in:
+                # Whatever breaks in between, it is known whom to call.
+                self._handlers[number] = handler
+                _set_handler(number, self._stand_in)
         self._is_inside = True
-        return True
 
     def leave(self) -> None:
-        """Let it wait no more; called only where ``enter`` returned True.
+        """Let them wait no more.
 
         Raises:
             KeyboardInterrupt: it has waited.
+            BaseException: of a handler that has.
         """
+        if get_ident() != self._main:
+            return
         self._is_inside = False
-        if self.is_pending:
-            self.is_pending = False
+        if self._foreign:
+            self._put_back()
+        if not self.is_pending:
+            return
+        self.is_pending = bool(self._waiting)
+        while self._waiting:
+            number, frame = self._waiting.popleft()
+            self.is_pending = bool(self._waiting) or self._is_interrupted
+            self._handlers[number](number, frame)
+        if self._is_interrupted:
+            self._is_interrupted = self.is_pending = False
             raise KeyboardInterrupt
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._is_inside and not self.is_pending:
+    def _put_back(self) -> None:
+        for number, handler in list(self._handlers.items()):
+            if _handler_of(number) == self._stand_in:
+                _set_handler(number, handler)
+
+    def _stand_in(self, number: int, frame: FrameType | None) -> None:
+        if self._is_inside:
+            if all(number != other for other, _ in self._waiting):
+                self._waiting.append((number, frame))
             self.is_pending = True
             return
-        self.is_pending = False
+        self._wake()
+        self._handlers[number](number, frame)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_inside and not self._is_interrupted:
+            self._is_interrupted = self.is_pending = True
+            return
+        self._is_interrupted = False
         self._wake()
         signal.default_int_handler(number, frame)
 
@@ -115,3 +164,4 @@ def _is_trusted(number: int) -> bool:
 
 
 trust(Guard._interrupt)
+trust(Guard._stand_in)

@@ -3,9 +3,9 @@
 Whoever holds the turn runs the log. A rank has a thread of its own for it, so that communication overlaps with
 computing; it sleeps in the kernel until somebody rings, and never polls. A thread that waits for a result does the
 work itself where nothing can interrupt it, because to hand a small operation to another thread and back costs more
-than the operation. Elsewhere, that is in a main thread with signal handlers, it sleeps on a lock, and the rank's own
-thread, which no signal interrupts, looks for a while before it sleeps. So whatever a handler does to a caller, the
-engine goes on.
+than the operation. Elsewhere, such as in a main thread with the handler of an alarm, it sleeps on a lock, and the
+rank's own thread, which no signal interrupts, looks for a while before it sleeps. So whatever a handler does to a
+caller, the engine goes on.
 
 On the caller's only core the thread does not interrupt a caller who submits one operation after the other (to take
 turns made fifty allreduces of 1 MiB a fifth slower).
@@ -106,7 +106,8 @@ class Progress:
 
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
-        self._work_if_possible(handle)
+        while self._work_if_possible(handle) and not handle.done and self._reason is None:
+            pass  # a handler of a signal has had its turn, and raised nothing
         if not handle.done:
             self._wait_behind(handle)
 
@@ -117,14 +118,13 @@ class Progress:
         if self._hands_over:
             return False
         self._direct = None
-        entered = guard.enter()
         try:
+            guard.enter()
             if not self._turn.acquire(False):
                 return False
             self._work(handle, limit_s)
         finally:
-            if entered:
-                guard.leave()
+            guard.leave()
         return True
 
     def _wait_behind(self, handle: Handle) -> None:
