@@ -9,7 +9,7 @@ import pytest
 from harness import run_ranks
 
 from horovod.bindings.collectives import Collectives
-from horovod.bindings.numpy_adapter import ImmutableAdapter, aligned
+from horovod.bindings.numpy_adapter import ImmutableAdapter, NumpyAdapter, aligned
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels_numpy import numpy_dtype
 
@@ -107,6 +107,15 @@ def test_aligned_arrays_begin_on_a_boundary_of_64_bytes() -> None:
         assert array.flags.writeable
 
 
+class _Careless(NumpyAdapter):
+    """Says of every buffer that it can be written, as a first adapter of somebody's own does."""
+
+    name = "careless"
+
+    def target(self, tensor: Any) -> Any:
+        return self.buffer(tensor)
+
+
 def _read_only() -> None:
     import horovod.numpy as hvd
 
@@ -120,6 +129,8 @@ def _read_only() -> None:
     ):
         with pytest.raises(ValueError, match="read-only numpy array"):
             attempt()
+    with pytest.raises(ValueError, match="a read-only tensor of careless cannot be the target"):
+        Collectives(_Careless()).allreduce_(array)
     # The job goes on.
     np.testing.assert_array_equal(hvd.allreduce(array + hvd.rank(), op=hvd.Sum), np.ones(4))
 

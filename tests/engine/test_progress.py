@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+import threading
+import time
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,3 +66,23 @@ def test_a_job_that_ends_is_not_held_up(pauses: list[float]) -> None:
     engine._reason = "the end"
     engine._let_the_caller_submit()
     assert not pauses
+
+
+def test_a_ring_wakes_all_threads_that_sleep() -> None:
+    """Links of others use this bell, too: the engine's thread and one that waits sleep at it side by side."""
+    for _ in range(20):
+        bell = LocalDoorbell()
+        threads = [threading.Thread(target=bell.sleep, args=(0, 600, False), daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while not all(_is_in(thread, bell.sleep.__code__) for thread in threads):
+            time.sleep(0)
+        bell.ring()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def _is_in(thread: threading.Thread, code: CodeType) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is code

@@ -186,7 +186,14 @@ class Submission:
         """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
         if not self.adapter.writable:
             raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")
-        return self.adapter.target(tensor)
+        buffer = self.adapter.target(tensor)
+        # An adapter may not have looked; what the kernel finds out would end the job.
+        if buffer is not None and self.adapter.kernels == "numpy" and not buffer.flags.writeable:
+            raise ValueError(
+                f"a read-only tensor of {self.adapter.name} cannot be the target of an operation in place; use the "
+                "operation without _, or copy the tensor first"
+            )
+        return buffer
 
     def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp) -> None:
         """Give tensors of a group in place that share memory with others, such as tied weights, memory of their own.

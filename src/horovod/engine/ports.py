@@ -84,7 +84,10 @@ class Channel(Protocol):
 
 
 class Doorbell(Protocol):
-    """Sleep until something happened, and wake others; only the engine's thread sleeps here."""
+    """Sleep until something happened, and wake others.
+
+    The engine's thread and one that waits for a result may sleep here at once: what wakes a rank wakes both.
+    """
 
     @property
     def share(self) -> int:

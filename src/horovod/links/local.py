@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -108,19 +108,20 @@ class LocalDoorbell:
     share = 1 << 30
 
     def __init__(self) -> None:
-        self._bell = allocate_lock()
-        self._bell.acquire()
         self._rings = 0
+        # One lock each: the thread of the engine and one that waits may sleep at the same time.
+        self._asleep: list[LockType] = []
 
     def heard(self) -> int:
         """Return how often this rank was rung for; of rings at the same moment one may count."""
         return self._rings
 
     def ring(self) -> None:
-        """Wake this rank's own engine."""
+        """Wake all threads that sleep here."""
         self._rings += 1
-        with contextlib.suppress(RuntimeError):  # it was rung already
-            self._bell.release()
+        for lock in list(self._asleep):
+            with contextlib.suppress(RuntimeError):  # it was rung already
+                lock.release()
 
     def ring_deferred(self) -> None:
         """Nobody was left for later."""
@@ -136,8 +137,14 @@ class LocalDoorbell:
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
         """Sleep until somebody rings."""
-        if heard == self._rings:
-            self._bell.acquire(True, timeout_s)
+        lock = allocate_lock()
+        lock.acquire()
+        self._asleep.append(lock)
+        try:
+            if heard == self._rings:
+                lock.acquire(True, timeout_s)
+        finally:
+            self._asleep.remove(lock)
 
     def looks(self) -> Iterable[None]:
         """Return nothing: what a rank alone waits for is done at once."""
