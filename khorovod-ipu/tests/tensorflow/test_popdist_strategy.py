@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,10 @@ def _as_instance(local: int) -> int:
     return rank * local
 
 
-def _numbers(local: int) -> dict[str, Any]:
+def _numbers(local: int, folder: str) -> dict[str, Any]:
     import tensorflow as tf
 
     import popdist
-    from khorovod_ipu.tensorflow.estimator import RunConfig
     from khorovod_ipu.tensorflow.strategies import PopDistStrategy
 
     first = _as_instance(local)
@@ -63,9 +63,7 @@ def _numbers(local: int) -> dict[str, Any]:
         found["mean"] = float(strategy.reduce("MEAN", strategy.run(lambda n: tf.cast(n[0], tf.float32), (numbers,))))
         found["one"] = float(strategy.reduce("SUM", tf.constant(1.0)))
         found["alone"] = _left_alone(first)
-        if local > 1:
-            with pytest.raises(NotImplementedError, match="poprun --num-instances"):
-                RunConfig(train_distribute=strategy)
+        found["estimated"] = _estimated(f"{folder}/{first}") if local > 1 else None
         return found
     finally:
         popdist.finalizeBackend()
@@ -97,6 +95,53 @@ def _left_alone(first: int) -> list[float]:
     return [float(value) - first for value in own]
 
 
+def _estimated(folder: str) -> list[float]:
+    """Twice two steps of an Estimator, with state on the host, and what is in worker 0's checkpoint after that."""
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.estimator import IPUEstimator, IPUEstimatorSpec, IPURunConfig, RunConfig
+    from khorovod_ipu.tensorflow.strategies import PopDistStrategy
+
+    v1, strategy = tf.compat.v1, PopDistStrategy()
+
+    def data(params: dict[str, Any], input_context: Any) -> Any:
+        rows = tf.data.Dataset.range(32).map(lambda i: tf.cast(i, tf.float32) / 32)
+        part = rows.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+        return part.batch(params["batch_size"]).map(lambda x: (x, 3 * x)).repeat()
+
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        w = v1.get_variable("w", initializer=2.0 + strategy.extended._collectives.rank)
+        on_read, total = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
+        seen = v1.get_variable("seen", initializer=0.0, trainable=False, synchronization=on_read, aggregation=total)
+        loss = v1.losses.mean_squared_error(labels, w * features)
+        rate = v1.train.exponential_decay(0.5, v1.train.get_global_step(), 1, 0.5)
+        optimizer = v1.train.MomentumOptimizer(rate, 0.9)
+        ((gradient, _),) = optimizer.compute_gradients(loss)
+        with tf.control_dependencies([seen.assign_add(1.0)]):
+            step = tf.identity(loss)
+        call = (lambda g: optimizer.apply_gradients([(g, w)]), [gradient])
+        return IPUEstimatorSpec(mode, None, loss, step, host_call=call)
+
+    more = {"train_distribute": strategy, "log_step_count_steps": None, "save_summary_steps": None}
+    config = RunConfig(IPURunConfig(num_replicas=2), model_dir=folder, **more)
+    with pytest.raises(NotImplementedError, match=r"this worker has 2 replicas, by its strategy\. Received: .*=3"):
+        RunConfig(IPURunConfig(num_replicas=3), **more)
+    for steps in (2, 4):
+        estimator = IPUEstimator(model, config=config, train_batch_size=16)
+        estimator.train(data, max_steps=steps)
+    return [float(estimator.get_variable_value(name)) for name in ("w", "seen")] if config.is_chief else []
+
+
+def _estimated_alone() -> float:
+    """The same steps by hand; the data begins again where training does."""
+    w, velocity = 2.0, 0.0
+    for step, start in enumerate((0, 16, 0, 16)):
+        rows = [row / 32 for row in range(start, start + 16)]
+        velocity = 0.9 * velocity + sum(2 * (w - 3) * x * x for x in rows) / 16
+        w -= 0.5 * 0.5**step * velocity
+    return w
+
+
 def _alone() -> tuple[list[float], float]:
     """The same steps by hand, on whole batches; every replica has every total-th row of a shard."""
     w, velocity, losses = 1.0, 0.0, []
@@ -110,10 +155,14 @@ def _alone() -> tuple[list[float], float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "local"), [(1, 2), (2, 2), (2, 1)])
-def test_replicas_train_as_one_on_the_whole_batch(size: int, local: int) -> None:
+def test_replicas_train_as_one_on_the_whole_batch(size: int, local: int, tmp_path: Path) -> None:
     losses, w = _alone()
     total = size * local
-    for found in run_ranks(size, _numbers, local, framework="tensorflow"):
+    estimated: list[Any] = [None] * size
+    if local > 1:
+        estimated = [pytest.approx([_estimated_alone(), 4.0 * total], rel=1e-5), *([[]] * (size - 1))]
+    for rank, found in enumerate(run_ranks(size, _numbers, local, str(tmp_path), framework="tensorflow")):
+        assert found["estimated"] == estimated[rank]
         assert found["in sync"] == total
         assert found["losses"] == pytest.approx(losses, rel=1e-5)
         assert found["w"] == pytest.approx([w] * local, rel=1e-5)

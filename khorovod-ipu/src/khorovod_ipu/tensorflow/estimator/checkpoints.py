@@ -11,14 +11,18 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, values
 from tensorflow.python.training import saver as saver_lib
 
-__all__ = ["CheckpointHook", "State"]
+__all__ = ["CheckpointHook", "State", "parts"]
 
 v1 = tf.compat.v1
 
 
-def _held(variable: Any) -> Any:
-    """This worker's part of a variable."""
-    return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
+def parts(variable: Any) -> list[Any]:
+    """Return what each of this worker's replicas has of a variable.
+
+    Args:
+        variable: of a strategy, or not.
+    """
+    return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
 
 
 class _Combined(saver_lib.BaseSaverBuilder.SaveableObject):
@@ -34,7 +38,7 @@ class _Combined(saver_lib.BaseSaverBuilder.SaveableObject):
         (value,) = restored_tensors
         if self._variable.aggregation == tf.VariableAggregation.SUM:
             value = tf.cast(value / self._workers, value.dtype)
-        return _held(self._variable).assign(value, read_value=False)
+        return tf.group(*[part.assign(value, read_value=False) for part in parts(self._variable)])
 
 
 class State:
@@ -58,13 +62,9 @@ class State:
         self.saver = v1.train.Saver(saved, max_to_keep=keep_max, keep_checkpoint_every_n_hours=keep_every_n_hours)
         self.same_everywhere = tf.no_op()
         if size > 1:
-            with tf.name_scope("same_everywhere"):
-                collectives = strategy.extended._collectives
-                held = [_held(v) for v in variables]
-                with tf.device(collectives.host):
-                    self.same_everywhere = tf.group(
-                        *[v.assign(collectives.broadcast(v.read_value()), read_value=False) for v in held]
-                    )
+            collectives = strategy.extended._collectives
+            with tf.name_scope("same_everywhere"), tf.device(collectives.host):
+                self.same_everywhere = tf.group(*[_same(parts(v), collectives) for v in variables])
 
     def start(self, session: Any, model_dir: str | None) -> None:
         """Give the variables of all workers worker 0's values.
@@ -79,10 +79,17 @@ class State:
         session.run(self.same_everywhere)
 
 
+def _same(held: Sequence[Any], collectives: Any) -> Any:
+    """Return an operation that gives all parts of a variable the value of worker 0's first."""
+    first = held[0].read_value()
+    value = collectives.broadcast(first) if collectives.size > 1 else first
+    return tf.group(*[part.assign(value, read_value=False) for part in held])
+
+
 def _whole(variables: Sequence[Any]) -> list[Any]:
     """Leave out what is only this worker's part of another variable."""
-    parts = {id(_held(v)) for v in variables if isinstance(v, values.DistributedVariable)}
-    return [v for v in variables if id(v) not in parts]
+    inside = {id(part) for v in variables if isinstance(v, values.DistributedVariable) for part in parts(v)}
+    return [v for v in variables if id(v) not in inside]
 
 
 def _is_on_read(variable: Any) -> bool:

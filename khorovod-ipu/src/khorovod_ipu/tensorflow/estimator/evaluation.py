@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from khorovod_ipu.tensorflow.estimator.inputs import next_batch
+from khorovod_ipu.tensorflow.estimator.inputs import next_batches
 from khorovod_ipu.tensorflow.estimator.model import call_model
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
 
@@ -29,7 +29,7 @@ def _called(estimator: Any, input_fn: Callable[..., Any], mode: str) -> IPUEstim
     if config.tf_random_seed is not None:
         v1.set_random_seed(config.tf_random_seed)
     v1.train.create_global_step()
-    features, labels = next_batch(input_fn, mode, params, config, None, config.device.prefetch_depth)
+    [(features, labels)] = next_batches(input_fn, mode, params, config, None, config.device.prefetch_depth)
     return call_model(estimator.model_fn, features, labels, mode, params, config)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from khorovod_ipu.tensorflow.estimator.spec import ModeKeys
 
-__all__ = ["batch_size", "called", "next_batch"]
+__all__ = ["batch_size", "called", "next_batches"]
 
 v1 = tf.compat.v1
 
@@ -51,15 +51,16 @@ def batch_size(what: str, size: int | None, workers: int) -> int | None:
     return size // workers
 
 
-def next_batch(
+def next_batches(
     input_fn: Callable[..., Any],
     mode: str,
     params: dict[str, Any],
     config: Any,
     input_context: Any,
     prefetch_depth: int | None,
-) -> tuple[Any, Any]:
-    """Call an input function and add the operations that get one batch to the graph.
+    replicas: int = 1,
+) -> list[tuple[Any, Any]]:
+    """Call an input function and add the operations that get one batch for each replica to the graph.
 
     Args:
         input_fn: returns a Dataset; gets mode, params, config and input_context if it declares them.
@@ -68,9 +69,10 @@ def next_batch(
         config: the RunConfig.
         input_context: which part of the data this worker should take, or None.
         prefetch_depth: batches to prepare ahead.
+        replicas: of this worker.
 
     Returns:
-        Features and labels; the iterator is initialised with the tables of the graph.
+        Features and labels of each replica; the iterator is initialised with the tables of the graph.
 
     Raises:
         ValueError: it returned something else, or does not take the parameters that it needs.
@@ -86,8 +88,11 @@ def next_batch(
         dataset = called(input_fn, **offered)
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(f"input_fn must return a tf.data.Dataset. Received: {type(dataset).__name__}")
-        iterator = v1.data.make_initializable_iterator(dataset.prefetch(prefetch_depth or 1))
+        iterator = v1.data.make_initializable_iterator(dataset.prefetch(prefetch_depth or replicas))
         v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-        batch = iterator.get_next()
-    features, labels = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None)
-    return features, None if mode == ModeKeys.PREDICT else labels
+        batches: list[Any] = []
+        for _ in range(replicas):  # one after the other, so that each replica's are the same every time
+            with tf.control_dependencies([leaf.op for leaf in tf.nest.flatten(batches[-1:], expand_composites=True)]):
+                batches.append(iterator.get_next())
+    pairs = [batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None) for batch in batches]
+    return [(features, None if mode == ModeKeys.PREDICT else labels) for features, labels in pairs]

@@ -16,7 +16,7 @@ class IPURunConfig:
         iterations_per_loop: steps between two times that hooks are called.
         ipu_options: of ``ipu.utils`` or an ``IPUConfig``; a software device has nothing to be configured.
         compile_summary: accepted; nothing is compiled.
-        num_replicas: accepted if it is 1: a worker has one replica.
+        num_replicas: accepted if it is 1, or as many as the instance has: PopDistStrategy says how many those are.
         num_shards: accepted if it is 1.
         ordinal: which device of the host; they are all software.
         prefetch_depth: batches that are prepared ahead.
@@ -33,10 +33,9 @@ class IPURunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.iterations_per_loop, int) or self.iterations_per_loop < 1:
             raise ValueError(f"iterations_per_loop must be a positive number. Received: {self.iterations_per_loop!r}")
-        if self.num_replicas != 1 or self.num_shards != 1:
+        if self.num_shards != 1:
             raise NotImplementedError(
-                f"a software IPU has one replica per worker. Received: num_replicas={self.num_replicas}, "
-                f"num_shards={self.num_shards}; start more workers instead"
+                f"a software IPU computes a model as a whole. Received: num_shards={self.num_shards}; leave it at 1"
             )
 
 
@@ -96,10 +95,11 @@ class RunConfig:
         if not self.save_checkpoints_steps and self.save_checkpoints_secs is None:
             object.__setattr__(self, "save_checkpoints_secs", 600)
         replicas = 1 if self.train_distribute is None else len(self.train_distribute.extended.worker_devices)
-        if replicas > 1:
+        if self.device.num_replicas not in (1, replicas):
             raise NotImplementedError(
-                f"an Estimator's workers have one replica each. Received: {replicas} replicas in this instance; start "
-                "as many instances as replicas, poprun --num-instances"
+                f"this worker has {replicas} replicas, by its strategy. Received: num_replicas="
+                f"{self.device.num_replicas}; start more workers, or train with PopDistStrategy under poprun "
+                "--num-replicas"
             )
         if self.train_distribute is not None and self.device.iterations_per_loop > 1:
             raise NotImplementedError(
@@ -115,7 +115,7 @@ class RunConfig:
 
     @property
     def num_worker_replicas(self) -> int:
-        """How many workers train."""
+        """How many replicas train, on all workers together."""
         return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
 
     @property

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils, values
+from tensorflow.python.distribute import distribute_utils
 
 from khorovod_ipu.tensorflow import servers
-from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, State
-from khorovod_ipu.tensorflow.estimator.inputs import next_batch
+from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, State, parts
+from khorovod_ipu.tensorflow.estimator.inputs import next_batches
 from khorovod_ipu.tensorflow.estimator.model import call_model, step_on_host
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
 from khorovod_ipu.tensorflow.ring import RingCollectives
@@ -142,35 +142,48 @@ def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple
     config = estimator.config
     context = strategy.extended._make_input_context() if strategy is not None else None
     params = estimator.params_for(ModeKeys.TRAIN)
-    features, labels = next_batch(input_fn, ModeKeys.TRAIN, params, config, context, config.device.prefetch_depth)
+    replicas = 1 if strategy is None else len(strategy.extended.worker_devices)
+    depth = config.device.prefetch_depth
+    batches = next_batches(input_fn, ModeKeys.TRAIN, params, config, context, depth, replicas)
     host = strategy.extended._host_device if strategy is not None else _HOST
+    specs: dict[int, IPUEstimatorSpec] = {}
+    steps: dict[int, Any] = {}
 
-    def model() -> tuple[IPUEstimatorSpec, Any]:
-        spec = call_model(estimator.model_fn, features, labels, ModeKeys.TRAIN, params, config)
+    def model() -> None:
+        number = 0 if replicas == 1 else _local_number(strategy)
+        features, labels = batches[number]
+        spec = specs[number] = call_model(estimator.model_fn, features, labels, ModeKeys.TRAIN, params, config)
+        steps[number] = spec.train_op
         if spec.host_call is None:
-            return spec, spec.train_op
+            return
         if config.device.iterations_per_loop > 1:
             raise ValueError(
                 "host_call needs iterations_per_loop=1: gradients of every step go through the host. "
                 f"Received: {config.device.iterations_per_loop}"
             )
-        return spec, tf.group(spec.train_op, step_on_host(spec, host))
+        steps[number] = tf.group(spec.train_op, step_on_host(spec, host))
 
     if strategy is None:
-        spec, step = model()
+        model()
     else:
-        spec, step = strategy.extended.call_for_each_replica(model)
+        strategy.extended.call_for_each_replica(model)
     _check_global_step()
     with tf.device(host):
-        loss = _shown_loss(spec.loss, strategy, config.device.iterations_per_loop)
-        with tf.control_dependencies([step, loss]):
-            train_op = v1.assign_add(_held_global_step(), 1, name="next_step").op
-    return spec, train_op, loss
+        losses = [specs[number].loss for number in range(replicas)]
+        loss = _shown_loss(losses, strategy, config.device.iterations_per_loop)
+        with tf.control_dependencies([*steps.values(), loss]):
+            train_op = v1.group(*[v1.assign_add(part, 1) for part in parts(v1.train.get_global_step())])
+    return specs[0], train_op, loss
+
+
+def _local_number(strategy: Any) -> int:
+    """Which of this worker's replicas is being built."""
+    context = tf.distribute.get_replica_context()
+    return int(strategy.extended._get_local_replica_id(context._replica_id_in_sync_group))
 
 
 def _held_global_step() -> Any:
-    step = v1.train.get_global_step()
-    return step.values[0] if isinstance(step, values.DistributedVariable) else step
+    return parts(v1.train.get_global_step())[0]
 
 
 def _check_global_step() -> None:
@@ -185,11 +198,13 @@ def _check_global_step() -> None:
         )
 
 
-def _shown_loss(loss: Any, strategy: Any, iterations: int) -> Any:
-    """Return the loss of all workers, and of all steps of a loop."""
-    loss = tf.reduce_mean(tf.cast(loss, tf.float32))
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        loss = strategy.extended._cross_device_ops.combined(distribute_utils.get_loss_reduction(), loss)
+def _shown_loss(losses: Sequence[Any], strategy: Any, iterations: int) -> Any:
+    """Return the loss of all replicas, and of all steps of a loop."""
+    how = distribute_utils.get_loss_reduction()
+    loss = tf.add_n([tf.reduce_mean(tf.cast(loss, tf.float32)) for loss in losses])
+    loss = loss / len(losses) if how == tf.distribute.ReduceOp.MEAN else loss
+    if strategy is not None and strategy.extended._num_workers > 1:
+        loss = strategy.extended._cross_device_ops.combined(how, loss)
     if iterations == 1:
         return tf.identity(loss, name="loss")
     total = v1.get_local_variable("loss_of_loop", initializer=0.0, trainable=False, use_resource=True)
