@@ -33,6 +33,7 @@ class Launcher:
         meeting: how ranks of several hosts find each other, as ``world.Meeting.kind``.
         by_hand: variables for size and local size, for a launcher that does not tell them.
         is_job_unique: whether what ``job`` says is the same for no other job of this user's.
+        starters: by which words in its command line its process is known that starts all ranks of a host.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Launcher:
     meeting: str = "mpi"
     by_hand: tuple[str, str] | None = None
     is_job_unique: bool = False
+    starters: tuple[str, ...] = ()
 
 
 LAUNCHERS: tuple[Launcher, ...] = (
@@ -107,6 +109,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         sign=("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"),
         job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
         meeting="hosts",
+        starters=("torchrun", "torch.distributed.run", "torch.distributed.launch"),
     ),
     # A batch script has SLURM_PROCID=0 without being a task; only srun sets the number of tasks of a step.
     Launcher(
@@ -117,6 +120,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         meeting="hosts",
         is_job_unique=True,
+        starters=("slurmstepd",),
     ),
 )
 

@@ -1,7 +1,8 @@
 """Which ranks of this host the launcher still runs, as the process table shows: nobody shall wait for one that is gone.
 
-Launchers start all ranks of a host at once, below a process of their own, and each rank has its number in its
-environment. A number that was there and is not any more has ended; so has, after a while, one that never was there.
+Launchers start all ranks of a host at once, in their order, below a process of their own, and each rank has its number
+in its environment. A number that was there and is not any more has ended; so has one that never was there, though a
+higher one is; and so has, after a while, any other.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from horovod.world import ON_HOST, World, launcher_process, process_status
 __all__ = ["Siblings"]
 
 _LOOK_S = 0.4
-#: For how long nothing must be seen of a rank that was there, which may be in the middle of execve(2); and of another.
-_GONE_S, _NEVER_S = 1.0, 5.0
+#: For how long, and in how many looks more, nothing must be seen of a rank that was there, which may be in the middle
+#: of execve(2); and of one that may not have been started yet. In time in which nothing runs nobody looks.
+_GONE, _NEVER = (1.0, 1), (1.6, 4)
 
 
 class Siblings:
@@ -39,12 +41,11 @@ class Siblings:
         self._launcher, self._proc, self._clock = world.launcher, proc, clock
         self._seen: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
-        self._since_s: dict[int, float] = {}
+        self._since: dict[int, tuple[float, int]] = {}
+        self._looks = 0
         self._looked_s = -_LOOK_S
         self._present: dict[int, int] = {}
-        self._variable, self._daemon = "", 0
-        # Where the key was drawn from the launcher's process, all ranks are below it; else each may have its own.
-        self._is_common = not world.meeting.has_key
+        self._variable, self._daemon, self._is_common = "", 0, False
         job, is_part, _ = world.job.partition(ON_HOST)
         row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
         if row is LAUNCHERS[0] or "#" in job:
@@ -55,6 +56,8 @@ class Siblings:
         try:
             self._daemon, _ = launcher_process(row.rank, proc, os.getpid())
             self._variable = variable
+            # Where the key was drawn from the launcher's process, all ranks are below it; else each may have its own.
+            self._is_common = not world.meeting.has_key or not self._words_of(self._daemon).isdisjoint(row.starters)
         except (OSError, ValueError, IndexError):
             pass  # another user's, or behind the wall of a container
 
@@ -65,14 +68,18 @@ class Siblings:
         now = self._clock()
         if now - self._looked_s >= _LOOK_S:
             self._looked_s = now
+            self._looks += 1
             self._look()
         if rank in self._present:
-            self._since_s.pop(rank, None)
+            self._since.pop(rank, None)
             return ""
-        missed_s = now - self._since_s.setdefault(rank, now)
+        since_s, looks = self._since.setdefault(rank, (now, self._looks))
+        limit_s, most = _GONE if rank in self._seen or rank < max(self._seen, default=-1) else _NEVER
+        if now - since_s < limit_s or self._looks - looks < most:
+            return ""
         if rank in self._seen:
-            return f"rank {rank} (pid {self._seen[rank]}) has ended" if missed_s >= _GONE_S else ""
-        if missed_s < _NEVER_S or not (self._is_common or len(self._seen) > 1):
+            return f"rank {rank} (pid {self._seen[rank]}) has ended"
+        if not (self._is_common or len(self._seen) > 1):
             return ""
         return f"rank {rank} has ended, for {self._launcher} runs no process with {self._variable}={rank} on this host,"
 
@@ -96,6 +103,11 @@ class Siblings:
                     self._present.setdefault(number, pid)
             below = [child for pid in below for child in parents.get(pid, [])]
         self._seen.update(self._present)
+
+    def _words_of(self, pid: int) -> set[str]:
+        """The words of a command line, without folders; Slurm separates them by blanks, and the first by a colon."""
+        line = (self._proc / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        return {word.rpartition("/")[2].rstrip(":") for word in line.replace("\0", " ").split()}
 
     def _number_of(self, pid: int, variable: str) -> int:
         needle = b"\0" + variable.encode() + b"="
