@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ except hvd.HorovodInternalError as error:
 KEY = {"HOROVOD_SECRET_KEY": "ab" * 32, "OMP_NUM_THREADS": "1"}
 EXPECTED = [f"({rank}, 4, {rank % 2}, 2, {rank // 2}, 2) {'ab'[rank // 2]} [6.0, 6.0, 6.0]" for rank in range(4)]
 TIMEOUT_S = 120.0
+MPIS = {
+    "openmpi": ["--allow-run-as-root", "--bind-to", "none", "-H", "a:2,b:2"],
+    "mpich": ["-bind-to", "none", "-iface", "eth0", "-hosts", "a:2,b:2"],
+}
 
 
 def start(cluster: Cluster, host: str, words: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
@@ -83,8 +88,73 @@ def test_mpirun_of_open_mpi(cluster: Cluster, mpirun: list[str]) -> None:
     assert said([start(cluster, "a", words, {"OMP_NUM_THREADS": "1"})]) == EXPECTED
 
 
+@pytest.mark.mpi("mpich")
+def test_hosts_of_one_name_of_which_one_has_no_room_for_temporary_files(
+    cluster: Cluster, mpirun: list[str], tmp_path: Path
+) -> None:
+    full, b = tmp_path / "full", cluster.machines["b"]
+    full.mkdir()
+    fill = f"hostname a; mount -t tmpfs -o size=4k none {full} && ! cat /dev/zero > {full}/file"
+    subprocess.run(b.command("sh", "-c", fill), check=True, stderr=subprocess.DEVNULL)
+    try:
+        words = [mpirun[0], *MPIS["mpich"], "-np", "4", sys.executable, "-c", WHO]
+        texts = said([start(cluster, "a", words, {**mpi_of(mpirun), "TMPDIR": str(full)})])
+    finally:
+        subprocess.run(b.command("sh", "-c", f"hostname b; umount -l {full}"), check=True)
+    assert texts == [text.replace(" b ", " a ") for text in EXPECTED]
+
+
+def mpi_of(mpirun: list[str]) -> dict[str, str]:
+    """The environment in which ranks find the library of an mpirun."""
+    library = str(Path(mpirun[0]).parent.parent / "lib")
+    return {"OMP_NUM_THREADS": "1", "UCX_TLS": "tcp,self", "LD_LIBRARY_PATH": library}
+
+
 def test_srun(cluster: Cluster) -> None:
     assert said(tasks(cluster, WHO)) == EXPECTED
+
+
+KILLED = """
+import os, signal, sys, numpy as np, horovod.numpy as hvd
+hvd.init()
+for _ in range(5):
+    hvd.allreduce(np.ones(30_000), name="x")
+if hvd.rank() == 3:
+    print("rank 3 is killed", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    hvd.allreduce(np.ones(30_000), name="never")
+    print("a rank went on", flush=True)
+except hvd.HorovodInternalError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.mpi(kind)) for kind in MPIS])
+def test_a_rank_killed_under_mpirun_ends_the_job_on_all_hosts(kind: str, cluster: Cluster, mpirun: list[str]) -> None:
+    before = {host: set(cluster.processes(host)) for host in "ab"}
+    words = [mpirun[0], *MPIS[kind], "-np", "4", sys.executable, "-c", KILLED]
+    process = start(cluster, "a", words, mpi_of(mpirun))
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode != 0
+    assert "rank 3 is killed" in text and "a rank went on" not in text, text
+    # mpirun may end the others before they can say so, which those then say of each other.
+    assert text.count("PeerLostError: ") == text.count("PeerLostError: rank "), text
+    for host, known in before.items():
+        for pid, line in cluster.processes(host).items():
+            if pid not in known and not line.startswith("sshd"):
+                assert _ends(pid), f"left on {host}: {line}"
+
+
+def _ends(pid: int) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], TIMEOUT_S)[0])
+    finally:
+        os.close(fd)
 
 
 def test_a_host_whose_cable_is_pulled_is_named_by_all_others(cluster: Cluster) -> None:
