@@ -50,7 +50,7 @@ MAY_IMPORT = {
         *("numpy", "torch", "tensorflow", "jax", "keras"),
     ),
     # The old import paths; re-exports only.
-    "runner": ("launch",),
+    "runner": ("launch", "bindings.later"),
     "common": ("bindings",),
     "data": (),
     # Places of what is not there.

@@ -13,7 +13,7 @@ from harness import run_ranks
 
 import horovod
 import horovod.torch as hvd
-from horovod.bindings.later import LATER, NOT_PLANNED
+from horovod.bindings.later import INSTEAD, LATER, NOT_PLANNED
 from horovod.common.util import extension_available
 from horovod.errors import InitError
 
@@ -125,9 +125,9 @@ def test_import_path_has_the_names(module: str, names: str) -> None:
     assert not [name for name in names.split() if not hasattr(found, name)]
 
 
-@pytest.mark.parametrize("name", sorted({**LATER, **NOT_PLANNED}))
+@pytest.mark.parametrize("name", sorted({**LATER, **NOT_PLANNED, **INSTEAD}))
 def test_what_is_not_there_says_so(name: str) -> None:
-    text = f"horovod.{name} belongs to .*: " + ("a later version" if name in LATER else "khorovod does not have it")
+    text = f"horovod.{name} belongs to .*" + ("a later version" if name in LATER else "khorovod does not have it")
     parent, _, attribute = f"horovod.{name}".rpartition(".")
     for statement in (f"import horovod.{name}", f"from {parent} import {attribute}", f"import horovod.{name}.part"):
         with pytest.raises(ImportError, match=text):

@@ -6,7 +6,7 @@ file that raises ImportError, so that scripts that try an import and go on witho
 
 from __future__ import annotations
 
-__all__ = ["LATER", "NOT_PLANNED", "explain"]
+__all__ = ["INSTEAD", "LATER", "NOT_PLANNED", "explain"]
 
 _ELASTIC = "elastic jobs, which go on when hosts come and go"
 
@@ -17,6 +17,24 @@ LATER: dict[str, str] = {
     "tensorflow.elastic": _ELASTIC,
     "tensorflow.keras.elastic": _ELASTIC,
     "keras.elastic": _ELASTIC,
+    "runner.elastic": _ELASTIC,
+}
+
+_RUN = "horovod.run() and horovodrun start jobs"
+_HOSTS = "horovod.run(hosts=...) and horovodrun -H take host:slots,host:slots, and hostfile= a file of hosts"
+
+#: The same for parts of Horovod's launcher that it used itself, and what there is for scripts instead.
+INSTEAD: dict[str, str] = {
+    "runner.common.service": _RUN,
+    "runner.common.util.hosts": _HOSTS,
+    "runner.common.util.settings": _RUN,
+    "runner.driver": _RUN,
+    "runner.gloo_run": _RUN,
+    "runner.http": _RUN,
+    "runner.js_run": f"{_RUN}, with --mpi under LSF, too",
+    "runner.mpi_run": f"{_RUN}, with --mpi or use_mpi=True through mpirun",
+    "runner.task": _RUN,
+    "runner.util": _RUN,
 }
 
 NOT_PLANNED: dict[str, str] = {
@@ -36,4 +54,6 @@ def explain(name: str) -> str:
         return f"horovod.{name} belongs to {LATER[name]}: a later version of khorovod will have it, this one does not"
     if name in NOT_PLANNED:
         return f"horovod.{name} belongs to {NOT_PLANNED[name]}: khorovod does not have it"
+    if name in INSTEAD:
+        return f"horovod.{name} belongs to the inside of Horovod's launcher, and khorovod does not have it: {INSTEAD[name]}"
     return ""
