@@ -55,5 +55,5 @@ def explain(name: str) -> str:
     if name in NOT_PLANNED:
         return f"horovod.{name} belongs to {NOT_PLANNED[name]}: khorovod does not have it"
     if name in INSTEAD:
-        return f"horovod.{name} belongs to the inside of Horovod's launcher, and khorovod does not have it: {INSTEAD[name]}"
+        return f"horovod.{name} belongs to Horovod's own launcher, and khorovod does not have it: {INSTEAD[name]}"
     return ""
