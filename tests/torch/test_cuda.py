@@ -62,6 +62,14 @@ def _in_order() -> None:
         side.synchronize()
         assert (found == 2 * (sum(range(size)) + size * (step + 1))).all()
         assert (freed == size * step).all()
+    for step in range(20):
+        results = [hvd.allreduce(torch.full((1 << 18,), float(step + i), device="cuda"), op=hvd.Sum) for i in range(4)]
+        torch.cuda._sleep(20_000_000)  # cycles, in which what follows waits
+        late = [result.clone() for result in results]
+        del results  # their memory must not be used before
+        for _ in range(4):
+            hvd.allreduce(torch.full((1 << 18,), -1.0, device="cuda"), op=hvd.Sum)
+        assert all((one == size * (step + i)).all() for i, one in enumerate(late)), step
     tied = torch.ones(10, device="cuda")
     assert [one.tolist() for one in hvd.grouped_allreduce_([tied, tied], op=hvd.Sum)] == [[size] * 10] * 2
     rows = torch.arange(12.0, device="cuda").reshape(3, 4).t()

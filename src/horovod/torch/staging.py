@@ -175,5 +175,11 @@ class Stage:
 
     def collect(self) -> list[torch.Tensor]:
         """Return the results; the caller's stream waits for them, the host does not."""
-        torch.cuda.current_stream(self._device).wait_event(self._delivered)
-        return list(self._targets) if self._targets is not None else self._results
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._delivered)
+        if self._targets is not None:
+            return list(self._targets)
+        for result in self._results:
+            # Else what is made on the other stream gets its memory while this one still reads it.
+            result.record_stream(stream)
+        return self._results

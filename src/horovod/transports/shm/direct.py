@@ -38,6 +38,8 @@ FRESH = -1
 
 #: Below, to meet once more takes longer than to copy once less.
 DIRECT_BYTES = 512 << 10
+#: From here on, more than two ranks gain more by meeting seldom than they lose because copies leave the caches.
+_SEVERAL_BYTES = 2 << 20
 #: A part of a result may be small, where parts are uneven.
 _LEAST_PART = 64 << 10
 
@@ -54,22 +56,34 @@ def is_placed(request: Request) -> bool:
 
 
 def is_fresh(entry: Entry) -> bool:
-    """Whether two members reduce into new tensors that both can write; more have more to read than to write."""
+    """Whether members reduce into new tensors that all of them can write; more than two gain by it only later."""
     response = entry.response
-    fresh = [bool(request.placement) and request.placement[0] == FRESH for request in response.requests]
-    return len(response.members) == 2 and all(fresh) and is_direct(entry)
+    if not all(bool(request.placement) and request.placement[0] == FRESH for request in response.requests):
+        return False
+    several = sum(spec.nbytes for spec in response.requests[0].tensors) >= _SEVERAL_BYTES
+    return is_direct(entry) and (len(response.members) == 2 or several)
 
 
 def make_results(
-    staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]]
-) -> list[Buffer]:
-    """Make this rank's results, let the other members know where they lie, and return them, each as one row."""
+    staging: Staging, sequence: int, entry: Entry, work: Work, shapes: Sequence[tuple[int, ...]],
+    least: int = _LEAST_PART,
+) -> list[Buffer]:  # fmt: skip
+    """Make this rank's results, let the other members know where they lie, and return them, each as one row.
+
+    Args:
+        staging: where the others are told.
+        sequence: of the log entry.
+        entry: the log entry.
+        work: whose results.
+        shapes: of the results.
+        least: bytes below which a result is no use to the others.
+    """
     pool, tensors, library = staging.results, entry.response.requests[0].tensors, kernels_named(work.kernels)
     places: list[int] = []
     own: list[Buffer] = []
 
     def lend(nbytes: int) -> Any:
-        memory = pool.take(nbytes, _LEAST_PART)
+        memory = pool.take(nbytes, least)
         if memory is not None:
             places.append(pool.place)
         return memory

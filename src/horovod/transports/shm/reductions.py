@@ -6,6 +6,7 @@ bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -16,10 +17,10 @@ from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.caches import BLOCK_BYTES
 from horovod.transports.shm.control import PHASE_BITS
-from horovod.transports.shm.direct import is_placed
+from horovod.transports.shm.direct import find_results, is_placed, make_results
 from horovod.transports.shm.staging import CHUNK_BYTES, Staging
 
-__all__ = ["allreduce_arena", "lives_in_arena", "reducescatter"]
+__all__ = ["allreduce_arena", "allreduce_fresh", "lives_in_arena", "reducescatter"]
 
 _ALIGN = 64
 
@@ -54,14 +55,41 @@ def allreduce_arena(staging: Staging, sequence: int, entry: Entry, work: Work) -
         reduce(target, sources)
         for other in copies:
             copy(other, target)
-    if from_device:
-        # The way back to the device begins at once.
-        staging.flags.post(base | 2, members)
-        staging.flags.wait(members, base | 2)
-    return not from_device
+    return True
+
+
+def allreduce_fresh(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool:
+    """Copy ordinary tensors to the place of their new results, in the arena, and reduce them there.
+
+    Returns:
+        Whether it was done; the others' slices may still be missing. If not, two phases of the entry are over.
+    """
+    members, base = entry.response.members, sequence << PHASE_BITS
+    library, tensors = kernels_named(work.kernels), entry.response.requests[0].tensors
+    results = make_results(staging, sequence, entry, work, [spec.shape for spec in tensors], least=1)
+    for result, source in zip(results, work.inputs, strict=True):
+        library.copy(result, source.reshape(-1))
+    staging.flags.post(base | 2, members)
+    places = find_results(staging, sequence, entry)
+    staging.flags.wait(members, base | 2)
+    if places is None:
+        return False
+    for reduce, target, sources, copies in _blocks(staging, entry, work.kernels, places):
+        reduce(target, sources)
+        for other in copies:
+            library.copy(other, target)
+    return True
 
 
 def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
+    response = entry.response
+    blocks = _blocks(staging, entry, kernels, [response.request_of(i).placement for i in range(len(response.members))])
+    staging.budget.charge(entry.cache, len(blocks) * len(response.members))
+    return blocks
+
+
+def _blocks(staging: Staging, entry: Entry, kernels: str, places: Sequence[tuple[int, ...]]) -> list[_Block]:
+    """Return what this rank reduces of tensors that lie, in the order of members, at ``places`` in their arenas."""
     response, library = entry.response, kernels_named(kernels)
     first = response.requests[0]
     members = response.members
@@ -70,7 +98,7 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
         reduce = library.reducer(spec.dtype, first.op, first.prescale, first.postscale, response.divisor)
         itemsize = ITEMSIZE[spec.dtype]
         wholes = [
-            staging.arenas[rank].view_once(kernels, response.request_of(i).placement[index], spec.dtype, (spec.count,))
+            staging.arenas[rank].view_once(kernels, places[i][index], spec.dtype, (spec.count,))
             for i, rank in enumerate(members)
         ]
         lines = -(-spec.count * itemsize // _ALIGN)
@@ -84,7 +112,6 @@ def _arena_blocks(staging: Staging, entry: Entry, kernels: str) -> list[_Block]:
                 blocks.append(_Block(reduce, sources[entry.me], sources, [sources[1 - entry.me]]))
             else:
                 blocks.append(_Block(reduce, scratch[: high - low], sources, sources))
-    staging.budget.charge(entry.cache, len(blocks) * len(members))
     return blocks
 
 

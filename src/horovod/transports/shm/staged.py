@@ -71,7 +71,7 @@ def allreduce_staged(
         staging: the staging buffers.
         sequence: of the log entry.
         batch: the works.
-        phase: how many phases of the entry are over; only of two members any.
+        phase: how many phases of the entry are over.
     """
     entry, _ = batch[0]
     # Fused works meet by chance; what passes alone may come again.
@@ -86,7 +86,7 @@ def allreduce_staged(
     if len(members) == 2 or (len(members) <= 4 and layout.total <= _READ_ALL_BYTES):
         _read_all(staging, sequence, entry, layout, inputs, outputs, phase)
     else:
-        _by_owner(staging, sequence, members, entry.me, layout, inputs, outputs)
+        _by_owner(staging, sequence, members, entry.me, layout, inputs, outputs, phase)
 
 
 class _SharedPiece(NamedTuple):
@@ -154,7 +154,7 @@ class _Shares(NamedTuple):
 
 def _by_owner(
     staging: Staging, sequence: int, members: Sequence[int], me: int, layout: _Layout, inputs: list[Buffer],
-    outputs: list[Buffer],
+    outputs: list[Buffer], phase: int,
 ) -> None:  # fmt: skip
     """Let rank k reduce the k-th part of each round, and the others collect it."""
     arenas, arena, known, eviction = staging.arenas, staging.arena, layout.shares, staging.eviction
@@ -180,12 +180,16 @@ def _by_owner(
                 found.fill.append((segment, start, stop, layout.view(arena, at, segment, stop - start)))
         for owner, (low, high) in enumerate(parts):
             for segment, start, stop, at in cut(round_, low, high, offset):
-                views = [layout.view(arenas[rank], at, segment, stop - start) for rank in members]
-                found.collect.append((segment, start, stop, views[owner]))
-                if owner == me:
-                    found.reduce.append((segment, start, stop, views[me], views))
+                if owner != me:
+                    view = layout.view(arenas[members[owner]], at, segment, stop - start)
+                else:
+                    views = [layout.view(arenas[rank], at, segment, stop - start) for rank in members]
+                    view = views[me]
+                    found.reduce.append((segment, start, stop, view, views))
+                found.collect.append((segment, start, stop, view))
         if len(known) < _KNOWN_ROUNDS:
-            staging.budget.charge(layout, (len(found.fill) + len(found.collect)) * len(members))
+            views_made = len(found.fill) + len(found.collect) + len(found.reduce) * len(members)
+            staging.budget.charge(layout, views_made)
             known[round_] = found
         return found
 
@@ -208,4 +212,4 @@ def _by_owner(
         for segment, low, high, view in shares(round_, offset).collect:
             copies[segment](outputs[segment][low:high], view)
 
-    staging.exchange(sequence, members, rounds, fill, reduce, collect)
+    staging.exchange(sequence, members, rounds, fill, reduce, collect, phase)

@@ -67,14 +67,7 @@ class Staging:
         if not count:
             # Of what is empty everywhere; this rank must not wait for itself to be through with it.
             return phase
-        flags, base = self.flags, (sequence << PHASE_BITS) + phase
-        if phase:
-            # Everybody must have read what the rounds before left in the buffers.
-            base += 1
-            flags.post(base, members)
-            flags.wait(members, base)
-        else:
-            self.reserve(sequence, members)
+        flags, base = self.flags, self._begin(sequence, members, phase)
         fill(0, self.offset(0))
         flags.post(base + 1, members)
         for c in range(count):
@@ -85,24 +78,34 @@ class Staging:
             drain(c, self.offset(c))
         return base + count - (sequence << PHASE_BITS)
 
+    def _begin(self, sequence: int, members: Sequence[int], phase: int) -> int:
+        """Wait until the buffers may be filled; return the flag from which rounds count."""
+        base = (sequence << PHASE_BITS) + phase
+        if not phase:
+            self.reserve(sequence, members)
+            return base
+        # Everybody must have read what the phases before left in the buffers.
+        self.flags.post(base + 1, members)
+        self.flags.wait(members, base + 1)
+        return base + 1
+
     @property
     def exchange_bytes(self) -> int:
         """How much passes in a round of ``exchange``; the same for all ranks."""
         return STAGING_BYTES if self.flags.control.has_large_rounds else CHUNK_BYTES
 
     def exchange(
-        self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
+        self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step, phase: int = 0
     ) -> None:
         """Run ``count`` rounds of two steps each: after ``reduce`` everybody's result can be read in ``collect``.
 
         Three buffers would do: everybody has collected round c-2 when it says that c-1 is reduced. Where ranks
         share cores, there is one large buffer instead: to fill one ahead is of no use then, to meet seldom is.
         """
-        self.reserve(sequence, members)
+        flags, base = self.flags, self._begin(sequence, members, phase)
         if self.flags.control.has_large_rounds:
-            self._exchange_in_turn(sequence, members, count, fill, reduce, collect)
+            self._exchange_in_turn(base, members, count, fill, reduce, collect)
             return
-        flags, base = self.flags, sequence << PHASE_BITS
         if count:
             fill(0, self.offset(0))
             flags.post(base + 1, members)
@@ -117,9 +120,9 @@ class Staging:
             collect(c, self.offset(c))
 
     def _exchange_in_turn(
-        self, sequence: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
+        self, base: int, members: Sequence[int], count: int, fill: Step, reduce: Step, collect: Step
     ) -> None:
-        flags, base = self.flags, sequence << PHASE_BITS
+        flags = self.flags
         for c in range(count):
             if c:
                 flags.wait(members, base + 3 * c)

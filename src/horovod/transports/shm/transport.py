@@ -260,9 +260,10 @@ def _allreduce(staging: Staging, sequence: int, entry: Entry, work: Work) -> boo
     elif reductions.lives_in_arena(entry):
         return reductions.allreduce_arena(staging, sequence, entry, work)
     elif is_fresh(entry):
-        if allreduce_direct(staging, sequence, entry, work):
+        is_pair = len(entry.response.members) == 2
+        if (allreduce_direct if is_pair else reductions.allreduce_fresh)(staging, sequence, entry, work):
             return True
-        allreduce_staged(staging, sequence, [(entry, work)], phase=1)
+        allreduce_staged(staging, sequence, [(entry, work)], phase=1 if is_pair else 2)
     else:
         allreduce_staged(staging, sequence, [(entry, work)])
     return False
