@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod import context
+from horovod.logs import logger
 from horovod.torch.inference import ordinary
 
 if TYPE_CHECKING:
@@ -118,6 +119,13 @@ class _Pool:
         self._registered.clear()
         self._free.clear()
         self._generation = context.generation()
+        world = context.world()
+        has_choice = not context.config().gpu_operations and torch.cuda.device_count() >= world.local_size
+        if world.rank == 0 and has_choice:
+            logger.warning(
+                "tensors of the GPUs travel through host memory; where each rank has a GPU of its own, "
+                "HOROVOD_GPU_OPERATIONS=NCCL moves them from GPU to GPU (=GLOO leaves it as it is, without this line)"
+            )
 
 
 _pool = _Pool()
