@@ -329,6 +329,23 @@ def test_another_handler_stands_in_for_the_scripts_only_during_the_work(guard: G
     assert len(came) == 3
 
 
+def test_a_second_sigterm_does_not_wait(guard: Guard) -> None:
+    came: list[int] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        assert guard.allows()
+        guard.enter()
+        signal.raise_signal(signal.SIGTERM)
+        assert came == []
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+        guard.leave()
+        assert came == [signal.SIGTERM]
+        assert not guard.is_pending
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
 def test_an_exception_of_one_handler_keeps_no_other_from_its_turn(guard: Guard) -> None:
     came: list[int] = []
 

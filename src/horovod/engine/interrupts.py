@@ -4,7 +4,7 @@ An exception that comes out of nowhere would leave the engine half changed. So a
 which saves to hand it over, only where none can come. That is any thread but the main one; and the main one as long as
 nothing traces it, and no timer has a handler of the script's, which is there to end a wait. For the time of the work,
 another handler stands in for those of all other signals, and lets them wait until the work in hand is done; so it does
-for Python's own handler of Ctrl-C, always. A second Ctrl-C does not wait.
+for Python's own handler of Ctrl-C, always. A second Ctrl-C, or SIGTERM, does not wait.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def _numbers(*names: str) -> tuple[int, ...]:
 _COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD")
 _EVERY_NS = 100_000_000
 _OF_TIMERS = _numbers("ALRM", "VTALRM", "PROF")
+#: By whose second signal somebody insists: the work in hand may wait for a rank that does not go on.
+_INSISTENT = _numbers("INT", "TERM")
 
 _trusted: set[object] = {None, int(signal.SIG_DFL), int(signal.SIG_IGN)}
 
@@ -142,10 +144,13 @@ class Guard:
 
     def _stand_in(self, number: int, frame: FrameType | None) -> None:
         if self._is_inside:
-            if all(number != other for other, _ in self._waiting):
+            first = next((one for one in self._waiting if one[0] == number), None)
+            if first is None:
                 self._waiting.append((number, frame))
-            self.is_pending = True
-            return
+            if first is None or number not in _INSISTENT:
+                self.is_pending = True
+                return
+            self._waiting.remove(first)
         self._wake()
         self._handlers[number](number, frame)
 

@@ -47,6 +47,7 @@ def check_build() -> str:
             "Tensors move:",
             "    inside a host over shared memory",
             f"    between hosts over {_between_hosts()}",
+            f"    of a GPU {_of_a_gpu()}",
         ]
     )
 
@@ -79,6 +80,13 @@ def _between_hosts() -> str:
     if gloo:
         return "Gloo; for MPI, pip install 'khorovod[mpi]'"
     return "nothing: pip install torch for Gloo, or 'khorovod[mpi]' for MPI"
+
+
+def _of_a_gpu() -> str:
+    """Say how tensors of a GPU move."""
+    if _exists("nvidia.nccl"):
+        return "through host memory; over NCCL, where they are, with HOROVOD_GPU_OPERATIONS=NCCL"
+    return "through host memory"
 
 
 def _line(title: str, there: bool) -> str:
