@@ -228,9 +228,10 @@ def test_a_rank_dies_in_shutdown() -> None:
 
 def _stop(where: str) -> None:
     import horovod.numpy as hvd
+    from horovod.transports.shm import reductions
     from horovod.transports.shm.staging import Staging
 
-    victim = {"worker": VICTIM, "coordinator": 0, "inside": VICTIM}[where]
+    victim = 0 if where == "coordinator" else VICTIM
     blame_only(victim, {"after": (0, 2)})
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
@@ -242,12 +243,15 @@ def _stop(where: str) -> None:
                 original(self, *args)
 
             Staging.exchange = stopping  # type: ignore[method-assign]
+        elif where == "among results":
+            reductions.find_results = lambda *args: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment]
         else:
             os.kill(os.getpid(), signal.SIGSTOP)
-    hvd.allreduce(np.ones(500_000), name="after")
+    reduce = hvd.allreduce if where == "among results" else hvd.allreduce_
+    reduce(np.ones(500_000), name="after")
 
 
-@pytest.mark.parametrize("where", ["worker", "coordinator", "inside"])
+@pytest.mark.parametrize("where", ["worker", "coordinator", "inside", "among results"])
 def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
     ranks = Ranks(3, _stop, (where,), env={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"})
     victim = 0 if where == "coordinator" else VICTIM

@@ -201,7 +201,7 @@ def _stop_in_the_middle() -> None:
 def _large() -> None:
     import horovod.numpy as hvd
 
-    hvd.allreduce(np.ones(500_000), name="large")
+    hvd.allreduce_(np.ones(500_000), name="large")
 
 
 @pytest.mark.slow
