@@ -1,0 +1,120 @@
+"""How handlers of signals wait for the work in hand: those of the script, too, as if nobody had touched them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from horovod.engine import interrupts
+from horovod.engine.interrupts import Guard
+
+
+class Alarm(Exception):
+    pass
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)}
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's, which ends a test that takes too long
+    yield Guard(lambda: None)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_another_handler_stands_in_for_the_scripts_only_during_the_work(guard: Guard) -> None:
+    came: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, handler)
+    assert guard.allows()
+    guard.enter()
+    assert signal.getsignal(signal.SIGUSR1) is not handler
+    for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
+        signal.raise_signal(number)
+    assert (came, guard.is_pending) == ([], True)
+    guard.leave()
+    assert (came, guard.is_pending) == ([signal.SIGUSR2, signal.SIGUSR1], False)
+    assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(came) == 3
+
+
+def test_a_second_sigterm_does_not_wait(guard: Guard) -> None:
+    came: list[int] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        assert guard.allows()
+        guard.enter()
+        signal.raise_signal(signal.SIGTERM)
+        assert came == []
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+        guard.leave()
+        assert came == [signal.SIGTERM]
+        assert not guard.is_pending
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def test_an_exception_of_one_handler_keeps_no_other_from_its_turn(guard: Guard) -> None:
+    came: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise Alarm
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, handler)
+    assert guard.allows()
+    guard.enter()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    for _ in range(2):
+        with pytest.raises(Alarm):
+            guard.leave()
+    assert came == [signal.SIGUSR1, signal.SIGUSR2]
+    assert not guard.is_pending
+
+
+def test_what_broke_into_entering_leaves_handlers_that_work(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    usual, left = interrupts._set_handler, [1]
+
+    def breaks(number: int, new: Any) -> Any:
+        if not left:
+            raise Alarm
+        left.pop()
+        return usual(number, new)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, handler)
+    assert guard.allows()
+    monkeypatch.setattr(interrupts, "_set_handler", breaks)
+    with pytest.raises(Alarm):
+        guard.enter()
+    monkeypatch.undo()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    assert came == [signal.SIGUSR1, signal.SIGUSR2]
+    guard.leave()
+    assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler
+
+
+def test_a_timer_is_there_to_end_a_wait(guard: Guard) -> None:
+    assert guard.allows()
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    assert not guard.allows()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert guard.allows()
