@@ -249,10 +249,22 @@ def everything(thorough: bool, library: str = "torch") -> None:
             scaled(library, dtype)
     for one in ("numpy", library):
         _adasum(one)
+        _mixed(one)
     _same_bits()
     _process_sets()
     _many_at_once()
     _joined()
+
+
+def _mixed(library: str) -> None:
+    """A group of several dtypes: each is reduced, scaled and rounded as it would be alone."""
+    hvd, make, back = _hvd(library)
+    rank, size = hvd.rank(), hvd.size()
+    for op, dtypes in (("Sum", ["bool", "float16", "int32", "float64"]), ("Average", ["float16", "int32", "float32"])):
+        how = getattr(importlib.import_module("horovod.bindings.reductions"), op)
+        many = [make(_values(rank, (7,), dtype), dtype) for dtype in dtypes]
+        for dtype, result in zip(dtypes, hvd.grouped_allreduce(many, op=how), strict=True):
+            _check(back(result), _expected(op, (7,), dtype, size), _tolerance(dtype, op), f"{dtype} among others")
 
 
 def _adasum(library: str) -> None:

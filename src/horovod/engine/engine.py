@@ -7,7 +7,6 @@ anywhere in it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from horovod import errors
@@ -200,6 +199,5 @@ class Engine:
         if not self._progress.stop(reason, _STOP_S):
             # The thread is in the middle of an operation, and waits for a peer that does not go on; it keeps the memory
             # that it needs until the process ends.
-            with contextlib.suppress(ValueError):  # it has ended at this moment, and what it tells through is gone
-                self._stepper.announce(reason)
+            self._stepper.announce(reason)
             self._progress.stop(reason, _STUCK_S)

@@ -203,13 +203,16 @@ class _NcclGroup:
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """Hand what is called meanwhile to NCCL at once, and wait until it is on the stream."""
-        self._check(self._nccl.ncclGroupStart())
         try:
-            yield
-        finally:
-            result = self._nccl.ncclGroupEnd()
-        if result != _IN_PROGRESS:
+            self._check(self._nccl.ncclGroupStart())
+            try:
+                yield
+            finally:
+                result = self._nccl.ncclGroupEnd()
             self._check(result)
+        except _NcclError as error:
+            self.abort()
+            raise failed(error, "nccl", self._others, self._watch) from None
         self._wait_until(self._is_settled)
 
     def _call(self, name: str, *arguments: Any) -> None:

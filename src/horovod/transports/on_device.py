@@ -226,16 +226,17 @@ def _on_stream(device: torch.device) -> Iterator[Any]:
 
 
 def _allreduce(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
-    """Reduce the tensors of all works, which have the same dtype and arguments, at once."""
-    outputs: list[torch.Tensor] = []
+    """Reduce the tensors of all works, which have the same arguments: those of one dtype at once."""
+    outputs: dict[torch.dtype, list[torch.Tensor]] = {}
     for entry, work in batch:
         for index, spec in enumerate(entry.response.requests[0].tensors):
             output = work.allocate(index, spec.shape)
             if output is not work.inputs[index]:
                 output.copy_(work.inputs[index])
             if spec.count:
-                outputs.append(output)
-    _reduce(group, batch[0][0].response, outputs)
+                outputs.setdefault(output.dtype, []).append(output)
+    for alike in outputs.values():
+        _reduce(group, batch[0][0].response, alike)
 
 
 def _reducescatter(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
@@ -264,11 +265,9 @@ def _reduce(
     Args:
         group: of the members; None for one rank alone.
         response: the entry.
-        tensors: to be reduced, none of them empty; they are written.
+        tensors: to be reduced, of one dtype, none of them empty; they are written.
         part: where this rank's equal part of the only tensor is to be; None to have the whole, in its place.
     """
-    if not tensors:
-        return
     request = response.requests[0]
     op, before, after, divisor = request.op, request.prescale, request.postscale, 1
     if op is ReduceOp.AVERAGE:
