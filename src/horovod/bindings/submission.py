@@ -233,17 +233,14 @@ class Submission:
         if not in_place:
             passed.begin()
             return _Ticket(engine.submit(call, adapter, inputs, None, passed, patient), many, None, (), passed)
-        both = list(zip(map(self._target_on_device, tensors), inputs, strict=True))
+        for tensor in tensors:
+            adapter.target(tensor)  # which refuses one that cannot be written
+        both = zip(tensors, inputs, strict=True)
         copies = [(target, buffer) for target, buffer in both if adapter.address(target) != adapter.address(buffer)]
         if len(inputs) > 1:
             self._part(inputs, copies, call.op)
         passed.begin()
         return _Ticket(engine.submit(call, adapter, inputs, inputs, passed, patient), many, tuple(tensors), copies)
-
-    def _target_on_device(self, tensor: Any) -> Any:
-        """Return the tensor, which can be the target of an operation in place."""
-        self.adapter.target(tensor)
-        return tensor
 
     def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
         if ticket.passing is not None:

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -185,14 +185,10 @@ class _NcclGroup:
         event = torch.cuda.current_stream().record_event()
 
         def is_over(slice_s: float) -> bool:
-            deadline, pause_s = time.monotonic() + slice_s, 0.0
-            while not event.query():
-                if time.monotonic() > deadline:
-                    self._check(self._state())
-                    return False
-                time.sleep(pause_s)
-                pause_s = min(pause_s + _PAUSE_S, _LONGEST_PAUSE_S)
-            return True
+            found = _look_for(event.query, slice_s)
+            if not found:
+                self._check(self._state())
+            return found
 
         self._wait_until(is_over)
 
@@ -211,8 +207,7 @@ class _NcclGroup:
                 result = self._nccl.ncclGroupEnd()
             self._check(result)
         except _NcclError as error:
-            self.abort()
-            raise failed(error, "nccl", self._others, self._watch) from None
+            raise self._failed(error) from None
         self._wait_until(self._is_settled)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -221,14 +216,10 @@ class _NcclGroup:
 
     def _is_settled(self, slice_s: float) -> bool:
         """Look for a moment whether NCCL has done what it was told."""
-        deadline, pause_s = time.monotonic() + slice_s, 0.0
-        while (state := self._state()) == _IN_PROGRESS:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause_s)
-            pause_s = min(pause_s + _PAUSE_S, _LONGEST_PAUSE_S)
-        self._check(state)
-        return True
+        found = _look_for(lambda: self._state() != _IN_PROGRESS, slice_s)
+        if found:
+            self._check(self._state())
+        return found
 
     def _state(self) -> int:
         state = ctypes.c_int()
@@ -247,13 +238,17 @@ class _NcclGroup:
         try:
             wait_until(is_over, self._others, self._watch)
         except _NcclError as error:
-            self.abort()
-            if "Duplicate GPU" in str(error):
-                raise HorovodInternalError(f"{_ONE_GPU} ({error})") from None
-            raise failed(error, "nccl", self._others, self._watch) from None
+            raise self._failed(error) from None
         except BaseException:
             self.abort()
             raise
+
+    def _failed(self, error: _NcclError) -> HorovodInternalError:
+        """End the communicator, and return what to raise; see ``failed``."""
+        self.abort()
+        if "Duplicate GPU" in str(error):
+            return HorovodInternalError(f"{_ONE_GPU} ({error})")
+        return failed(error, "nccl", self._others, self._watch)
 
     def abort(self) -> None:
         """End it, together with what is under way."""
@@ -264,6 +259,17 @@ class _NcclGroup:
 
 class _NcclError(Exception):
     """What NCCL says went wrong."""
+
+
+def _look_for(is_there: Callable[[], bool], slice_s: float) -> bool:
+    """Look for a moment, less and less often, whether something is there."""
+    deadline, pause_s = time.monotonic() + slice_s, 0.0
+    while not is_there():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s + _PAUSE_S, _LONGEST_PAUSE_S)
+    return True
 
 
 class NcclGroups:
