@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -157,8 +162,6 @@ def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
 
 
 def _alarmed(kind: type[BaseException]) -> int:
-    import random
-
     import horovod.numpy as hvd
 
     def handler(*_: Any) -> None:
@@ -198,41 +201,46 @@ def test_signal_handlers_that_raise(kind: type[BaseException]) -> None:
     assert sum(run_ranks(2, _alarmed, kind)) > 0
 
 
-def _ctrl_c(large: bool) -> None:
-    """Ctrl-C at any moment while the main thread does the engine's work itself; exactly one each time."""
-    import os
-    import random
-    import threading
-
-    import horovod.numpy as hvd
-
-    chance = random.Random(hvd.rank())
+@contextlib.contextmanager
+def _sending(number: int, seed: int) -> Iterator[tuple[threading.Semaphore, threading.Event]]:
+    """Send a signal to this process within a millisecond of each release of what this yields; and what never comes."""
+    chance = random.Random(seed)
     go, is_over = threading.Semaphore(0), threading.Event()
 
-    def press() -> None:
+    def send() -> None:
         while go.acquire() and not is_over.is_set():
             is_over.wait(chance.uniform(0, 1e-3))
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    thread = threading.Thread(target=press)
+    thread = threading.Thread(target=send)
     thread.start()
-    for _ in range(60):
-        tensor = np.full(300_000 if large else 3, float(hvd.rank()))
-        before = hvd.stats().operations
-        try:
-            go.release()
-            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
-            while not is_over.wait(0.01):
-                pass  # a signal that comes just before a thread blocks does not wake it
-        except KeyboardInterrupt:
-            pass
-        if hvd.stats().operations == before:
-            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
-        hvd.barrier()
-        assert (tensor == 1).all()
-    is_over.set()
-    go.release()
-    thread.join()
+    try:
+        yield go, is_over
+    finally:
+        is_over.set()
+        go.release()
+        thread.join()
+
+
+def _ctrl_c(large: bool) -> None:
+    """Ctrl-C at any moment while the main thread does the engine's work itself; exactly one each time."""
+    import horovod.numpy as hvd
+
+    with _sending(signal.SIGINT, hvd.rank()) as (go, is_over):
+        for _ in range(60):
+            tensor = np.full(300_000 if large else 3, float(hvd.rank()))
+            before = hvd.stats().operations
+            try:
+                go.release()
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+                while not is_over.wait(0.01):
+                    pass  # a signal that comes just before a thread blocks does not wake it
+            except KeyboardInterrupt:
+                pass
+            if hvd.stats().operations == before:
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+            hvd.barrier()
+            assert (tensor == 1).all()
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
@@ -242,14 +250,9 @@ def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
 
 def _signalled(number: int, raises: bool) -> None:
     """A signal at any moment of a call, exactly one each time; whenever the script looks, its own handler is there."""
-    import os
-    import random
-    import threading
-
     import horovod.numpy as hvd
 
-    chance = random.Random(hvd.rank())
-    go, is_over, handled = threading.Semaphore(0), threading.Event(), 0
+    handled = 0
 
     def handler(*_: Any) -> None:
         nonlocal handled
@@ -258,33 +261,24 @@ def _signalled(number: int, raises: bool) -> None:
         if raises:
             raise Alarm
 
-    def send() -> None:
-        while go.acquire() and not is_over.is_set():
-            is_over.wait(chance.uniform(0, 1e-3))
-            os.kill(os.getpid(), number)
-
     usual = signal.signal(number, handler)
-    thread = threading.Thread(target=send)
-    thread.start()
-    for turn in range(40):
-        tensor = np.full(300_000 if turn % 2 else 3, float(hvd.rank()))
-        before = hvd.stats().operations
-        try:
-            go.release()
-            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
-            while handled <= turn:
-                is_over.wait(0.01)
-        except Alarm:
-            pass
-        assert handled == turn + 1
-        assert signal.getsignal(number) is handler
-        if hvd.stats().operations == before:
-            hvd.allreduce_(tensor, name="x", op=hvd.Sum)
-        hvd.barrier()
-        assert (tensor == 1).all()
-    is_over.set()
-    go.release()
-    thread.join()
+    with _sending(number, hvd.rank()) as (go, is_over):
+        for turn in range(40):
+            tensor = np.full(300_000 if turn % 2 else 3, float(hvd.rank()))
+            before = hvd.stats().operations
+            try:
+                go.release()
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+                while handled <= turn:
+                    is_over.wait(0.01)
+            except Alarm:
+                pass
+            assert handled == turn + 1
+            assert signal.getsignal(number) is handler
+            if hvd.stats().operations == before:
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+            hvd.barrier()
+            assert (tensor == 1).all()
     signal.signal(number, usual)
 
 
