@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from popart.errors import popart_exception, unknown
-from popart.kernels import Node
-from popart.model import OPSETS, PLACEMENT, attribute_value, check_opset, load_proto, read_graph
+from popart.annotations import Annotations
+from popart.errors import nearest, popart_exception, unknown
+from popart.kernels import Node, known_operators
+from popart.model import OPSETS, check_opset, load_proto, read_graph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
 from popart.tensors import Array, TensorInfo
@@ -24,6 +24,15 @@ __all__ = ["Builder", "DebugContext"]
 _DEFAULT_OPSET = 10
 #: Of the time of that operator set; readers of today understand it.
 _IR_VERSION = 5
+_SUBGRAPHS = ": a model is one graph here, without calls, loops and conditions"
+#: What the software device does not have, and why.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("createSubgraphBuilder", "addUntypedInputTensor", "addInputTensorFromParentGraph", "setParent"), _SUBGRAPHS
+    ),
+    "saveInitializersExternally": ": weights are in the model's file, saveModelProto() writes it",
+    "embedReplicationFactor": ": SessionOptions.replicatedGraphCount says how many replicas there are",
+}
 
 
 class DebugContext:
@@ -40,7 +49,7 @@ class DebugContext:
         return self.name
 
 
-class Builder:
+class Builder(Annotations):
     """Makes a model.
 
     Args:
@@ -62,10 +71,8 @@ class Builder:
         self._opset = check_opset((opsets or {}).get("ai.onnx", _DEFAULT_OPSET))
         self._opset_used = 0
         self._counts: Counter[str] = Counter()
-        self._scopes: list[str] = []
-        self._placement: list[tuple[str, int]] = []
+        super().__init__(onnx.GraphProto(name="BuilderGraph"))
         self._shapes = Shapes(training=True)
-        self._graph = onnx.GraphProto(name="BuilderGraph")
         self._weights: dict[str, Array] = {}
         if modelProtoOrFilename is not None:
             self._go_on_with(load_proto(modelProtoOrFilename))
@@ -77,7 +84,10 @@ class Builder:
         version = name.removeprefix("aiOnnxOpset")
         if name.startswith("aiOnnxOpset") and version.isdigit() and int(version) in OPSETS:
             return AiOnnx(self, int(version))
-        raise AttributeError(f"popart.Builder has no attribute {name!r}")
+        raise AttributeError(
+            f"popart.Builder has no {name!r} on the software device{nearest(name, dir(type(self)))}"
+            f"{_INSTEAD.get(name, '')}; docs/popart.md says what it imitates"
+        )
 
     # -- inputs and weights --------------------------------------------------------------------------------------
 
@@ -167,62 +177,43 @@ class Builder:
         self._graph.node.append(proto)
         return names
 
-    def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Any) -> None:
-        """Add an attribute to the node that gives these outputs.
+    def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
+        """Say that tensors are kept where others are computed again, and return the ids to go on with.
+
+        Args:
+            nodeOutputNames: ids, in a list.
+        """
+        return [self.aiGraphcore.nop([name]) for name in nodeOutputNames]
+
+    def customOp(
+        self, opName: str, opVersion: int, domain: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None,
+        numOutputs: int = 1, name: str = "",
+    ) -> list[str]:  # fmt: skip
+        """Add an operation by its operator's name; the software device has those of ONNX and ``ai.graphcore``.
+
+        Args:
+            opName: the operator.
+            opVersion: accepted.
+            domain: empty or ``ai.onnx`` for ONNX's own.
+            inputs: ids.
+            attributes: by name.
+            numOutputs: how many.
+            name: put in front of the outputs' ids.
+
+        Returns:
+            The ids of the outputs.
 
         Raises:
-            popart_exception: no node gives them.
+            popart_exception: it is an operator in C++ for the hardware, or does not fit its inputs.
         """
-        node = self._node_of(nodeOutputNames)
-        for old in [attribute for attribute in node.attribute if attribute.name == attributeName]:
-            node.attribute.remove(old)
-        node.attribute.append(helper.make_attribute(attributeName, attributeValue))
-
-    def getNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> Any:
-        """Return an attribute of the node that gives these outputs.
-
-        Raises:
-            popart_exception: no node gives them, or it has no such attribute.
-        """
-        found = {attribute.name: attribute for attribute in self._node_of(nodeOutputNames).attribute}
-        if attributeName not in found:
-            raise unknown("an attribute of this node", attributeName, found)
-        return attribute_value(found[attributeName])
-
-    # -- scopes --------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def nameScope(self, name: str) -> Iterator[None]:
-        """Put ``name/`` in front of the ids of what is made inside."""
-        self._scopes.append(f"{name}/")
-        try:
-            yield
-        finally:
-            self._scopes.pop()
-
-    def virtualGraph(self, *where: Any) -> Any:
-        """Put what is made inside on an IPU, ``with builder.virtualGraph(1):``, or a made node, ``(ids, 1)``."""
-        return self._place("__ipu_number", where)
-
-    def pipelineStage(self, *where: Any) -> Any:
-        """Put what is made inside into a stage of the pipeline, or a made node. See ``virtualGraph``."""
-        return self._place("__pipeline_stage", where)
-
-    def executionPhase(self, *where: Any) -> Any:
-        """Put what is made inside into a phase, or a made node. See ``virtualGraph``."""
-        return self._place("__execution_phase", where)
-
-    def recomputeOutput(self, *where: Any) -> Any:
-        """Say what is computed again, or a made node; without effect. See ``virtualGraph``."""
-        return self._place("__recompute_output", where)
-
-    def setAvailableMemoryProportion(self, nodeOutputNames: Any, availableMemoryProportion: float) -> None:
-        """Say how much of a tile's memory a made node may take; without effect, nothing is ever too large.
-
-        Raises:
-            popart_exception: no node gives these outputs.
-        """
-        self.addNodeAttribute("__available_memory_proportion", float(availableMemoryProportion), nodeOutputNames)
+        where = "" if domain == "ai.onnx" else domain
+        if opName not in known_operators(where):
+            raise popart_exception(
+                f"the software device has no operator {domain}.{opName}: custom operators are compiled for the "
+                "hardware. Make it of operators that there are: dir(builder.aiOnnx), dir(builder.aiGraphcore)"
+            )
+        version = self._opset_used or self._opset
+        return self.add_node(opName, where, version, list(inputs), int(numOutputs), dict(attributes or {}), name)
 
     def reshape_const(self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = "") -> str:
         """Add a reshape to a shape that is known, and return the id of its output.
@@ -281,6 +272,10 @@ class Builder:
         model.ir_version = _IR_VERSION
         return bytes(model.SerializeToString())
 
+    def setGraphName(self, name: str) -> None:
+        """Say what the graph is called."""
+        self._graph.name = name
+
     def saveModelProto(self, filename: str) -> None:
         """Write the model into a file."""
         Path(filename).write_bytes(self.getModelProto())
@@ -320,28 +315,6 @@ class Builder:
                 f"aiOnnxOpset{version}"
             )
         self._opset_used = version
-
-    def _node_of(self, outputs: Any) -> Any:
-        names = {outputs} if isinstance(outputs, str) else set(outputs)
-        for node in self._graph.node:
-            if names & set(node.output):
-                return node
-        raise popart_exception(f"no node gives {sorted(names)}")
-
-    def _place(self, attribute: str, where: tuple[Any, ...]) -> Any:
-        if attribute not in PLACEMENT or len(where) not in (1, 2):
-            raise popart_exception(f"say a number, or a node's outputs and a number; received {where!r}")
-        if len(where) == 2:
-            return self.addNodeAttribute(attribute, int(where[1]), where[0])
-        return self._inside(attribute, int(where[0]))
-
-    @contextlib.contextmanager
-    def _inside(self, attribute: str, value: int) -> Iterator[None]:
-        self._placement.append((attribute, value))
-        try:
-            yield
-        finally:
-            self._placement.pop()
 
 
 def _arrays(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,31 @@ __all__ = [
     "AdamMode",
     "AdaptiveMode",
     "AnchorReturnTypeId",
+    "BatchSerializationBatchSchedule",
+    "BatchSerializationMethod",
+    "BatchSerializationTransformContext",
     "DataType",
     "DeviceConnectionType",
+    "DeviceSelectionCriterion",
     "DeviceType",
+    "DotCheck",
+    "ExecutionPhaseIOSchedule",
+    "ExecutionPhaseSchedule",
+    "Instrumentation",
     "IrSerializationFormat",
+    "MeanReductionStrategy",
     "MergeVarUpdateType",
     "PatternsLevel",
     "RecomputationType",
+    "RecomputeType",
     "ReductionType",
+    "ReplicatedTensorSharding",
     "SGDAccumulatorAndMomentum",
+    "SubgraphCopyingStrategy",
     "SyncPattern",
     "SyntheticDataMode",
+    "TensorStorage",
+    "TileSet",
     "VirtualGraphMode",
     "WeightDecayMode",
 ]
@@ -177,3 +191,112 @@ class IrSerializationFormat(Enum):
     """In what form a session tells its schedule."""
 
     JSON = "JSON"
+
+
+class RecomputeType(Enum):
+    """Whether a tensor is kept for backward or computed again; without effect on the software device."""
+
+    Undefined = 0
+    Checkpoint = 1
+    Recompute = 2
+    Recomputed = 3
+
+
+class TensorStorage(Enum):
+    """In which memory a tensor lies; without effect on the software device, which has one."""
+
+    OffChip = "OffChip"
+    OnChip = "OnChip"
+
+
+class TileSet(Enum):
+    """Which tiles hold a tensor; without effect on the software device, which has none."""
+
+    Compute = "Compute"
+    IO = "IO"
+    Undefined = "Undefined"
+
+
+class ReplicatedTensorSharding(Enum):
+    """Whether replicas share an optimizer's state out; without effect on the software device: the numbers are those."""
+
+    Off = "Off"
+    On = "On"
+
+
+class ExecutionPhaseIOSchedule(Enum):
+    """When phases load and store; without effect on the software device."""
+
+    Preload = "Preload"
+    OnDemand = "OnDemand"
+
+
+class ExecutionPhaseSchedule(Enum):
+    """Order of what a phase does; without effect on the software device."""
+
+    Interleaving = "Interleaving"
+    Batch = "Batch"
+    BatchClusteredIO = "BatchClusteredIO"
+
+
+class BatchSerializationBatchSchedule(Enum):
+    """Order of parts of a batch; without effect on the software device."""
+
+    Scheduler = "Scheduler"
+    Isomorphic = "Isomorphic"
+    OverlapOnIo = "OverlapOnIo"
+    OverlapOnCompute = "OverlapOnCompute"
+
+
+class BatchSerializationTransformContext(Enum):
+    """When a batch is divided; without effect on the software device."""
+
+    Fwd = "Fwd"
+    Bwd = "Bwd"
+
+
+class BatchSerializationMethod(Enum):
+    """How a batch is divided; without effect on the software device."""
+
+    UnrollDynamic = "UnrollDynamic"
+    UnrollStatic = "UnrollStatic"
+    Loop = "Loop"
+
+
+class Instrumentation(Enum):
+    """Where cycles are counted; without effect on the software device, which counts nanoseconds of a run."""
+
+    Outer = "Outer"
+    Inner = "Inner"
+
+
+class DotCheck(Enum):
+    """When a drawing of the graph is made; without effect on the software device."""
+
+    Fwd0 = "Fwd0"
+    Fwd1 = "Fwd1"
+    Bwd0 = "Bwd0"
+    PreAlias = "PreAlias"
+    Final = "Final"
+    All = "All"
+
+
+class DeviceSelectionCriterion(Enum):
+    """Which of several devices is taken; without effect, all are the same."""
+
+    First = "First"
+    Random = "Random"
+
+
+class MeanReductionStrategy(Enum):
+    """When sums become means; without effect on the software device: the numbers are the same."""
+
+    Running = "Running"
+    Post = "Post"
+
+
+class SubgraphCopyingStrategy(Enum):
+    """When inputs of parts are copied; without effect on the software device."""
+
+    OnEnterAndExit = "OnEnterAndExit"
+    JustInTime = "JustInTime"

@@ -24,6 +24,7 @@ OPSETS = range(6, 12)
 PLACEMENT = (
     "__ipu_number", "__pipeline_stage", "__execution_phase", "__recompute_output", "__recompute_checkpoint",
     "__schedule_priority", "__debug_context_id", "__outline_attribute", "__available_memory_proportion",
+    "__partials_type", "__serialize_matmul", "__exclude_patterns",
 )  # fmt: skip
 
 

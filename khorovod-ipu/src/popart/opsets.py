@@ -22,6 +22,28 @@ from popart.tensors import onnx_type
 
 __all__ = ["AiGraphcore", "AiOnnx"]
 
+#: Words of Python, as PopART calls these operators.
+_WORDS = {"logical_and": "and", "logical_or": "or", "logical_not": "not", "logical_xor": "xor"}
+#: Operators of ``ai.graphcore`` that are an operator's name and the attributes behind the inputs; with a default where
+#: they may be left out.
+_TABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    **{op.lower(): (op, {}) for op in (
+        "Atan2", "Expm1", "Log1p", "Fmod", "Remainder", "Round", "NearbyInt", "Swish", "BitwiseAnd", "BitwiseOr",
+        "BitwiseXor", "BitwiseNot",
+    )},
+    "incrementmod": ("IncrementMod", {"increment": ..., "modulus": ...}),
+    "reverse": ("Reverse", {"dimensions": ...}),
+    "reshape": ("Reshape", {"shape": ...}),
+    "subsample": ("Subsample", {"strides": ...}),
+    "slice": ("Slice", {"ends": ..., "starts": ..., "axes": None}),
+    "shapeddropout": ("ShapedDropout", {"shape": ..., "ratio": 0.5}),
+    "dynamicslice": ("DynamicSlice", {"axes": ..., "sizes": ..., "noOverlap": 0}),
+    "dynamicupdate": ("DynamicUpdate", {"axes": ..., "sizes": ..., "noOverlap": 0}),
+    "dynamicadd": ("DynamicAdd", {"axes": ..., "sizes": ..., "noOverlap": 0}),
+    "dynamiczero": ("DynamicZero", {"axes": ..., "sizes": ..., "noOverlap": 0}),
+    "printtensor": ("PrintTensor", {"print_gradient": 1, "title": ""}),
+}  # fmt: skip
+
 _Parameter = inspect.Parameter
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -48,7 +70,7 @@ class AiOnnx:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        op = _operators().get(name.lower())
+        op = _operators().get(_WORDS.get(name, name).lower())
         if op is None:
             raise AttributeError(f"aiOnnx has no operator {name!r} on the software device{nearest(name, _operators())}")
         try:
@@ -58,7 +80,7 @@ class AiOnnx:
         return _method(self._graph, schema, self._version)
 
     def __dir__(self) -> list[str]:
-        return sorted(_operators())
+        return sorted({*_operators(), *_WORDS})
 
 
 class AiGraphcore:
@@ -70,6 +92,32 @@ class AiGraphcore:
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        if name not in _TABLE:
+            known = [*_TABLE, *(word for word in dir(type(self)) if not word.startswith("_"))]
+            raise AttributeError(f"aiGraphcore has no operator {name!r} on the software device{nearest(name, known)}")
+        op, defaults = _TABLE[name]
+        given = {"args": ..., **defaults, "debugContext": "", "debugPrefix": ""}
+        kind = _Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature(
+            [_Parameter(key, kind, default=_Parameter.empty if value is ... else value) for key, value in given.items()]
+        )
+
+        def add(*args: Any, **kwargs: Any) -> str:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"aiGraphcore.{name}{signature}: {error}") from None
+            bound.apply_defaults()
+            inputs, *attributes, label, old_label = bound.arguments.values()
+            return self._add(op, inputs, dict(zip(defaults, attributes, strict=True)), label or old_label)
+
+        add.__name__ = name
+        return add
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_TABLE})
 
     def nllloss(
         self, args: Sequence[str], reduction: ReductionType = ReductionType.Mean, ignoreIndex: int | None = None,
@@ -156,7 +204,15 @@ def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable
         inputs, count = given.pop("args", ()), int(given.pop("num_outputs", 1))
         if isinstance(inputs, str):
             raise popart_exception(f"{schema.name.lower()} takes a list of tensors; received the string {inputs!r}")
-        attributes = {name: _attribute(schema, name, value) for name, value in given.items()}
+        attributes = {}
+        for name, value in given.items():
+            try:
+                attributes[name] = _attribute(schema, name, value)
+            except (TypeError, ValueError) as error:
+                what = (
+                    f"{schema.name.lower()}'s {name} is of type {str(schema.attributes[name].type).rpartition('.')[2]}"
+                )
+                raise popart_exception(f"{what}; received {value!r}") from error
         outputs = graph.add_node(schema.name, "", version, list(inputs), count, attributes, label)
         return outputs if several else outputs[0]
 

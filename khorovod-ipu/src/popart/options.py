@@ -14,6 +14,7 @@ from popart.enums import (
     VirtualGraphMode,
 )
 from popart.errors import nearest
+from popart.locations import TensorLocationSettings
 
 __all__ = ["SessionOptions"]
 
@@ -120,11 +121,14 @@ _CONTAINERS: dict[str, Callable[[], Any]] = {
     ),
     **dict.fromkeys(("dotChecks", "dotOpNames", "customCodelets", "hardwareInstrumentations"), set),
     **dict.fromkeys(
-        ("activationTensorLocationSettings", "weightTensorLocationSettings", "optimizerStateTensorLocationSettings",
-         "accumulatorTensorLocationSettings", "tensorLocationSettingsOverride", "executionPhaseSettings",
-         "batchSerializationSettings", "autodiffSettings", "automaticLossScalingSettings", "developerSettings",
+        ("tensorLocationSettingsOverride", "executionPhaseSettings", "batchSerializationSettings",
+         "autodiffSettings", "automaticLossScalingSettings", "developerSettings",
          "replicatedCollectivesSettings", "subgraphCopyingStrategy",
          "meanAccumulationAndReplicationReductionStrategy"), _Settings,
+    ),
+    **dict.fromkeys(
+        ("activationTensorLocationSettings", "weightTensorLocationSettings", "optimizerStateTensorLocationSettings",
+         "accumulatorTensorLocationSettings"), TensorLocationSettings,
     ),
     "accumulateOuterFragmentSettings": lambda: _Settings(schedule=AccumulateOuterFragmentSchedule.Serial),
 }  # fmt: skip

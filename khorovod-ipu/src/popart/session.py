@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from popart.anchors import Anchors, anchor_infos
 from popart.dataflow import DataFlow, InputShapeInfo
 from popart.devices import DeviceInfo
 from popart.enums import IrSerializationFormat, SyntheticDataMode
-from popart.errors import popart_exception
+from popart.errors import nearest, popart_exception
 from popart.execution import Exchange, Executor
 from popart.logs import getLogger
 from popart.options import SessionOptions
@@ -77,6 +77,14 @@ class Session:
         log = getLogger("ir")
         for entry in self._plan.schedule():
             log.trace("%s %s", entry["type"], entry["name"])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the software device's {type(self).__name__} has no {name!r}{nearest(name, dir(type(self)))}: nothing is "
+            "compiled, so there are no executables, profiles or tiles to tell of; docs/popart.md says what it imitates"
+        )
 
     # -- before a run --------------------------------------------------------------------------------------------
 

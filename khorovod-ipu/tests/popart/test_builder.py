@@ -106,3 +106,76 @@ def test_annotations_of_place_and_stage_are_kept_and_change_nothing() -> None:
         builder.getNodeAttribute("other", y)
     with pytest.raises(popart.popart_exception, match="no node gives"):
         builder.addNodeAttribute("my_own", 1, "nothing")
+
+
+def test_hints_and_annotations_are_kept_and_change_nothing() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2, 2])
+    off_chip = popart.TensorLocation(popart.TensorStorage.OffChip)
+    with builder.outlineAttributes({"block": "1"}), builder.schedulePriority(5.0), builder.executionPhase(1):
+        with (
+            builder.nameScope("inner"),
+            builder.outputTensorLocation(off_chip),
+        ):
+            y = builder.aiOnnx.matmul([x, x])
+            assert (builder.getNameScope("z"), builder.getExecutionPhase(), builder.hasPipelineStage()) == (
+                "inner/z",
+                1,
+                False,
+            )
+    assert builder.getStringVectorNodeAttribute("__outline_attribute", y) == ["block", "1"]
+    assert builder.getFloatNodeAttribute("__schedule_priority", {y}) == 5
+    assert builder.getExecutionPhase(y) == 1 and not builder.hasExecutionPhase()
+    builder.recomputeOutputInBackwardPass(y)
+    assert builder.getRecomputeOutputInBackwardPass(y) and not builder.getRecomputeOutputInBackwardPass(
+        builder.aiOnnx.relu([y])
+    )
+    builder.recomputeOutputInBackwardPass({y}, popart.RecomputeType.Checkpoint)
+    assert not builder.getRecomputeOutputInBackwardPass(y)
+    assert builder.getPartialsType(y) == "FLOAT"
+    builder.setPartialsType(y, "half")
+    builder.setSerializeMatMul({y}, "output_channels", 2, keep_precision=True)
+    builder.excludePatterns(y, ["MatMulRhsGradOp"])
+    assert builder.getPartialsType(y) == "HALF" and builder.nodeHasAttribute("__exclude_patterns", y)
+    builder.removeNodeAttribute("__exclude_patterns", y)
+    assert "__exclude_patterns" not in builder.getAllNodeAttributeNames(y)
+    [kept] = builder.checkpointOutput([y])
+    total = builder.aiGraphcore.identityloss([kept], popart.ReductionType.Sum)
+    builder.setGraphName("mine")
+    flow = popart.DataFlow(1, {total: popart.AnchorReturnType("All")})
+    session = popart.InferenceSession(builder.getModelProto(), flow, popart.DeviceManager().createCpuDevice())
+    session.prepareDevice()
+    assert step(session, {x: np.float32([[1, 2], [3, 4]])})[total] == 54
+    for wrong, message in (
+        (lambda: builder.setPartialsType(y, "INT8"), "HALF or FLOAT; received 'INT8'"),
+        (lambda: builder.setSerializeMatMul(kept, "none"), "a MatMul can be made in parts; 'Nop:0' is Nop"),
+        (lambda: builder.setAvailableMemoryProportion(y, 3), "from 0 to 1; received 3"),
+        (lambda: builder.getPipelineStage(), r"outside of `with builder.pipelineStage\(...\)`"),
+    ):  # fmt: skip
+        with pytest.raises(popart.popart_exception, match=message):
+            wrong()
+
+
+def test_what_the_software_device_does_not_have_is_said() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    options = popart.SessionOptions()
+    options.weightTensorLocationSettings.location.storage = popart.TensorStorage.OffChip
+    options.optimizerStateTensorLocationSettings = popart.TensorLocationSettings(popart.TensorStorage.OffChip, 4)
+    assert builder.customOp("Relu", 6, "ai.onnx", [x]) == ["Relu:0"]
+    with pytest.raises(popart.popart_exception, match=r"no operator com\.acme\.Cube: custom operators are compiled"):
+        builder.customOp(opName="Cube", opVersion=1, domain="com.acme", inputs=[x], attributes={})
+    for ask, message in (
+        (lambda: builder.createSubgraphBuilder(), "no 'createSubgraphBuilder' .*without calls, loops and conditions"),
+        (lambda: builder.getTensorShap(x), "did you mean 'getTensorShape'"),
+        (lambda: builder.aiGraphcore.ctcloss, "aiGraphcore has no operator 'ctcloss' on the software device"),
+        (lambda: builder.aiGraphcore.dynamicslic, "did you mean 'dynamicslice'"),
+        (lambda: popart.CommGroup, "the software device's popart has no 'CommGroup'"),
+        (lambda: popart.TrainingSession.__new__(popart.TrainingSession).saveExecutable, "nothing is compiled"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=message):
+            ask()
+    with pytest.raises(popart.popart_exception, match="softmax's axis is of type INT; received 'output'"):
+        builder.aiOnnx.softmax([x], "output")
+    with pytest.raises(TypeError, match=r"aiGraphcore.reverse\(args, dimensions, .*missing"):
+        builder.aiGraphcore.reverse([x])

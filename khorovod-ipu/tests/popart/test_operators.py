@@ -54,8 +54,9 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
     "equal": (lambda o, i: o.equal(i), [ints(1, 2, 3), ints(1, 5, 3)]),
     "div of integers": (lambda o, i: o.div(i), [ints(7, -7, 8), ints(2, 2, 3)]),
     "mod": (lambda o, i: o.mod(i), [ints(7, -7, 8), ints(3, 3, 3)]),
-    "and": (lambda o, i: o.logical_and(i) if hasattr(o, "logical_and") else getattr(o, "and")(i),
+    "and": (lambda o, i: o.logical_and(i),
             [np.array([True, False]), np.array([True, True])]),
+    "or": (lambda o, i: o.logical_or(i), [np.array([True, False]), np.array([False, False])]),
     "where": (lambda o, i: o.where(i), [np.array([True, False]), floats(2), floats(2)]),
     "cast": (lambda o, i: o.cast(i, "INT32"), [X]),
     "clip": (lambda o, i: o.clip(i, max=0.5, min=-0.25), [X]),
@@ -209,3 +210,50 @@ def test_operators_of_graphcore_beside_the_losses() -> None:
     np.testing.assert_array_equal(found["sum"], x)
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     np.testing.assert_allclose(found["gelu"], 0.5 * x * (1 + np.tanh(inner)), atol=1e-6)
+
+
+def test_further_operators_of_graphcore_compute_what_numpy_does(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y, numbers = floats(3, 4), floats(3, 4), np.int32([[5, 6], [7, 8]])
+    builder = popart.Builder()
+    a, b, n = (builder.addInputTensor(popart.TensorInfo(value)) for value in (x, y, numbers))
+    ops, start = builder.aiGraphcore, builder.aiOnnx.constant(np.uint32([1]))
+    part, updated, added, zeroed = x[:, 1:3], x.copy(), x.copy(), x.copy()
+    updated[:, 1:3], added[:, 1:3], zeroed[:, 1:3] = 2 * part, 3 * part, 0
+    twice = ops.scale([ops.dynamicslice([a, start], [1], [2])], 2.0)
+    expected = {
+        ops.atan2([a, b]): np.arctan2(x, y), ops.expm1([a]): np.expm1(x), ops.round([a]): np.round(x),
+        ops.fmod([a, b]): np.fmod(x, y), ops.remainder([a, b]): np.mod(x, y), ops.swish([a]): x / (1 + np.exp(-x)),
+        ops.bitwisexor([n, n]): numbers * 0, ops.bitwiseor([n, n]): numbers, ops.bitwisenot([n]): ~numbers,
+        ops.incrementmod([n], 4, 10): (numbers + 4) % 10, ops.reverse([a], [1]): x[:, ::-1],
+        ops.reshape([a], [2, 6]): x.reshape(2, 6), ops.subsample([a], [2, 1]): x[::2],
+        ops.slice([a], ends=[3, 2], starts=[1, 0]): x[1:3, :2], ops.shapeddropout([a], [3, 1], ratio=0.9): x,
+        twice: 2 * part, ops.dynamicupdate([a, start, twice], axes=[1], sizes=[2], noOverlap=1): updated,
+        ops.dynamicadd([a, start, twice], [1], [2]): added, ops.dynamiczero([a, start], [1], [2]): zeroed,
+        ops.printtensor([n], title="seen"): numbers,
+    }  # fmt: skip
+    flow = popart.DataFlow(1, dict.fromkeys(expected, popart.AnchorReturnType("All")))
+    session = popart.InferenceSession(builder.getModelProto(), flow, popart.DeviceManager().createCpuDevice())
+    session.prepareDevice()
+    found = step(session, {a: x, b: y, n: numbers})
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert "seen: [[5, 6], [7, 8]]" in capfd.readouterr().err
+
+
+def test_gradients_pass_through_what_is_cut_out_dynamically() -> None:
+    def build(builder: Any, weight: str) -> str:
+        start = builder.aiOnnx.constant(np.int32([1]))
+        part = builder.aiGraphcore.dynamicslice([weight, start], axes=[0], sizes=[2])
+        whole = builder.aiGraphcore.dynamicadd([weight, start, part], axes=[0], sizes=[2])
+        return str(builder.aiGraphcore.identityloss([whole], popart.ReductionType.Sum))
+
+    loss, gradient = gradient_of(build, np.float32([1, 2, 3, 4]))
+    assert loss == 15
+    np.testing.assert_array_equal(gradient, [1, 2, 2, 1])
+    with pytest.raises(popart.popart_exception, match="2 elements from 3 on are not inside of dimension 0"):
+        gradient_of(
+            lambda b, w: b.aiGraphcore.identityloss(
+                [b.aiGraphcore.dynamicslice([w, b.aiOnnx.constant(np.int32([3]))], axes=[0], sizes=[2])]
+            ),
+            np.float32([1, 2, 3, 4]),
+        )

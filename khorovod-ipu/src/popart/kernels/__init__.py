@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from popart.kernels import elementwise, losses, neural, normalization, reducing, shaping
+from popart.kernels import elementwise, graphcore, losses, neural, normalization, reducing, shaping
 from popart.kernels.registry import Kernel, Node, Run, find, known_operators
 
 __all__ = ["Kernel", "Node", "Run", "find", "known_operators"]
 
-_LOADED = (elementwise, losses, neural, normalization, reducing, shaping)
+_LOADED = (elementwise, graphcore, losses, neural, normalization, reducing, shaping)

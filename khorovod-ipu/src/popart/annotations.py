@@ -1,0 +1,299 @@
+"""What a ``Builder`` says about nodes besides what they compute: scopes, places, priorities, attributes.
+
+None of it changes a number; that is why all of it is accepted. What would is not here: ``builder.py`` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from popart.enums import RecomputeType
+from popart.errors import popart_exception, unknown
+from popart.model import attribute_value
+
+__all__ = ["Annotations"]
+
+_IPU, _STAGE, _PHASE = "__ipu_number", "__pipeline_stage", "__execution_phase"
+_RECOMPUTE, _PARTIALS = "__recompute_output", "__partials_type"
+
+
+class Annotations:
+    """The part of ``Builder`` that annotates.
+
+    Args:
+        graph: where the nodes are.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._scopes: list[str] = []
+        self._placement: list[tuple[str, Any]] = []
+
+    # -- attributes of a node ------------------------------------------------------------------------------------
+
+    def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Any) -> None:
+        """Add an attribute to the node that gives these outputs.
+
+        Raises:
+            popart_exception: no node gives them.
+        """
+        node = self._node_of(nodeOutputNames)
+        _drop(node, attributeName)
+        node.attribute.append(helper.make_attribute(attributeName, attributeValue))
+
+    def getNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> Any:
+        """Return an attribute of the node that gives these outputs; the methods with a type in their name as well.
+
+        Raises:
+            popart_exception: no node gives them, or it has no such attribute.
+        """
+        found = {attribute.name: attribute for attribute in self._node_of(nodeOutputNames).attribute}
+        if attributeName not in found:
+            raise unknown("an attribute of this node", attributeName, found)
+        return attribute_value(found[attributeName])
+
+    getInt64NodeAttribute = getInt64VectorNodeAttribute = getNodeAttribute
+    getFloatNodeAttribute = getFloatVectorNodeAttribute = getNodeAttribute
+    getStringNodeAttribute = getStringVectorNodeAttribute = getBoolNodeAttribute = getNodeAttribute
+
+    def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Any) -> bool:
+        """Return whether the node that gives these outputs has an attribute.
+
+        Raises:
+            popart_exception: no node gives them.
+        """
+        return attributeName in self.getAllNodeAttributeNames(nodeOutputNames)
+
+    def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> None:
+        """Take an attribute from the node that gives these outputs.
+
+        Raises:
+            popart_exception: no node gives them, or it has no such attribute.
+        """
+        self.getNodeAttribute(attributeName, nodeOutputNames)
+        _drop(self._node_of(nodeOutputNames), attributeName)
+
+    def getAllNodeAttributeNames(self, nodeOutputNames: Any) -> list[str]:
+        """Return the names of the attributes of the node that gives these outputs.
+
+        Raises:
+            popart_exception: no node gives them.
+        """
+        return [attribute.name for attribute in self._node_of(nodeOutputNames).attribute]
+
+    # -- scopes --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def nameScope(self, name: str) -> Iterator[None]:
+        """Put ``name/`` in front of the ids of what is made inside."""
+        self._scopes.append(f"{name}/")
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def getNameScope(self, name: str = "") -> str:
+        """Return ``name`` as it would be called here, all scopes in front."""
+        return "".join(self._scopes) + name
+
+    def virtualGraph(self, *where: Any) -> Any:
+        """Put what is made inside on an IPU, ``with builder.virtualGraph(1):``, or a made node, ``(ids, 1)``."""
+        return self._place(_IPU, where)
+
+    def pipelineStage(self, *where: Any) -> Any:
+        """Put what is made inside into a stage of the pipeline, or a made node. See ``virtualGraph``."""
+        return self._place(_STAGE, where)
+
+    def executionPhase(self, *where: Any) -> Any:
+        """Put what is made inside into a phase, or a made node. See ``virtualGraph``."""
+        return self._place(_PHASE, where)
+
+    def recomputeOutput(self, *where: Any) -> Any:
+        """Say what is computed again, or a made node; without effect. See ``virtualGraph``."""
+        return self._place(_RECOMPUTE, where)
+
+    def schedulePriority(self, *where: Any) -> Any:
+        """Say what is computed early; without effect, the order of calls is that of computing. See ``virtualGraph``."""
+        return self._place("__schedule_priority", where, float)
+
+    def outlineAttributes(self, attributes: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+        """Say inside of which block alike parts are not made one; without effect, no part is made one.
+
+        Args:
+            attributes: names and values, which only count as being the same or not.
+        """
+        flat = [str(item) for pair in dict(attributes).items() for item in pair]
+        return self._inside("__outline_attribute", flat)
+
+    def outputTensorLocation(self, location: Any) -> contextlib.AbstractContextManager[None]:
+        """Say in which memory lies what is made inside; without effect, there is one memory.
+
+        Args:
+            location: a ``popart.TensorLocation``, or what it is made of.
+        """
+        return contextlib.nullcontext()
+
+    def getVirtualGraph(self, nodeOutputNames: Any = None) -> int:
+        """Return the IPU of the scope here, or of the node that gives these outputs.
+
+        Raises:
+            popart_exception: none was said.
+        """
+        return self._placed(_IPU, "virtualGraph", nodeOutputNames)
+
+    def getPipelineStage(self, nodeOutputNames: Any = None) -> int:
+        """Return the stage of the scope here, or of the node that gives these outputs.
+
+        Raises:
+            popart_exception: none was said.
+        """
+        return self._placed(_STAGE, "pipelineStage", nodeOutputNames)
+
+    def getExecutionPhase(self, nodeOutputNames: Any = None) -> int:
+        """Return the phase of the scope here, or of the node that gives these outputs.
+
+        Raises:
+            popart_exception: none was said.
+        """
+        return self._placed(_PHASE, "executionPhase", nodeOutputNames)
+
+    def hasVirtualGraph(self) -> bool:
+        """Return whether what is made here is put on an IPU."""
+        return _IPU in dict(self._placement)
+
+    def hasPipelineStage(self) -> bool:
+        """Return whether what is made here is put into a stage."""
+        return _STAGE in dict(self._placement)
+
+    def hasExecutionPhase(self) -> bool:
+        """Return whether what is made here is put into a phase."""
+        return _PHASE in dict(self._placement)
+
+    # -- hints about a made node ---------------------------------------------------------------------------------
+
+    def recomputeOutputInBackwardPass(
+        self, nodeOutputNames: Any, value: RecomputeType | int = RecomputeType.Recompute
+    ) -> None:
+        """Say that outputs are computed again in backward; without effect, they are kept.
+
+        Raises:
+            popart_exception: no node gives these outputs.
+        """
+        self.addNodeAttribute(_RECOMPUTE, RecomputeType(value).value, nodeOutputNames)
+
+    def getRecomputeOutputInBackwardPass(self, nodeOutputNames: Any) -> bool:
+        """Return whether outputs were said to be computed again.
+
+        Raises:
+            popart_exception: no node gives these outputs.
+        """
+        if not self.nodeHasAttribute(_RECOMPUTE, nodeOutputNames):
+            return False
+        return bool(self.getNodeAttribute(_RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value)
+
+    def setAvailableMemoryProportion(self, nodeOutputNames: Any, availableMemoryProportion: float) -> None:
+        """Say how much of a tile's memory a made node may take; without effect, nothing is ever too large.
+
+        Raises:
+            popart_exception: no node gives these outputs, or the number is no part of a whole.
+        """
+        part = float(availableMemoryProportion)
+        if not 0 <= part <= 1:
+            raise popart_exception(f"availableMemoryProportion is a number from 0 to 1; received {part}")
+        self.addNodeAttribute("__available_memory_proportion", part, nodeOutputNames)
+
+    def setPartialsType(self, nodeOutputName: str, partialsType: Any, outputIndex: int = 0) -> None:
+        """Say in which dtype a product's terms are added up; without effect, it is the product's own.
+
+        Args:
+            nodeOutputName: id of what a convolution or product gives.
+            partialsType: ``"HALF"`` or ``"FLOAT"``, in any case.
+            outputIndex: accepted.
+
+        Raises:
+            popart_exception: no node gives this output, or there is no such type.
+        """
+        name = str(getattr(partialsType, "name", partialsType)).upper()
+        if name not in ("HALF", "FLOAT"):
+            raise popart_exception(f"the type of partials is HALF or FLOAT; received {partialsType!r}")
+        self.addNodeAttribute(_PARTIALS, name, nodeOutputName)
+
+    def getPartialsType(self, nodeOutputName: str) -> str:
+        """Return what ``setPartialsType`` said of a node, or ``FLOAT``.
+
+        Raises:
+            popart_exception: no node gives this output.
+        """
+        said = self.nodeHasAttribute(_PARTIALS, nodeOutputName)
+        return str(self.getNodeAttribute(_PARTIALS, nodeOutputName)) if said else "FLOAT"
+
+    def setSerializeMatMul(
+        self, nodeOutputNames: Any, mode: str, factor: int = 0, keep_precision: bool = False
+    ) -> None:
+        """Say that a product is made in parts, to save memory; without effect, but that it must be one.
+
+        Args:
+            nodeOutputNames: outputs of the product.
+            mode: ``input_channels``, ``output_channels``, ``reducing_dim`` or ``none``.
+            factor: how many parts.
+            keep_precision: accepted.
+
+        Raises:
+            popart_exception: no product gives these outputs, or there is no such mode.
+        """
+        node, modes = self._node_of(nodeOutputNames), ("input_channels", "output_channels", "reducing_dim", "none")
+        if node.op_type != "MatMul":
+            raise popart_exception(f"a MatMul can be made in parts; {node.name!r} is {node.op_type}")
+        if mode not in modes:
+            raise popart_exception(f"the mode is one of {', '.join(modes)}; received {mode!r}")
+        self.addNodeAttribute("__serialize_matmul", [str(mode), str(int(factor))], nodeOutputNames)
+
+    def excludePatterns(self, nodeOutputNames: Any, patternNames: Iterable[str]) -> None:
+        """Say which rewritings leave a made node alone; without effect, there are none that change numbers.
+
+        Raises:
+            popart_exception: no node gives these outputs.
+        """
+        self.addNodeAttribute("__exclude_patterns", [str(name) for name in patternNames], nodeOutputNames)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _node_of(self, outputs: Any) -> Any:
+        names = {outputs} if isinstance(outputs, str) else set(outputs)
+        for node in self._graph.node:
+            if names & set(node.output):
+                return node
+        raise popart_exception(f"no node gives {sorted(names)}")
+
+    def _place(self, attribute: str, where: tuple[Any, ...], kind: type = int) -> Any:
+        if len(where) not in (1, 2):
+            raise popart_exception(f"say a number, or a node's outputs and a number; received {where!r}")
+        number = getattr(where[-1], "value", where[-1])
+        if len(where) == 2:
+            return self.addNodeAttribute(attribute, kind(number), where[0])
+        return self._inside(attribute, kind(number))
+
+    @contextlib.contextmanager
+    def _inside(self, attribute: str, value: Any) -> Iterator[None]:
+        self._placement.append((attribute, value))
+        try:
+            yield
+        finally:
+            self._placement.pop()
+
+    def _placed(self, attribute: str, method: str, outputs: Any) -> int:
+        if outputs is not None:
+            return int(self.getNodeAttribute(attribute, outputs))
+        if attribute not in dict(self._placement):
+            raise popart_exception(f"nothing was said here: this is outside of `with builder.{method}(...)`")
+        return int(dict(self._placement)[attribute])
+
+
+def _drop(node: Any, name: str) -> None:
+    for old in [attribute for attribute in node.attribute if attribute.name == name]:
+        node.attribute.remove(old)

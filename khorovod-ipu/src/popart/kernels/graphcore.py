@@ -1,0 +1,119 @@
+"""Operators of ``ai.graphcore`` that are no losses and no normalization."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from popart.errors import popart_exception
+from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator
+
+__all__: list[str] = []
+
+_PLAIN: dict[str, Any] = {
+    "Atan2": torch.atan2, "Expm1": torch.expm1, "Log1p": torch.log1p, "Fmod": torch.fmod,
+    "Remainder": torch.remainder, "Round": torch.round, "NearbyInt": torch.round, "Swish": F.silu,
+    "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+    "BitwiseNot": torch.bitwise_not,
+}  # fmt: skip
+
+
+@operator(*_PLAIN, domain=GRAPHCORE)
+def _plain(run: Run, node: Node, inputs: Inputs) -> Any:
+    return _PLAIN[node.op](*inputs)
+
+
+@operator("IncrementMod", domain=GRAPHCORE)
+def _increment(run: Run, node: Node, inputs: Inputs) -> Any:
+    return torch.remainder(inputs[0] + node.attributes["increment"], node.attributes["modulus"]).to(inputs[0].dtype)
+
+
+@operator("Reverse", domain=GRAPHCORE)
+def _reverse(run: Run, node: Node, inputs: Inputs) -> Any:
+    return inputs[0].flip(node.attributes["dimensions"])
+
+
+@operator("Reshape", domain=GRAPHCORE)
+def _reshape(run: Run, node: Node, inputs: Inputs) -> Any:
+    return inputs[0].reshape(node.attributes["shape"])
+
+
+@operator("Subsample", domain=GRAPHCORE)
+def _subsample(run: Run, node: Node, inputs: Inputs) -> Any:
+    return inputs[0][tuple(slice(None, None, stride) for stride in node.attributes["strides"])]
+
+
+@operator("Slice", domain=GRAPHCORE)
+def _slice(run: Run, node: Node, inputs: Inputs) -> Any:
+    x, starts, ends = inputs[0], node.attributes["starts"], node.attributes["ends"]
+    for axis, start, end in zip(node.attributes.get("axes") or range(len(starts)), starts, ends, strict=True):
+        x = x[(slice(None),) * (axis % x.dim()) + (slice(start, end),)]
+    return x
+
+
+@operator("ShapedDropout", domain=GRAPHCORE)
+def _shaped_dropout(run: Run, node: Node, inputs: Inputs) -> Any:
+    """The mask has a shape of its own, and is spread over the tensor."""
+    x, ratio = inputs[0], node.attributes.get("ratio", 0.5)
+    if not run.training or x.is_meta:
+        return x * torch.ones(node.attributes["shape"], device=x.device)
+    return x * (torch.rand(node.attributes["shape"], generator=run.generator) >= ratio) / (1 - ratio)
+
+
+def _place(node: Node, x: torch.Tensor, where: torch.Tensor) -> tuple[slice, ...]:
+    """What the dynamic operators cut out: it begins where a tensor says, and has a size that is known."""
+    axes, sizes = node.attributes["axes"], node.attributes["sizes"]
+    starts = [0] * len(axes) if where.is_meta else [int(start) for start in where.reshape(-1).tolist()]
+    if len(starts) != len(axes) or len(sizes) != len(axes):
+        raise popart_exception(
+            f"{node.op} {node.name!r} takes a start and a size for each of the axes {list(axes)}; received "
+            f"{len(starts)} starts and the sizes {list(sizes)}"
+        )
+    places = [slice(None)] * x.dim()
+    for axis, start, size in zip(axes, starts, sizes, strict=True):
+        if not 0 <= start <= x.shape[axis] - size:
+            raise popart_exception(
+                f"{node.op} {node.name!r}: {size} elements from {start} on are not inside of dimension {axis}, which "
+                f"has {x.shape[axis]}"
+            )
+        places[axis] = slice(start, start + size)
+    return tuple(places)
+
+
+@operator("DynamicSlice", domain=GRAPHCORE)
+def _dynamic_slice(run: Run, node: Node, inputs: Inputs) -> Any:
+    x, where = inputs
+    return x[_place(node, x, where)]
+
+
+@operator("DynamicUpdate", "DynamicAdd", "DynamicZero", domain=GRAPHCORE)
+def _dynamic_update(run: Run, node: Node, inputs: Inputs) -> Any:
+    x, where, *given = inputs
+    places = _place(node, x, where)
+    fresh = x.clone()
+    if node.op == "DynamicZero":
+        fresh[places] = 0
+    elif node.op == "DynamicAdd":
+        fresh[places] = x[places] + given[0]
+    else:
+        fresh[places] = given[0]
+    return fresh
+
+
+@operator("PrintTensor", domain=GRAPHCORE)
+def _print(run: Run, node: Node, inputs: Inputs) -> Any:
+    x = inputs[0].view_as(inputs[0])
+    if x.is_meta:
+        return x
+    title = node.attributes.get("title") or node.inputs[0]
+    _show(title, x)
+    if node.attributes.get("print_gradient", 1) and x.requires_grad:
+        x.register_hook(lambda gradient: _show(f"{title}_gradient", gradient))
+    return x
+
+
+def _show(title: str, value: torch.Tensor) -> None:
+    print(f"{title}: {value.detach().tolist()}", file=sys.stderr, flush=True)
