@@ -219,6 +219,24 @@ def test_killing_those_who_watch_leaves_nothing(whom: str) -> None:
         assert "the process that watches the ranks was killed" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("stopped", "killed"),
+    [("keeper", "horovodrun"), ("guard", "horovodrun"), ("guard and keeper", "horovodrun"), ("keeper", "guard")],
+)
+def test_stopping_those_who_watch_keeps_nothing(stopped: str, killed: str) -> None:
+    with started("-np", "2", PY, "-c", DAEMON, ranks=2) as running:
+        assert len(running.pidfds) == 4
+        (guard,) = _children(running.process.pid)
+        (keeper,) = _children(guard)
+        watching = {"horovodrun": running.process.pid, "keeper": keeper, "guard": guard}
+        running.pidfds |= {os.pidfd_open(pid): pid for pid in (guard, keeper)}
+        for name, pid in watching.items():
+            if name in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        os.kill(watching[killed], signal.SIGKILL)
+        assert running.still_alive() == []
+
+
 def test_what_a_rank_leaves_behind_is_ended_when_the_job_is_over(script: str) -> None:
     leave = (
         "import subprocess, sys\n"

@@ -287,17 +287,30 @@ class Keeper:
             pass  # the launcher is gone; _obey sees it
 
 
-def _guard(keeper: int, alive: int) -> NoReturn:
-    """Wait for the end of the keeper, then end what it has left behind: nothing, unless it was killed."""
+def _guard(keeper: int, alive: int, ended: int, control: int) -> NoReturn:
+    """Wait for the end of the keeper, then end what it has left behind: nothing, unless it was killed.
+
+    Args:
+        keeper: its process id.
+        alive: end of a pipe that the keeper watches.
+        ended: end of a pipe that closes with the keeper.
+        control: socket to the launcher; from which only the keeper reads.
+    """
     # The launcher does not trust the keeper any more.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the output of the ranks ends with the ranks
-        if int(name) > 2 and int(name) != alive:
+        if int(name) > 2 and int(name) not in (alive, ended, control):
             try:
                 os.close(int(name))
             except OSError:
                 pass  # that of the list itself
+    watch = select.poll()
+    watch.register(ended, 0)
+    watch.register(control, 0)  # nothing but that the other end was closed
+    if any(fd == control for fd, _ in watch.poll()):
+        os.kill(keeper, signal.SIGKILL)  # which it is doing to the job right now, unless it is stopped
+    os.close(control)
     os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is reaped
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for _ in range(_GIVE_UP_TRIES):
@@ -327,12 +340,18 @@ def main() -> None:
     os.set_inheritable(control_fd, False)
     with open(plan_fd, "rb") as file:
         plan = json.loads(file.read())
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
     guard, alive = os.pipe()
+    ended, living = os.pipe()
     keeper = os.fork()
     if keeper:
-        _guard(keeper, alive)
+        os.close(living)
+        _guard(keeper, alive, ended, control_fd)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
     os.close(alive)
+    os.close(ended)
     os.setsid()  # what is sent to the guard's group shall not hit both
     Keeper(socket.socket(fileno=control_fd), plan, guard).run()
 
