@@ -8,6 +8,8 @@ poptorch, tensorflow, popart    what hands the division to those frameworks; imp
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from khorovod_ipu.guard import refuse_beside_the_sdk
 
 refuse_beside_the_sdk()
@@ -61,3 +63,7 @@ __all__ = [
     "registerCommunicator",
     "registerDefaultBackend",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(f"the software device's popdist has no {name!r}; docs/popdist.md says what it imitates")

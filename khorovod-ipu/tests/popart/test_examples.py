@@ -19,7 +19,7 @@ from scripts import run_script
 @pytest.mark.slow
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_digits_reach_95_percent_on_any_number_of_ranks(np: int, tmp_path: Path) -> None:
-    script = ROOT / "khorovod-ipu" / "examples" / "popart_digits.py"
+    script = ROOT / "khorovod-ipu" / "src" / "khorovod_ipu" / "examples" / "popart_digits.py"
     code, output = run_script(script, np, tmp_path, "popart", ["--epochs", "5"])
     assert code == 0, output
     [accuracy] = re.findall(r"test accuracy (\d+\.\d+)%", output)

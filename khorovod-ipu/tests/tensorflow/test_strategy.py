@@ -163,3 +163,40 @@ def test_a_rank_that_dies_is_named_in_the_error_of_a_session() -> None:
     outcomes = Ranks(2, _killed, framework="tensorflow").outcomes()
     assert outcomes[0].exitcode == 0, outcomes[0].text
     assert "PeerLostError: rank 1" in outcomes[0].value
+
+
+def _one_device() -> Any:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from tensorflow.python import ipu
+
+    options = ipu.utils.set_matmul_options(ipu.utils.create_ipu_config(), clear_pass_type=True)
+    options = ipu.utils.set_experimental_multi_replica_distribution_options(options, 2, 1)
+    ipu.utils.configure_ipu_system(ipu.utils.auto_select_ipus(options, 1))
+    assert options.compilation_options.matmul_options.clear_pass_type
+    assert options.experimental.multi_replica_distribution.process_index == 1
+    with pytest.raises(AttributeError, match="has no 'embedding_ops' on the software device"):
+        _ = ipu.embedding_ops
+    with pytest.raises(AttributeError, match="utils has no 'get_ipu_config' on the software device"):
+        _ = ipu.utils.get_ipu_config
+    x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
+
+    def fitted(scope: Any) -> list[float]:
+        with scope:
+            model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        rows = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).batch(4, drop_remainder=True)
+        losses: list[float] = model.fit(rows, epochs=2, verbose=0).history["loss"]
+        return losses
+
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    double = strategy.run(tf.function(lambda number: number * 2), args=(tf.constant(21.0),))
+    return [float(double), fitted(strategy.scope()), fitted(tf.device("/cpu:0"))]
+
+
+@pytest.mark.slow
+def test_one_device_trains_as_none_does() -> None:
+    [[double, over_strategy, plain]] = run_ranks(1, _one_device, framework="tensorflow")
+    assert double == 42
+    assert over_strategy == pytest.approx(plain, rel=1e-6)

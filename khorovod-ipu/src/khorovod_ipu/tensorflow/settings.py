@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,14 +11,17 @@ import tensorflow as tf
 from khorovod_ipu.tensorflow.options import IPUConfig, Options
 
 __all__ = [
+    "SETTERS",
     "auto_select_ipus",
     "configure_ipu_system",
     "create_ipu_config",
     "ipu_shard",
+    "missing",
     "move_variable_initialization_to_cpu",
     "outside_compilation_scope",
     "reset_ipu_seed",
     "select_ipus",
+    "set_experimental_multi_replica_distribution_options",
     "set_ipu_model_options",
 ]
 
@@ -99,6 +103,34 @@ def move_variable_initialization_to_cpu(**accepted: Any) -> None:
     """
 
 
+def set_experimental_multi_replica_distribution_options(
+    opts: IPUConfig, process_count: int, process_index: int
+) -> IPUConfig:
+    """Say which of several processes this is.
+
+    Args:
+        opts: is changed.
+        process_count: how many there are.
+        process_index: which this is.
+    """
+    place = opts.experimental.multi_replica_distribution
+    place.process_count, place.process_index = process_count, process_index
+    return opts
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """Return the error for a name of the SDK that is not imitated.
+
+    Args:
+        module: where it was looked for.
+        name: what was looked for.
+    """
+    return AttributeError(
+        f"{module} has no {name!r} on the software device, which has what data-parallel training needs; "
+        "docs/strategies.md says what it imitates"
+    )
+
+
 def ipu_shard(index: Any) -> Any:
     """Return a scope that does nothing: a software device is one.
 
@@ -115,3 +147,26 @@ def outside_compilation_scope(name: str = "outside") -> Any:
         name: accepted.
     """
     return tf.device("/device:CPU:0")
+
+
+def _setter(group: str) -> Callable[..., IPUConfig]:
+    def set_options(opts: IPUConfig, *values: Any, **options: Any) -> IPUConfig:
+        made = getattr(opts.compilation_options, group)
+        for name, value in [*((str(place), value) for place, value in enumerate(values)), *options.items()]:
+            setattr(made, name, value)
+        return opts
+
+    set_options.__name__, set_options.__doc__ = f"set_{group}", f"Note {group} in a configuration; without effect."
+    return set_options
+
+
+#: ``set_matmul_options(opts, ...)`` and the like: kept, without effect.
+SETTERS = {
+    f"set_{group}": _setter(group)
+    for group in (
+        "compilation_options", "convolution_options", "matmul_options", "pooling_options", "norm_options",
+        "optimization_options", "recomputation_options", "floating_point_behaviour_options", "report_options",
+        "gcl_options", "io_tile_options", "ipu_connection_type", "serialization_options", "transfer_options",
+        "verification_options",
+    )
+}  # fmt: skip

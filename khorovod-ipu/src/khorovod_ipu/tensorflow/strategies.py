@@ -10,7 +10,7 @@ from khorovod_ipu.tensorflow.collectives import Alone
 from khorovod_ipu.tensorflow.ring import RingCollectives
 from khorovod_ipu.tensorflow.strategy import HostReducedStrategy
 
-__all__ = ["IPUHorovodStrategy", "IPUMultiWorkerStrategy"]
+__all__ = ["IPUHorovodStrategy", "IPUMultiWorkerStrategy", "IPUStrategy"]
 
 _DEVICE = "/device:IPU:0"
 
@@ -63,6 +63,22 @@ class IPUHorovodStrategy(HostReducedStrategy):
 
         sessions.prepare()
         super().__init__(EngineCollectives(), ipu_device, variables_on_host)
+
+
+class IPUStrategy(HostReducedStrategy):
+    """One process with one device: what a script begins with before it goes on to several.
+
+    Args:
+        ipu_device: where it computes.
+        enable_dataset_iterators: accepted.
+        enable_keras_extensions: accepted.
+    """
+
+    def __init__(
+        self, ipu_device: str = _DEVICE, enable_dataset_iterators: bool = True, enable_keras_extensions: bool = True
+    ) -> None:
+        sessions.prepare()
+        super().__init__(Alone(), ipu_device)
 
 
 class PopDistStrategy(HostReducedStrategy):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from khorovod_ipu.tensorflow import software
+from typing import NoReturn
+
+from khorovod_ipu.tensorflow import settings, software
 
 software.prepare()
 
@@ -15,6 +17,7 @@ from tensorflow.python.ipu import (  # noqa: E402
     ipu_multi_worker_strategy,
     ipu_outfeed_queue,
     ipu_run_config,
+    ipu_strategy,
     loops,
     ops,
     pipelining_ops,
@@ -31,9 +34,14 @@ __all__ = [
     "ipu_multi_worker_strategy",
     "ipu_outfeed_queue",
     "ipu_run_config",
+    "ipu_strategy",
     "loops",
     "ops",
     "pipelining_ops",
     "scopes",
     "utils",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise settings.missing(__name__, name)

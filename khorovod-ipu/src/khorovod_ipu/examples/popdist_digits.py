@@ -1,6 +1,11 @@
-"""Handwritten digits with PopDist and PopTorch: poprun --num-replicas=4 --num-instances=2 python popdist_digits.py"""
+"""Train a small network on scikit-learn's handwritten digits with PopDist and PopTorch.
+
+poprun --num-replicas=4 --num-instances=2 python -m khorovod_ipu.examples.popdist_digits
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +26,7 @@ class Classifier(torch.nn.Module):
         self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
         self.loss = torch.nn.CrossEntropyLoss()
 
-    def forward(self, x, labels=None):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         scores = self.layers(x)
         if labels is None:
             return scores
@@ -56,8 +61,9 @@ def main() -> None:
     trained.copyWeightsToHost()
     popdist.execute_on_instances({0}, save, trained)
 
-    scores = poptorch.inferenceModel(model)(torch.stack([x for x, _ in test]))
-    right = (scores.argmax(1) == torch.tensor([int(label) for _, label in test])).float().mean()
+    images, labels = data[test.indices]
+    scores = poptorch.inferenceModel(model)(images)
+    right = (scores.argmax(1) == labels).float().mean()
     print(f"instance {popdist.getInstanceIndex()} of {popdist.getNumInstances()}: accuracy {right:.0%}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Train a small LeNet on scikit-learn's handwritten digits with PopART, on as many processes as the launcher started.
 
-    python khorovod-ipu/examples/popart_digits.py
-    horovodrun -np 2 -H localhost:2 python khorovod-ipu/examples/popart_digits.py --epochs 20
+    python -m khorovod_ipu.examples.popart_digits
+    horovodrun -np 2 -H localhost:2 python -m khorovod_ipu.examples.popart_digits --epochs 20
 
 What belongs to data-parallel training is marked ``hvd``: a shard of the data for each rank, a learning rate for all
 ranks together, gradients that are averaged on the host while backward goes on, the same start on all ranks, evaluation
