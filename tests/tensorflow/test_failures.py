@@ -156,3 +156,21 @@ def test_a_rank_that_dies_inside_ends_the_others(mode: str) -> None:
         assert kind == ("PeerLostError" if mode == "eager" else "UnknownError")
         assert "rank 1" in text
         assert "SIGALRM" in text
+
+
+def _two_orders() -> str:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    first, second = ("x", "y") if hvd.rank() else ("y", "x")
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        tf.function(lambda x: hvd.allreduce(x, name=first))(tf.ones([3]))
+        tf.function(lambda x: hvd.allreduce(x, name=second))(tf.ones([3]))
+    return str(caught.value)
+
+
+def test_ranks_that_wait_for_each_other_inside_of_functions_are_told_so() -> None:
+    for text in run_ranks(2, _two_orders, framework="tensorflow", env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}):
+        assert "DeadlockError: Ranks 0, 1 wait for each other, and will for ever" in text
+        assert f"The circle: rank 0 in allreduce 'y' ({__file__}" in text

@@ -12,6 +12,11 @@ from horovod.phrases import few, list_ranks
 
 __all__ = ["Stuck", "advice", "describe"]
 
+_AFTER_INTERRUPTS = (
+    "After Ctrl-C in a notebook, which ends a loop at another step on each rank, the same processes begin anew with "
+    "hvd.shutdown() and hvd.init() on all of them; then broadcast the model once more."
+)
+
 
 class Stuck(NamedTuple):
     """One rank of a deadlock.
@@ -56,7 +61,7 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
         f"rank {rank} in {_what(by_rank[rank].request, by_rank[rank].times)} for rank {other}"
         for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
     ]
-    return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle])]
+    return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle]), _AFTER_INTERRUPTS]
 
 
 def advice(circle: Sequence[Stuck]) -> list[str]:

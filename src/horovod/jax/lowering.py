@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class InProgram:
             inputs: of the call, perhaps followed by a token.
             outputs: of the call, followed by a token.
         """
+        threading.current_thread()  # so that Python knows this thread of XLA's, and reports can tell that it waits
         # MLIR's objects keep the whole text of the program alive.
         self.block = self.token = None
         buffers, parameters = split_watched(self.call, inputs[: self.operands])

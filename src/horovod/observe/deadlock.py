@@ -134,6 +134,9 @@ def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waitin
         if not same or one.executing:
             return []
         found += same
+    if answer.any:
+        # What the operations are to wake is not known: then none of them may ever be done.
+        return known if all(item.missing for item in known) else []
     return found
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting
+from horovod.engine.handles import Handle
 from horovod.engine.ports import Query, Subject
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
@@ -150,11 +151,11 @@ class Observer:
         failure = str(subject.failure) if subject.failure is not None else ""
         return current_status(self._members, self._in_flight, subject.count, failure)
 
-    def _in_flight(self) -> int:
+    def _in_flight(self) -> Sequence[Handle] | None:
         try:
-            return len(self._subject.in_flight())
+            return self._subject.in_flight()
         except RuntimeError:  # another thread submits at this moment
-            return -1
+            return None
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self._sets.members(process_set) if process_set in self._sets else ()

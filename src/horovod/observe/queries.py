@@ -55,6 +55,7 @@ class Status(msgspec.Struct, array_like=True):
         free: a thread that may still submit something; empty when every one that could waits for an operation.
         in_flight: how many operations are not done; -1 if that could not be told.
         operations: how many it has submitted in all.
+        any: whether any operation in flight may set free a thread that sleeps, and nothing else can.
     """
 
     stack: list[str]
@@ -64,6 +65,7 @@ class Status(msgspec.Struct, array_like=True):
     free: str = ""
     in_flight: int = -1
     operations: int = 0
+    any: bool = False
 
 
 class _Asked(NamedTuple):
@@ -142,7 +144,7 @@ class Queries:
 
 def current_status(
     members_of: Callable[[int], tuple[int, ...]],
-    in_flight: Callable[[], int],
+    in_flight: Callable[[], Sequence[Handle] | None],
     count: Callable[[Request], tuple[int, int]],
     failure: str,
 ) -> Status:
@@ -150,7 +152,7 @@ def current_status(
 
     Args:
         members_of: the ranks of a process set.
-        in_flight: returns how many operations are not done.
+        in_flight: returns the operations that are not done; None if that cannot be told.
         count: returns how often an operation was submitted, and how many were in all.
         failure: why this rank takes part no more, or empty.
     """
@@ -159,13 +161,19 @@ def current_status(
     stack = stacks.render(frame)
     while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]
-    waits, free = stacks.handles_waited_for()
+    # Before and after it is seen who waits: of whoever was woken meanwhile, the operation is missing afterwards.
+    pending = in_flight()
+    waits, free, any_ = stacks.handles_waited_for()
+    still = in_flight()
+    if any_ and main is None and pending:
+        main = pending[0]
     blocked = _blocked(main, members_of, count) if main is not None else None
     others = [_blocked(handle, members_of, count) for handle in waits.values() if handle is not main]
     if len(others) > _MOST_OTHERS:
         others, free = [], free or "more threads than can be told"
     operations = count(main.signature.request)[1] if main is not None else 0
-    return Status(stack, blocked, failure, others, free, in_flight(), operations)
+    number = len(still) if still is not None and still == pending else -1
+    return Status(stack, blocked, failure, others, free, number, operations, any_)
 
 
 def _blocked(

@@ -6,16 +6,20 @@ import linecache
 import sys
 import threading
 from types import FrameType
+from typing import NamedTuple
 
 from horovod.engine.handles import Handle
+from horovod.observe.sleepers import only_wait_for_each_other
 from horovod.phrases import printable
 
-__all__ = ["all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render"]
+__all__ = ["Waits", "all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
 _WAITS = ("horovod.engine.engine", "wait")
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
+#: What stands between a user's line and the place where a framework waits for what it computes.
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax", "jaxlib")
 #: Rooms that start threads of this package; no user code runs on these.
 _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
 #: Packages whose code never calls this one by itself. A thread that runs nothing else submits nothing, unless another
@@ -23,6 +27,8 @@ _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe"
 _INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
 #: What may stand above the place where a thread waits in the engine: nothing of a user, such as a signal handler.
 _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
+#: Runs the log; it sleeps while nothing happens, and does not while it has something to tell.
+_ENGINE_THREAD = "horovod-engine"
 _MOST = 40
 _LINE_LENGTH = 160
 
@@ -48,26 +54,44 @@ def handle_waited_for(frame: FrameType | None) -> Handle | None:
     return handle if isinstance(handle, Handle) else None
 
 
-def handles_waited_for() -> tuple[dict[int, Handle], str]:
+class Waits(NamedTuple):
+    """What the threads of this process wait for.
+
+    Attributes:
+        handles: by the identifier of a thread, the operation that it waits for in the engine.
+        free: the name of a thread that may still submit something; empty when there is none.
+        any: whether other threads sleep until something wakes them, which any operation in flight may do that ends.
+    """
+
+    handles: dict[int, Handle]
+    free: str = ""
+    any: bool = False
+
+
+def handles_waited_for() -> Waits:
     """Return what every thread waits for, so that it is known whether this rank can still submit anything.
 
     Signal handlers count as nothing that is going to happen.
-
-    Returns:
-        By the identifier of a thread, the operation that it waits for in the engine; and the name of a thread that does
-        not wait there and may submit something, or an empty string when there is none.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: dict[int, Handle] = {}
+    waiting, python, ignored, free = set(), set(), {threading.get_native_id()}, ""
     for ident, frame in sys._current_frames().items():
+        thread = threads.get(ident)
+        number = (thread.native_id if thread is not None else None) or 0
         handle = handle_waited_for(frame)
         if handle is not None and _is_undisturbed(frame):
             found[ident] = handle
-            continue
-        thread = threads.get(ident)
-        if thread is threading.main_thread() or isinstance(thread, threading.Timer) or not _is_inert(frame):
-            return found, thread.name if thread is not None else f"thread {ident}"
-    return found, ""
+            waiting.add(number)
+        elif thread is threading.main_thread() or isinstance(thread, threading.Timer) or not _is_inert(frame):
+            free = free or (thread.name if thread is not None else f"thread {ident}")
+            python.add(number)
+        else:
+            (waiting if thread is not None and thread.name == _ENGINE_THREAD else ignored).add(number)
+    # A thread without a number is one of C++ that runs Python at this moment.
+    if free and 0 not in python and only_wait_for_each_other(waiting - ignored, python, ignored):
+        return Waits(found, any=True)
+    return Waits(found, free)
 
 
 def _is_undisturbed(frame: FrameType | None) -> bool:
@@ -114,9 +138,11 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
     while frame is not None:
         frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    if frames and not whole and _room(frames[0][0]) == _OWN:
+    if frames and not whole:
         # What torch has put around this package's functions says nothing either.
-        while len(frames) > 1 and _room(frames[0][0]) in _PLUMBING:
+        room = _room(frames[0][0])
+        plumbing = _PLUMBING if room == _OWN else _FRAMEWORKS if room in _FRAMEWORKS else ()
+        while len(frames) > 1 and _room(frames[0][0]) in plumbing:
             del frames[0]
     lines = []
     for inner, number in reversed(frames[:_MOST]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,7 @@ def _decoded(text: bytes) -> tuple[_Call, Any]:
 @immortal
 @_HANDLER
 def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
+    threading.current_thread()  # so that Python knows this thread of XLA's, and reports can tell that it waits
     try:
         call, as_user = _decoded(ctypes.string_at(opaque, length))
         sources = [_array(ins[i], shape, call.dtypes[i]) for i, shape in enumerate(call.inputs)]
