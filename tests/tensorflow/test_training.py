@@ -177,8 +177,15 @@ def _settings() -> None:
     for wrong in ({"groups": "all"}, {"groups": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}):
         with pytest.raises(ValueError, match=r"groups|predivide"):
             gradients(**wrong)
-    with pytest.raises(ValueError, match="no gradient here"):
-        gradients(groups=[[tf.Variable(1.0)]])
+    # A part of what is in groups, some of which the loss does not depend on, can be differentiated by itself.
+    x = tf.constant(rank + 1.0)
+    with tf.GradientTape(persistent=True) as recorded:
+        loss = tf.reduce_sum(variables[1] * x) + tf.reduce_sum(variables[3] * x)
+    tape = hvd.DistributedGradientTape(recorded, groups=[[variables[0], variables[1], variables[2]], [variables[3]]])
+    np.testing.assert_allclose(tape.gradient(loss, variables[1]), np.full(3, 1.5))
+    first, second, third = tape.gradient(loss, [variables[3], variables[0], variables[1]])
+    np.testing.assert_allclose([first, third], np.full((2, 3), 1.5))
+    assert second is None
 
 
 def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:

@@ -139,11 +139,8 @@ def _plan(
         if variables is None:
             raise RequestError("groups of variables were given, but not the variables that the gradients belong to")
         place = {key_of(variable): index for index, variable in enumerate(variables)}
-        for group in settings.groups:
-            unknown = [variable.name for variable in group if key_of(variable) not in place]
-            if unknown:
-                raise RequestError(f"groups name variables that have no gradient here: {', '.join(unknown)}")
-            groups.append([place[key_of(variable)] for variable in group])
+        # Of one model, groups may name more than this step asks for: a part of it may be trained by itself.
+        groups = [[place[key] for key in map(key_of, group) if key in place] for group in settings.groups]
     items = [
         Item(index, tensors[index].shape.num_elements() or 1, tensors[index].dtype.size, tensors[index].dtype)
         for index in reversed(dense)
