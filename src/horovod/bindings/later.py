@@ -26,14 +26,24 @@ _HOSTS = "horovod.run(hosts=...) and horovodrun -H take host:slots,host:slots, a
 #: The same for parts of Horovod's launcher that it used itself, and what there is for scripts instead.
 INSTEAD: dict[str, str] = {
     "runner.common.service": _RUN,
+    "runner.common.util.codec": "hvd.broadcast_object() sends objects; pickle and base64 make them text",
+    "runner.common.util.config_parser": f"{_RUN}, with --config-file",
+    "runner.common.util.host_hash": "hvd.local_rank() and hvd.cross_rank() say who is where",
     "runner.common.util.hosts": _HOSTS,
+    "runner.common.util.network": "hvd.broadcast_object() and hvd.allgather_object() send objects",
+    "runner.common.util.safe_shell_exec": "subprocess runs commands; what ranks have started ends with horovodrun",
+    "runner.common.util.secret": "every job has a key of its own; secrets.token_bytes() makes others",
     "runner.common.util.settings": _RUN,
+    "runner.common.util.timeout": "HOROVOD_START_TIMEOUT and --start-timeout limit the start",
+    "runner.common.util.tiny_shell_exec": "subprocess runs commands",
     "runner.driver": _RUN,
     "runner.gloo_run": _RUN,
     "runner.http": _RUN,
     "runner.js_run": f"{_RUN}, with --mpi under LSF, too",
     "runner.mpi_run": f"{_RUN}, with --mpi or use_mpi=True through mpirun",
+    "runner.run_task": _RUN,
     "runner.task": _RUN,
+    "runner.task_fn": _RUN,
     "runner.util": _RUN,
 }
 
