@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -174,3 +175,32 @@ def test_a_host_whose_cable_is_pulled_is_named_by_all_others(cluster: Cluster) -
         assert f"{rank}: " in text and "host b" in text, texts
     for rank, text in enumerate(texts[2:], start=2):
         assert f"{rank}: " in text and "host a" in text, texts
+
+
+STEP = """
+import json, os, subprocess, sys
+given = json.loads(sys.argv[2])
+tasks = [subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **more}) for script, more in given]
+for task in tasks:
+    task.wait()
+"""
+LATE = """
+import horovod.numpy as hvd
+try:
+    hvd.init()
+except hvd.HorovodInternalError as error:
+    print(f"{type(error).__name__}: {error}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_all_hosts_hear_of_a_task_of_srun_that_ended_before_init(gone: int, cluster: Cluster) -> None:
+    steps = []
+    for first, host in ((0, "a"), (2, "b")):
+        tasks = [("" if rank == gone else LATE, slurm(rank)) for rank in (first, first + 1)]
+        words = [sys.executable, "-c", STEP, "slurmstepd", json.dumps(tasks)]
+        steps.append(start(cluster, host, words, {"HOROVOD_START_TIMEOUT": "600"}))
+    lines = [line for step in steps for line in step.communicate(timeout=TIMEOUT_S)[0].splitlines()]
+    told = [line for line in lines if line.startswith("PeerLostError: ")]
+    assert len(told) == 3, lines
+    assert all(f"on host {'ab'[gone // 2]}, by local rank: rank 0" in line for line in told), lines

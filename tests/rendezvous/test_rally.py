@@ -19,6 +19,7 @@ from horovod.rendezvous import curve, offers
 from horovod.rendezvous.inquest import Inquest
 from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.meeting_point import MeetingPoint
+from horovod.rendezvous.notices import tell_hosts
 from horovod.rendezvous.rally import HostOffer, Rally, host_id, prepare, rally
 from horovod.world import Meeting, World
 
@@ -260,3 +261,21 @@ def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
         prepare(replace(world, meeting=Meeting()), 1.0)
     for fine in (replace(world, local_size=4), replace(world, meeting=replace(world.meeting, has_key=True))):
         assert prepare(fine, 1.0) is fine
+
+
+@pytest.mark.parametrize("failed", ["rank 0's host", "another host"])
+def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed: str) -> None:
+    run = f"torchrun/{next(_runs)}"
+    here, others = ([0, 1], ([2], [3, 4])) if failed == "rank 0's host" else ([3, 4], ([0, 1], [2]))
+    world = World(here[0], 5, 0, 2, 0, 2, "gone", "torchrun", "job", KEY, Meeting("hosts", ("localhost",), run, True))
+    # Those who come first wait; one comes when it is said already.
+    leaders = [Leader(None, others[0], 5, run=run)]
+    telling = threading.Thread(target=tell_hosts, args=(world, 1, PeerLostError("rank 1 of host gone has ended")))
+    telling.start()
+    leaders.append(Leader(None, others[1], 5, run=run))
+    for leader in leaders:
+        error = leader.failed()
+        assert isinstance(error, PeerLostError)
+        assert "rank 1 of host gone has ended" in str(error)
+    telling.join(LONG_S)
+    assert not telling.is_alive()

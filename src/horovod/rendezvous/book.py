@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from horovod._version import __version__
 from horovod.phrases import few, list_ranks
-from horovod.rendezvous.offers import Answer, Come, Fate, Gone, HostOffer, Refusal, Roster, Waiting
+from horovod.rendezvous.offers import Answer, Come, Failed, Fate, Gone, HostOffer, Refusal, Roster, Waiting
 
 __all__ = ["EXPIRY_S", "Book", "describe"]
 
@@ -31,6 +31,8 @@ class _Guest:
 class _Page:
     guests: list[_Guest] = field(default_factory=list)
     rosters: dict[bytes, Roster] = field(default_factory=dict)
+    failure: Refusal | None = None
+    untold: int = 0
 
 
 class Book:
@@ -59,6 +61,9 @@ class Book:
         for number in [number for number in self._pages if number < come.number - 1]:
             del self._pages[number]
         page = self._pages.setdefault(come.number, _Page())
+        if page.failure is not None:
+            page.untold -= len(come.offer.ranks)
+            return [(sender, page.failure)]
         if come.nonce in page.rosters:
             return [(sender, page.rosters[come.nonce])]  # it has not reached the leader
         page.rosters.clear()
@@ -95,6 +100,34 @@ class Book:
         page.guests = [guest for guest in before if guest.come.nonce != gone.nonce]
         page.rosters.pop(gone.nonce, None)
         return self._refuse(page, Refusal(gone.error, gone.lost)) if len(page.guests) < len(before) else []
+
+    def failed(self, sender: bytes, failed: Failed) -> _Letters:
+        """The ranks of a host did not find each other; whoever waits for them, now or later, is told.
+
+        Args:
+            sender: how to answer that this is known now; empty for nobody.
+            failed: what was said.
+
+        Returns:
+            To whom to say what.
+        """
+        page = self._pages.setdefault(failed.number, _Page())
+        answers: _Letters = []
+        if page.failure is None:
+            page.failure = Refusal(failed.error, is_loss=failed.is_loss)
+            page.untold = failed.size - failed.absent - sum(len(guest.come.offer.ranks) for guest in page.guests)
+            answers = self._refuse(page, page.failure)
+        return answers + ([(sender, page.failure)] if sender else [])
+
+    @property
+    def has_told(self) -> bool:
+        """Whether a host has failed, and all others have heard of it."""
+        return any(page.failure is not None and page.untold <= 0 for page in self._pages.values())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a host has failed."""
+        return any(page.failure is not None for page in self._pages.values())
 
     def other_version(self, sender: bytes, version: str) -> _Letters:
         """A leader has another version of this package, and so there will be no job.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -17,12 +17,13 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import purpose_key
-from horovod.rendezvous.offers import MAX_BYTES, Answer, Ask, Come, Gone, Question, pack, unpack, version_of
+from horovod.rendezvous.offers import MAX_BYTES, Answer, Ask, Come, Failed, Gone, Question, pack, unpack, version_of
 
 __all__ = ["MeetingPoint"]
 
 _CONTROL = "inproc://horovod-meeting-point"
 _MOST_AT_ONCE, _LAST_WORDS_MS = 100_000, 500
+_Letters = list[tuple[bytes, Answer]]
 
 
 class MeetingPoint:
@@ -47,7 +48,8 @@ class MeetingPoint:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._book = Book(hosts)
         self._lock = threading.Lock()
-        self._ended: list[tuple[int, str, str]] = []
+        self._news: list[Callable[[Book], _Letters]] = []
+        self._told = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="horovod-meeting-point", daemon=True)
         try:
@@ -72,8 +74,24 @@ class MeetingPoint:
             who: the same in words.
             how: what became of it.
         """
+        self._enter(lambda book: book.ended(rank, who, how))
+
+    def failed(self, failed: Failed) -> None:
+        """Say that nobody of a host will come, to all who wait for it now or later."""
+        self._enter(lambda book: book.failed(b"", failed))
+
+    def await_told(self, timeout_s: float) -> bool:
+        """Return whether all other hosts know that one has failed; blocks until they do, or ``timeout_s``."""
+        return self._told.wait(timeout_s)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a host has failed."""
+        return self._book.has_failed
+
+    def _enter(self, news: Callable[[Book], _Letters]) -> None:
         with self._lock:
-            self._ended.append((rank, who, how))
+            self._news.append(news)
             if not self._is_closed:
                 self._wake.send(b"")
 
@@ -97,22 +115,26 @@ class MeetingPoint:
                 if socket is self._socket and len(message) == 2:
                     self._send(self._hear(*message))
             with self._lock:
-                news, self._ended = self._ended, []
-            for rank, who, how in news:
-                self._send(self._book.ended(rank, who, how))
+                news, self._news = self._news, []
+            for one in news:
+                self._send(one(self._book))
+            if self._book.has_told:
+                self._told.set()
 
-    def _hear(self, sender: bytes, data: bytes) -> list[tuple[bytes, Answer]]:
+    def _hear(self, sender: bytes, data: bytes) -> _Letters:
         version = version_of(data)
         if version and version != __version__:
             return self._book.other_version(sender, version)
-        question: Question | None = unpack(data, Come | Gone | Ask)  # type: ignore[arg-type]
+        question: Question | None = unpack(data, Come | Gone | Failed | Ask)  # type: ignore[arg-type]
         if isinstance(question, Come) and question.offer.ranks:
             return self._book.come(sender, question, time.monotonic())
         if isinstance(question, Ask):
             return [(sender, self._book.fate(question.rank))]
+        if isinstance(question, Failed):
+            return self._book.failed(sender, question)
         return self._book.gone(question) if isinstance(question, Gone) else []
 
-    def _send(self, letters: list[tuple[bytes, Answer]]) -> None:
+    def _send(self, letters: _Letters) -> None:
         for receiver, answer in letters:
             self._socket.send_multipart([receiver, pack(answer)])
 

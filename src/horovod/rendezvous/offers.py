@@ -1,6 +1,7 @@
 """What the leaders of the hosts say to the place where they meet, and what it answers.
 
     leader to meeting point   Come, again every second   Gone: it has given up   Ask: what became of a rank
+                              Failed: nobody of its host will come
     meeting point to leader   Waiting: for whom          Roster: all are here    Refusal: there will be no job
                               Fate: of that rank
     leader to rank 0's        Joined                     Go: all have joined
@@ -23,6 +24,7 @@ __all__ = [
     "Answer",
     "Ask",
     "Come",
+    "Failed",
     "Fate",
     "Go",
     "Gone",
@@ -95,6 +97,24 @@ class Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
     lost: int = -1
 
 
+class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
+    """The ranks of a host did not even find each other; no leader of theirs will come.
+
+    Attributes:
+        number: of the meeting.
+        size: number of ranks in the job.
+        absent: how many of them were to be on that host.
+        error: why.
+        is_loss: whether one of them is gone.
+    """
+
+    number: int
+    size: int
+    absent: int
+    error: str
+    is_loss: bool
+
+
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
     """A leader wants to know what became of a rank that it cannot reach any more.
 
@@ -147,10 +167,12 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
     Attributes:
         error: why.
         lost: the rank that died, if that is why, else -1.
+        is_loss: whether a rank died, of which nobody may know which one of the job it was.
     """
 
     error: str
     lost: int = -1
+    is_loss: bool = False
 
     def enforce(self) -> None:
         """Raise what it says.
@@ -159,7 +181,7 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
             PeerLostError: a rank died.
             InitError: there is no job for another reason.
         """
-        if self.lost >= 0:
+        if self.lost >= 0 or self.is_loss:
             raise PeerLostError(self.error, rank=self.lost)
         raise InitError(self.error)
 
@@ -180,7 +202,7 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
     """All leaders are connected."""
 
 
-Question = Come | Gone | Ask
+Question = Come | Gone | Failed | Ask
 Answer = Waiting | Roster | Refusal | Fate
 
 

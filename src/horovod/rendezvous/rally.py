@@ -25,8 +25,9 @@ from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.rendezvous import curve
 from horovod.rendezvous.book import describe
 from horovod.rendezvous.interfaces import leading_address, own_addresses
-from horovod.rendezvous.keys import ports_of, purpose_key
+from horovod.rendezvous.keys import purpose_key
 from horovod.rendezvous.meeting_point import MeetingPoint, listen
+from horovod.rendezvous.notices import TELL_S, ports, secret_of
 from horovod.rendezvous.offers import (
     Come,
     Go,
@@ -45,8 +46,8 @@ from horovod.world import World
 
 __all__ = ["HostOffer", "Rally", "host_id", "prepare", "rally"]
 
-#: How often who waits repeats itself; how long the last words of who gives up may take; ports that may be taken.
-_AGAIN_S, _LAST_WORDS_MS, _PORTS = 1.0, 500, 4
+#: How often who waits repeats itself; how long the last words of who gives up may take.
+_AGAIN_S, _LAST_WORDS_MS = 1.0, 500
 #: How often a silent peer is called, at least; and how much sooner it is given up, so that all hear of it in time.
 _BEATS, _SOONER = 5, 0.8
 
@@ -164,7 +165,7 @@ class _Leader:
         self._world, self._offer, self._number = world, offer, number
         self._context, self._patience = context, patience
         self._own = own_addresses(interfaces)
-        self._secret = purpose_key(world.key, f"run {world.meeting.run}") if world.meeting.run else world.key
+        self._secret = secret_of(world)
         self._nonce = secrets.token_bytes(16)
 
     def meet(self) -> Rally:
@@ -173,6 +174,8 @@ class _Leader:
             return self._meet(point)
         finally:
             if point is not None:
+                if point.has_failed:
+                    point.await_told(TELL_S)
                 point.close()
 
     def _point(self) -> MeetingPoint | None:
@@ -180,8 +183,7 @@ class _Leader:
         meeting = self._world.meeting
         if meeting.kind != "hosts" or self._world.rank != 0:
             return None
-        ports = ports_of(self._secret, meeting.run, _PORTS)
-        return MeetingPoint(self._secret, [*self._own, "127.0.0.1"], ports)
+        return MeetingPoint(self._secret, [*self._own, "127.0.0.1"], ports(self._world))
 
     def _meet(self, point: MeetingPoint | None) -> Rally:
         socket, control = None, []
@@ -203,8 +205,7 @@ class _Leader:
             return mpi.exchange(self._world, self._come(control, self._own[0]), self._patience)
         if point is not None:
             return self._ask(point.endpoints, control)
-        ports = ports_of(self._secret, meeting.run, _PORTS) if meeting.kind == "hosts" else []
-        return self._ask(meeting.places, control, ports)
+        return self._ask(meeting.places, control, ports(self._world))
 
     def _come(self, control: list[str], leading: str) -> Come:
         addresses = list(dict.fromkeys(address for address in (leading, *self._own) if address))

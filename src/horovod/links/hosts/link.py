@@ -13,7 +13,7 @@ from horovod.config import Config
 from horovod.core.hub import HubCoordinator
 from horovod.engine.liveness import Liveness
 from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
-from horovod.errors import InitError, PeerLostError
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
 from horovod.links.hosts.losses import Losses, Source
@@ -55,7 +55,13 @@ MakeTransport = Callable[[Roster, ShmTransport, Watch], Transport]
 
 
 def assemble(
-    world: World, settings: Config, number: int, observer: Observer, meet: MeetHosts, make_transport: MakeTransport
+    world: World,
+    settings: Config,
+    number: int,
+    observer: Observer,
+    meet: MeetHosts,
+    make_transport: MakeTransport,
+    tell: Callable[[HorovodInternalError], None] = lambda error: None,
 ) -> Link:
     """Meet the other ranks and return this rank's link.
 
@@ -66,6 +72,7 @@ def assemble(
         observer: knows of stalls.
         meet: meets the other hosts, called by the leader.
         make_transport: makes what moves data.
+        tell: lets the other hosts know that nobody of this one will come.
 
     Raises:
         InitError: this machine cannot do it, or the ranks did not find each other.
@@ -77,7 +84,7 @@ def assemble(
     own = replace(world, rank=world.local_rank, size=world.local_size, job=f"{world.job}{ON_HOST}{world.hostname}")
     page = HostsBoard.nbytes(world.local_size, world.size)
     with ExitStack() as stack:
-        with _in_local_ranks(world):
+        with _in_local_ranks(world, tell):
             shared = stack.enter_context(sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)))
         meeting = shared.meeting
         mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
@@ -142,15 +149,20 @@ class _Inside:
 
 
 @contextmanager
-def _in_local_ranks(world: World) -> Iterator[None]:
-    """Say of which ranks an error speaks that the ranks of this host had among themselves."""
+def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) -> Iterator[None]:
+    """Say of which ranks an error speaks that those of this host had among themselves; the first one there tells."""
     where = f"on host {world.hostname}, by local rank"
+    told: HorovodInternalError
     try:
         yield
+        return
     except PeerLostError as error:
-        raise PeerLostError(f"{where}: {error}", pid=error.pid) from None
+        told, is_first_lost = PeerLostError(f"{where}: {error}", pid=error.pid), error.rank == 0
     except InitError as error:
-        raise InitError(f"{where}: {error}") from None
+        told, is_first_lost = InitError(f"{where}: {error}"), False
+    if world.local_rank == 0 or is_first_lost:
+        tell(told)
+    raise told
 
 
 def _lead(mirror: Mirror, meeting: Meeting, timeout_s: float, meet: MeetHosts) -> Met:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from horovod import _version
 from horovod.config import Config
 from horovod.engine.ports import Link, Observer, Transport, Watch
-from horovod.errors import InitError
+from horovod.errors import HorovodInternalError, InitError
 from horovod.links.hosts import link
 from horovod.links.hosts.roster import Host, Roster
 from horovod.rendezvous.inquest import Inquest
 from horovod.rendezvous.interfaces import endpoint, own_addresses
 from horovod.rendezvous.keys import purpose_key
+from horovod.rendezvous.notices import tell_hosts
 from horovod.rendezvous.rally import HostOffer, host_id, rally
 from horovod.rendezvous.store import StoreClient, StoreServer
 from horovod.transports.between import make_transport
@@ -41,7 +42,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     """
     parts = _Parts(world, settings, number)
     try:
-        return link.assemble(world, settings, number, observer, parts.meet, parts.transport)
+        return link.assemble(world, settings, number, observer, parts.meet, parts.transport, parts.tell)
     except BaseException:
         parts.close()
         raise
@@ -78,6 +79,10 @@ class _Parts:
         places = world.meeting.places if world.meeting.kind == "addresses" else ()
         ask = (lambda rank: Inquest(places, world.key, rank)) if places else None
         return link.Met(Roster(hosts, met.index), met.socket, [host_id(index) for index in range(len(hosts))], ask)
+
+    def tell(self, error: HorovodInternalError) -> None:
+        """Let the other hosts know that nobody of this one will come."""
+        tell_hosts(self._world, self._number, error)
 
     def transport(self, roster: Roster, shm: ShmTransport, watch: Watch) -> Transport:
         """Make what moves data."""

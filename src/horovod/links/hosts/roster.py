@@ -56,10 +56,11 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """Why there is no job; ``lost`` is the rank that died, if that is why, else -1."""
+    """Why there is no job; whether that is because a rank died, and which one of the job, or -1."""
 
     error: str
-    lost: int = -1
+    is_loss: bool
+    lost: int
 
 
 def await_places(mirror: Mirror, pid_fds: Sequence[int], timeout_s: float) -> list[int]:
@@ -89,9 +90,10 @@ def publish(mirror: Mirror, roster: Roster) -> None:
 
 def publish_refusal(mirror: Mirror, error: BaseException) -> None:
     """Tell the other ranks of this host why there is no job."""
+    is_loss = isinstance(error, PeerLostError)
     lost = error.rank if isinstance(error, PeerLostError) else -1
     text = str(error) if isinstance(error, HorovodInternalError) else f"the first rank of this host failed: {error!r}"
-    mirror.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, lost)))
+    mirror.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, is_loss, lost)))
 
 
 def await_roster(mirror: Mirror, leader_fd: int, timeout_s: float) -> Roster:
@@ -116,7 +118,7 @@ def await_roster(mirror: Mirror, leader_fd: int, timeout_s: float) -> Roster:
         )
     if verdict == REFUSED:
         refusal = msgspec.msgpack.decode(text, type=_Refusal)
-        if refusal.lost >= 0:
+        if refusal.is_loss:
             raise PeerLostError(refusal.error, rank=refusal.lost)
         raise InitError(refusal.error)
     return msgspec.msgpack.decode(text, type=Roster)
