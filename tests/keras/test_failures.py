@@ -63,3 +63,25 @@ def test_ranks_that_wait_for_each_other_in_fit_are_told_so(backend: str) -> None
     env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}
     for text in run_ranks(2, _one_calls_more, framework=f"keras-{backend}", env=env):
         assert "has ever called allreduce 'more'" in text
+
+
+def _lost() -> None:
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+    from horovod.errors import RequestError
+
+    variable = keras.Variable(np.full(3, hvd.rank() + 1.0))
+    if hvd.rank() == 1:
+        variable.value.delete()
+    hvd.broadcast_variables([variable], root_rank=0)
+    np.testing.assert_array_equal(variable, np.ones(3))
+    if hvd.rank() == 1:
+        variable.value.delete()
+        with pytest.raises(RequestError, match="rank 1 has no values to broadcast"):
+            hvd.broadcast(variable, root_rank=1, name="lost")
+
+
+def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> None:
+    run_ranks(2, _lost, framework="keras-jax")

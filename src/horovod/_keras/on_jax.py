@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind, ReduceOp
-from horovod.errors import HorovodInternalError
+from horovod.errors import HorovodInternalError, RequestError
 from horovod.jax import ops as hvd
 from horovod.jax.compression import Compression
 from horovod.jax.failures import typed_errors
@@ -86,6 +88,14 @@ class _Jax:
         return hvd.allgather(tensor, name=name, process_set=process_set)
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        if not isinstance(tensor, jax.core.Tracer) and tensor.is_deleted():
+            # A step that failed has taken it along; who gets the root's values does not need it.
+            if context.world().rank == root_rank:
+                raise RequestError(
+                    f"rank {root_rank} has no values to broadcast: the step that failed or was interrupted was given "
+                    "the model's arrays by JAX, and did not return them. Make the model again, or load its weights"
+                )
+            tensor = jnp.zeros(tensor.shape, tensor.dtype)
         return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
 
     def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
