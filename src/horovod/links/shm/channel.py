@@ -117,6 +117,12 @@ class CoordinatorChannel(LocalChannel):
         self._has_served = False
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
 
+    def leave(self, reason: str) -> None:
+        """Answer who waits for this rank, through the log; what comes after that concerns it no more."""
+        super().leave(reason)
+        # Who is answered may leave, too, and would be taken for the reason why what is in flight here fails.
+        self._has_served = True
+
     def is_behind(self) -> bool:
         """Whether records wait for a slow reader."""
         return bool(self._writer.backlog)
