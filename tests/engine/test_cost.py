@@ -28,7 +28,7 @@ def _count(ranks: Ranks, rank: int) -> float:
     for number in range(2 * _CALLS):
         if number == _CALLS:
             sys.setprofile(profile)
-        ranks.wait(rank, ranks.submit(rank, "x", patient=True))
+        ranks.run(rank, "x")
     sys.setprofile(None)
     return called / _CALLS
 
@@ -44,5 +44,5 @@ def test_a_small_allreduce_calls_few_functions() -> None:
         finally:
             stage.close()
     # Rank 0 decides for both. Where there are more, something that could be worked out once is done in every call.
-    assert 20 < counts[0] < 100, counts
-    assert 20 < counts[1] < 85, counts
+    assert 20 < counts[0] < 84, counts
+    assert 20 < counts[1] < 70, counts

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interleaving import Actor, Lock, Stage, Stuck, schedules
-from pairs import FILES, Ranks, on_stage
+from interleaving import Lock, Stage, Stuck, schedules
+from pairs import FILES, Ranks
+from plays import Scenario, on_all, once, play, play_all, play_many, raise_all
 
 from horovod.engine.handles import Handle
 from horovod.engine.log import LogRunner
@@ -17,96 +16,41 @@ from horovod.engine.ports import LogEntry
 from horovod.engine.progress import Progress
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
-Scenario = Callable[[Stage, Ranks], None]
-
-#: How many schedules are drawn, and in how many moments each may differ from the usual.
-_DRAWN, _DEPTH = 120, 3
-
-
-class Boom(BaseException):
-    """An exception out of nowhere."""
-
-
-def _play(
-    scenario: Scenario,
-    size: int,
-    schedule: dict[int, int],
-    hands_over: bool = False,
-    interrupt: int = 0,
-    files: frozenset[str] = FILES,
-) -> Stage:
-    """Play a scenario once, with a schedule; nothing may be in flight afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        stage = Stage(schedule, files, ("interrupted", interrupt, Boom) if interrupt else None)
-        on_stage(stage, patch, hands_over)
-        stage.is_recording = False
-        try:
-            ranks = Ranks(stage, size)
-            # Until all engines are asleep.
-            stage.play(lambda: stage.sleep(1e-6))
-            stage.is_recording, stage.clock = True, 0.0
-            scenario(stage, ranks)
-            # Who has to be told by the clock is told by its next tick.
-            assert stage.clock < 0.5
-            assert [engine.in_flight() for engine in ranks.engines] == [[]] * size
-            ranks.stop()
-        finally:
-            stage.close()
-    return stage
-
-
-def _all(scenario: Scenario, size: int, hands_over: bool = False, most: int = 1, **more: Any) -> int:
-    """Play every schedule that differs from the usual in one moment, or in several; return how many there are."""
-
-    def run(schedule: dict[int, int]) -> list[int]:
-        return _play(scenario, size, schedule, hands_over, **more).choices
-
-    return sum(1 for _ in schedules(run, most))
-
-
-def _many(scenario: Scenario, size: int, hands_over: bool = False, **more: Any) -> None:
-    """Play schedules that differ from the usual in a few moments, always the same ones."""
-    choices = _play(scenario, size, {}, hands_over, **more).choices
-    chance = random.Random(size)
-    for _ in range(_DRAWN):
-        moments = chance.sample(range(len(choices)), min(chance.randint(1, _DEPTH), len(choices)))
-        _play(scenario, size, {moment: chance.randint(1, 3) for moment in moments}, hands_over, **more)
-
-
-def _raise_all(actors: list[Actor], *allowed: type[BaseException]) -> None:
-    for actor in actors:
-        if actor.error is not None and not isinstance(actor.error, allowed):
-            raise actor.error
-
-
-def _once(ranks: Ranks, rank: int, name: str = "x") -> list[float]:
-    return ranks.wait(rank, ranks.submit(rank, name))
-
-
-def _on_all(ranks: Ranks, act: Callable[[int], Any], first: int = 0) -> Iterator[Callable[[], Any]]:
-    for rank in range(first, len(ranks.engines)):
-        yield lambda rank=rank: act(rank)
-
-
 # -- what happens at the same time ---------------------------------------------------------------------------------
 
 
 def submit_against_tick(stage: Stage, ranks: Ranks) -> None:
     """Every rank submits and waits, while its engine's thread looks for work; no wake-up may get lost."""
-    actors = stage.play(*_on_all(ranks, lambda rank: _once(ranks, rank)))
-    _raise_all(actors)
+    actors = stage.play(*on_all(ranks, lambda rank: once(ranks, rank)))
+    raise_all(actors)
     assert [actor.result for actor in actors] == [ranks.total] * len(actors)
     assert stage.clock == 0, "somebody slept although there was work"
 
 
 def patient_calls(stage: Stage, ranks: Ranks) -> None:
     """Synchronous calls without a name, one after the other."""
-    actors = stage.play(
-        *_on_all(ranks, lambda rank: [ranks.wait(rank, ranks.submit(rank, "", patient=True)) for _ in range(2)])
-    )
-    _raise_all(actors)
+    actors = stage.play(*on_all(ranks, lambda rank: [ranks.run(rank) for _ in range(2)]))
+    raise_all(actors)
     assert [actor.result for actor in actors] == [[ranks.total] * 2] * len(actors)
     assert stage.clock == 0, "somebody slept although there was work"
+
+
+def patient_calls_of_two_threads(stage: Stage, ranks: Ranks) -> None:
+    """Two threads of every rank make synchronous calls; not all ranks come to them in the same order."""
+    calls = [lambda rank=rank, name=name: ranks.run(rank, name) for rank in range(len(ranks.engines)) for name in "ab"]
+    actors = stage.play(*calls)
+    raise_all(actors)
+    assert [actor.result for actor in actors] == [ranks.total] * len(actors)
+    assert stage.clock < 0.001, "somebody slept although there was work"
+
+
+def patient_call_beside_a_wait(stage: Stage, ranks: Ranks) -> None:
+    """One thread makes a synchronous call, another one submits and waits; the other ranks begin with the second."""
+    others = on_all(ranks, lambda rank: [ranks.run(rank, name) for name in "ba"], 1)
+    actors = stage.play(lambda: ranks.run(0, "a"), lambda: once(ranks, 0, "b"), *others)
+    raise_all(actors)
+    assert [actor.result for actor in actors[:2]] == [ranks.total] * 2
+    assert stage.clock < 0.001, "somebody slept although there was work"
 
 
 def two_threads_of_a_rank(stage: Stage, ranks: Ranks) -> None:
@@ -116,8 +60,8 @@ def two_threads_of_a_rank(stage: Stage, ranks: Ranks) -> None:
         handles = [ranks.submit(rank, name) for name in "ba"]
         return [ranks.wait(rank, handle) for handle in handles]
 
-    actors = stage.play(lambda: _once(ranks, 0, "a"), lambda: _once(ranks, 0, "b"), *_on_all(ranks, other, 1))
-    _raise_all(actors)
+    actors = stage.play(lambda: once(ranks, 0, "a"), lambda: once(ranks, 0, "b"), *on_all(ranks, other, 1))
+    raise_all(actors)
     assert [actor.result for actor in actors[:2]] == [ranks.total] * 2
     assert stage.clock < 0.001, "somebody slept although there was work"
 
@@ -134,17 +78,17 @@ def two_threads_for_one_handle(stage: Stage, ranks: Ranks) -> None:
     def wait() -> list[float]:
         return ranks.wait(0, handles[0])
 
-    actors = stage.play(wait, wait, *_on_all(ranks, lambda rank: _once(ranks, rank), 1))
-    _raise_all(actors)
+    actors = stage.play(wait, wait, *on_all(ranks, lambda rank: once(ranks, rank), 1))
+    raise_all(actors)
     assert [actor.result for actor in actors] == [ranks.total] * len(actors)
     assert stage.clock < 0.001, "somebody slept although there was work"
 
 
 def one_of_two_threads_is_served_first(stage: Stage, ranks: Ranks) -> None:
     """Two threads wait; the other ranks come to the second operation only when the first one is over."""
-    others = _on_all(ranks, lambda rank: [_once(ranks, rank, name) for name in "ba"], 1)
-    actors = stage.play(lambda: _once(ranks, 0, "a"), lambda: _once(ranks, 0, "b"), *others)
-    _raise_all(actors)
+    others = on_all(ranks, lambda rank: [once(ranks, rank, name) for name in "ba"], 1)
+    actors = stage.play(lambda: once(ranks, 0, "a"), lambda: once(ranks, 0, "b"), *others)
+    raise_all(actors)
     assert [actor.result for actor in actors[:2]] == [ranks.total] * 2
     assert stage.clock < 0.001, "somebody slept although there was work"
 
@@ -152,24 +96,24 @@ def one_of_two_threads_is_served_first(stage: Stage, ranks: Ranks) -> None:
 def submit_beside_a_wait(stage: Stage, ranks: Ranks) -> None:
     """One thread submits what it does not wait for yet, another one waits; the other ranks need both."""
     handles: list[Handle] = []
-    others = _on_all(ranks, lambda rank: [_once(ranks, rank, name) for name in "ba"], 1)
-    _raise_all(stage.play(lambda: handles.append(ranks.submit(0, "a")), lambda: _once(ranks, 0, "b"), *others))
+    others = on_all(ranks, lambda rank: [once(ranks, rank, name) for name in "ba"], 1)
+    raise_all(stage.play(lambda: handles.append(ranks.submit(0, "a")), lambda: once(ranks, 0, "b"), *others))
     assert stage.clock < 0.001, "somebody slept although there was work"
-    _raise_all(stage.play(lambda: ranks.wait(0, handles[0])))
+    raise_all(stage.play(lambda: ranks.wait(0, handles[0])))
 
 
 def wait_against_shutdown(stage: Stage, ranks: Ranks) -> None:
     """Two threads leave while two others have something in flight, on rank 0; the others are told, if there are any."""
     leave = ranks.engines[0].stop
     actors = stage.play(
-        lambda: _once(ranks, 0, "x"),
+        lambda: once(ranks, 0, "x"),
         lambda: leave("bye"),
-        lambda: _once(ranks, 0, "y"),
+        lambda: ranks.run(0, "y"),
         lambda: leave("bye"),
-        *_on_all(ranks, lambda rank: _once(ranks, rank), 1),
+        *on_all(ranks, lambda rank: once(ranks, rank), 1),
     )
-    _raise_all(actors[:4], NotInitializedError)
-    _raise_all(actors[4:], PeerLostError)
+    raise_all(actors[:4], NotInitializedError)
+    raise_all(actors[4:], PeerLostError)
     assert actors[1].error is actors[3].error is None
 
 
@@ -182,12 +126,12 @@ def fail_against_submit(stage: Stage, ranks: Ranks) -> None:
 
     ranks.engines[last].link.channel.next = broken  # type: ignore[method-assign]
     actors = stage.play(
-        lambda: _once(ranks, last, "x"),
-        lambda: _once(ranks, last, "y"),
-        lambda: _once(ranks, last, ""),
-        *_on_all(ranks, lambda rank: _once(ranks, rank) if rank < last else None),
+        lambda: once(ranks, last, "x"),
+        lambda: ranks.run(last, "y"),
+        lambda: once(ranks, last, ""),
+        *on_all(ranks, lambda rank: once(ranks, rank) if rank < last else None),
     )
-    _raise_all(actors, HorovodInternalError)
+    raise_all(actors, HorovodInternalError)
     assert all(actor.error for actor in actors[:3])
 
 
@@ -199,7 +143,7 @@ def ask_against_submit(stage: Stage, ranks: Ranks) -> None:
             assert len(ranks.engines[0].in_flight()) <= 2
             assert ranks.engines[0].stats().operations <= 2
 
-    _raise_all(stage.play(ask, *_on_all(ranks, lambda rank: [_once(ranks, rank, "") for _ in range(2)])))
+    raise_all(stage.play(ask, *on_all(ranks, lambda rank: [once(ranks, rank, "") for _ in range(2)])))
 
 
 def poll_against_tick(stage: Stage, ranks: Ranks) -> None:
@@ -211,48 +155,16 @@ def poll_against_tick(stage: Stage, ranks: Ranks) -> None:
             assert stage.clock < 1
         return ranks.wait(rank, handle)
 
-    actors = stage.play(*_on_all(ranks, act))
-    _raise_all(actors)
+    actors = stage.play(*on_all(ranks, act))
+    raise_all(actors)
     assert [actor.result for actor in actors] == [ranks.total] * len(actors)
-
-
-def wait_against_interrupt(stage: Stage, ranks: Ranks) -> None:
-    """An exception comes out of nowhere in a call of rank 0: it is in flight or withdrawn, and the job goes on."""
-    engine = ranks.engines[0]
-
-    def interrupted() -> list[float] | None:
-        handle: Handle | None = None
-        try:
-            handle = ranks.submit(0, "x")
-            return ranks.wait(0, handle)
-        except Boom:
-            stage.go_on()
-        if handle is None and not engine.stats().operations:
-            handle = ranks.submit(0, "x")
-        if handle is not None:
-            return ranks.wait(0, handle)
-        # Nobody has the handle; what is submitted next is done after it.
-        return None
-
-    actors = stage.play(
-        interrupted,
-        *_on_all(ranks, lambda rank: _once(ranks, rank), 1),
-        names=" ".join(["interrupted", "b", "c"][: len(ranks.engines)]),
-    )
-    _raise_all(actors)
-    assert all(actor.result in (None, ranks.total) for actor in actors)
-    assert _once_more(stage, ranks) == [ranks.total] * len(ranks.engines)
-
-
-def _once_more(stage: Stage, ranks: Ranks) -> list[Any]:
-    actors = stage.play(*_on_all(ranks, lambda rank: _once(ranks, rank, "again")))
-    _raise_all(actors)
-    return [actor.result for actor in actors]
 
 
 SCENARIOS = [
     submit_against_tick,
     patient_calls,
+    patient_calls_of_two_threads,
+    patient_call_beside_a_wait,
     two_threads_of_a_rank,
     two_threads_for_one_handle,
     one_of_two_threads_is_served_first,
@@ -268,35 +180,19 @@ HOW = pytest.mark.parametrize("hands_over", [False, True], ids=["does the work",
 @HOW
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_one_rank_alone(scenario: Scenario, hands_over: bool) -> None:
-    assert _all(scenario, 1, hands_over)
+    assert play_all(scenario, 1, hands_over)
 
 
 @HOW
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_ranks(scenario: Scenario, hands_over: bool) -> None:
-    _many(scenario, 2, hands_over)
+    play_many(scenario, 2, hands_over)
 
 
 @pytest.mark.slow
 @HOW
 def test_two_ranks_that_submit_and_wait_at_every_moment(hands_over: bool) -> None:
-    assert _all(submit_against_tick, 2, hands_over) > 400
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_an_interrupt_at_every_line_while_others_go_on_at_any(size: int) -> None:
-    lines = 0
-    while True:
-        lines += 1
-        chance = random.Random(lines)
-        found: list[Stage] = []
-        for _ in range(6):
-            # Where it comes is about where the others go on.
-            moments = {lines + chance.randint(-9, 9): chance.randint(1, 2) for _ in range(2)}
-            found.append(_play(wait_against_interrupt, size, moments, hands_over=True, interrupt=lines))
-        if not any(stage.has_interrupted for stage in found):
-            break
-    assert lines > 10
+    assert play_all(submit_against_tick, 2, hands_over) > 400
 
 
 # -- that it finds what there was to find --------------------------------------------------------------------------
@@ -309,7 +205,7 @@ def _found(scenario: Scenario, hands_over: bool, most: int) -> list[BaseExceptio
 
     def run(schedule: dict[int, int]) -> list[int]:
         try:
-            return _play(scenario, 1, schedule, hands_over, files=_HERE).choices
+            return play(scenario, 1, schedule, hands_over, files=_HERE).choices
         except (RuntimeError, AssertionError, Stuck) as error:
             errors.append(error)
             return []
@@ -321,7 +217,7 @@ def _found(scenario: Scenario, hands_over: bool, most: int) -> list[BaseExceptio
 
 
 def _asks(stage: Stage, ranks: Ranks) -> None:
-    _raise_all(stage.play(lambda: _once(ranks, 0, ""), lambda: ranks.engines[0].in_flight()))
+    raise_all(stage.play(lambda: once(ranks, 0, ""), lambda: ranks.engines[0].in_flight()))
 
 
 def test_it_finds_deques_that_change_while_they_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,11 +240,11 @@ def _two_finish(stage: Stage, ranks: Ranks) -> None:
     ranks.engines[0]._log._named.clear()
     handle.waiters = [Lock(stage)]
     handle.waiters[0].acquire()
-    _raise_all(stage.play(handle.finish, handle.finish))
+    raise_all(stage.play(handle.finish, handle.finish))
 
 
 def test_it_finds_a_lock_that_is_looked_at_and_then_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _all(_two_finish, 1, most=2) > 20
+    assert play_all(_two_finish, 1, most=2) > 20
 
     def wake(self: Handle) -> None:
         for waiter in self.waiters:
@@ -390,11 +286,11 @@ def _many_at_once(stage: Stage, ranks: Ranks, states: list[bool]) -> None:
         for handle in handles:
             ranks.wait(rank, handle)
 
-    _raise_all(stage.play(*_on_all(ranks, act)))
+    raise_all(stage.play(*on_all(ranks, act)))
 
 
 def test_who_waits_for_the_first_of_many_small_operations_is_woken_after_some_of_them() -> None:
     states: list[bool] = []
-    _play(lambda stage, ranks: _many_at_once(stage, ranks, states), 2, {}, hands_over=True)
+    play(lambda stage, ranks: _many_at_once(stage, ranks, states), 2, {}, hands_over=True)
     assert len(states) == 100
     assert states.count(True) == 64

@@ -82,6 +82,11 @@ class Ranks:
         request = call(Kind.ALLREDUCE, name or None)
         return self.engines[rank].submit(request, _ADAPTER, [value], None, None, patient)
 
+    def run(self, rank: int, name: str = "") -> list[float]:
+        """Return the sum over all ranks of their number plus 1, submitted and waited for in one step."""
+        value = np.full(2, rank + 1.0)
+        return list(self.engines[rank].run(call(Kind.ALLREDUCE, name or None), _ADAPTER, [value]).outputs[0].tolist())
+
     def wait(self, rank: int, handle: Handle) -> list[float]:
         """Return the result."""
         return list(self.engines[rank].wait(handle)[0].tolist())

@@ -57,7 +57,7 @@ class Collectives(Reductions, Worldly):
 
         Blocks until all ranks called.
         """
-        return self._run(call(Kind.ALLGATHER, name, id_of(process_set)), (tensor,))[0]
+        return self._run_one(call(Kind.ALLGATHER, name, id_of(process_set)), tensor)
 
     def allgather_into_async(
         self, output: Any, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -119,15 +119,15 @@ class Collectives(Reductions, Worldly):
 
         Blocks until all ranks called.
         """
-        return self._run(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,))[0]
+        return self._run_one(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), tensor)
 
     def broadcast_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
         """Overwrite a tensor with the root's. See ``broadcast``."""
-        return self._run(
-            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,), in_place=True
-        )[0]
+        return self._run_one(
+            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), tensor, in_place=True
+        )
 
     # -- alltoall ------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Collectives(Reductions, Worldly):
         """
         how = self._alltoall(splits, name, process_set)
         if splits is None:
-            return self._run(how, (tensor,))[0]
+            return self._run_one(how, tensor)
         return self.synchronize(self._start(how, (tensor,)))
 
     # -- without data --------------------------------------------------------------------------------------------
@@ -189,9 +189,7 @@ class Collectives(Reductions, Worldly):
         Returns:
             The rank that joined last.
         """
-        engine = _engine()
-        handle = engine.submit(Call(Kind.JOIN, "join"), self.adapter, patient=True)
-        engine.wait(handle)
+        handle = _engine().run(Call(Kind.JOIN, "join"), self.adapter)
         Collectives.joins += 1  # of all frameworks
         return handle.result
 

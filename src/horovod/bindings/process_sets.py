@@ -225,9 +225,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
     if process_set.mpi_comm is not None and process_set.ranks is None:
         raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
-    handle = engine.submit(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter, patient=True)
-    engine.wait(handle)
-    process_set.process_set_id = handle.result
+    process_set.process_set_id = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
     _registered.append(process_set)
     return process_set
 
@@ -245,11 +243,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if process_set.process_set_id in (None, 0):
         return False
-    engine = context.engine()
     key = process_set.process_set_id
     assert key is not None
-    handle = engine.submit(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter, patient=True)
-    engine.wait(handle)
+    context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
     for registered in [s for s in _registered if s.process_set_id == key]:
         registered._invalidate()
         _registered.remove(registered)

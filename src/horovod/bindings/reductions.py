@@ -92,7 +92,7 @@ class Reductions(Submission):
         Blocks until all ranks called.
         """
         how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
-        return self._run(how, (tensor,))[0]
+        return self._run_one(how, tensor)
 
     def allreduce_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -100,7 +100,7 @@ class Reductions(Submission):
     ) -> Any:  # fmt: skip
         """Combine a tensor over all ranks, in place. See ``allreduce``."""
         how = _allreduce(name, op, average, prescale_factor, postscale_factor, process_set)
-        return self._run(how, (tensor,), in_place=True)[0]
+        return self._run_one(how, tensor, in_place=True)
 
     def grouped_allreduce_async(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -167,7 +167,7 @@ class Reductions(Submission):
         Blocks until all ranks called.
         """
         how = _reducescatter(name, op, prescale_factor, postscale_factor, process_set)
-        return self._run(how, (tensor,))[0]
+        return self._run_one(how, tensor)
 
     def grouped_reducescatter_async(
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,

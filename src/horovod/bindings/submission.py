@@ -56,6 +56,8 @@ class Submission:
         self.adapter = adapter
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
+        # What the kernels of others would find out themselves, and too late, is looked at here.
+        self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
 
     # -- handles -------------------------------------------------------------------------------------------------
 
@@ -146,16 +148,19 @@ class Submission:
         self._tickets[number] = _Ticket(handle, False)
         return number
 
+    def _run_one(self, call: Call, tensor: Any, in_place: bool = False) -> Any:
+        """Carry out an operation on one tensor and return its result."""
+        engine, adapter = _engine(), self.adapter
+        buffer = self._target(tensor) if in_place else adapter.buffer(tensor)
+        if buffer is None:
+            return self._run(call, (tensor,), in_place)[0]
+        # The usual case, without the steps that only others need.
+        inputs = (buffer,)
+        outputs = engine.run(call, adapter, inputs, inputs if in_place else None).outputs
+        return tensor if in_place else adapter.wrap(outputs[0])
+
     def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
         """Carry out an operation and return its results."""
-        if not in_place and len(tensors) == 1:
-            # The usual case, without the steps that only others need.
-            adapter = self.adapter
-            buffer = adapter.buffer(tensors[0])
-            if buffer is not None:
-                engine = _engine()
-                handle = engine.submit(call, adapter, (buffer,), None, None, True)
-                return [adapter.wrap(output) for output in engine.wait(handle)]
         ticket = self._submit(call, tensors, in_place, patient=True)
         return self._results(ticket, _engine().wait(ticket.handle))
 
@@ -182,7 +187,7 @@ class Submission:
         # A list of the caller's may be another one by the time the operation is done.
         return _Ticket(engine.submit(call, adapter, inputs, inputs, None, patient), many, tuple(tensors), copies)
 
-    def _target(self, tensor: Any) -> Buffer | None:
+    def _checked_target(self, tensor: Any) -> Buffer | None:
         """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
         if not self.adapter.writable:
             raise TypeError(f"a tensor of {self.adapter.name} cannot be written in place; use the operation without _")

@@ -170,7 +170,12 @@ class Coordinator:
 
     def take(self) -> list[Declared | Run]:
         """Return the log entries since the last call."""
-        if self._ready:
+        ready = self._ready
+        if len(ready) == 1 and not self._log:
+            # The usual case, without the steps that only others need.
+            known, notes = ready.pop()
+            return [Run((known.id,), notes)]
+        if ready:
             self._flush_ready()
         log, self._log = self._log, []
         return log

@@ -8,6 +8,7 @@ anywhere in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FrameType
 
 from horovod import errors
 from horovod.config import Config
@@ -18,7 +19,7 @@ from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, WAITED, new_ring, now
+from horovod.engine.records import ENDED, SUBMITTED, WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
 from horovod.engine.stepper import Stepper
@@ -128,18 +129,54 @@ class Engine:
 
         An exception that comes from elsewhere, such as from a signal handler, finds the request in flight or withdrawn.
         """
-        if self._stepper.failure is not None:
-            raise self._stepper.error()
-        signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
-        record = [signature.request, now(), 0, 0, 0, 0, 0, None]
-        handle = Handle(allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator,
-                        signature=signature, record=record, transfer=transfer)  # fmt: skip
+        handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
         try:
-            self._log.submit(handle)
-            self.ring.append(record)
+            self._hand_in(handle)
         finally:
             self._progress.kick(handle, patient)
         return handle
+
+    def run(
+        self,
+        call: Call,
+        allocator: Allocator,
+        inputs: Sequence[Buffer] = (),
+        outputs: Sequence[Buffer] | None = None,
+        transfer: Transfer | None = None,
+    ) -> Handle:
+        """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part."""
+        handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
+        record = handle.record
+        record[WAITED] = began = record[SUBMITTED]
+        self._waits += 1
+        self._progress.run(handle, self._hand_in)
+        spent = record[ENDED] - began
+        if spent > 0:
+            self._wait_ns += spent
+        if handle.error is not None:
+            raise handle.error
+        return handle
+
+    def _describe(
+        self,
+        call: Call,
+        allocator: Allocator,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer] | None,
+        transfer: Transfer | None,
+        frame: FrameType,
+    ) -> Handle:
+        if self._stepper.failure is not None:
+            raise self._stepper.error()
+        signature = self._signatures.get(call, allocator, inputs, outputs, frame)
+        return Handle(
+            allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
+            record=[signature.request, now(), 0, 0, 0, 0, 0, None], transfer=transfer,
+        )  # fmt: skip
+
+    def _hand_in(self, handle: Handle) -> None:
+        self._log.submit(handle)
+        self.ring.append(handle.record)
 
     def wait(self, handle: Handle) -> Sequence[Buffer]:
         """Block until a handle is done; it may be waited for again if that was interrupted.

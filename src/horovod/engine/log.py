@@ -226,19 +226,19 @@ class LogRunner:
         """Finish what this rank had done its part of, as soon as the others have done theirs."""
         for _ in range(len(self._unsettled)):
             fence, members, handles = self._unsettled.popleft()
-            if self._transport.settled(members, fence):
-                self._finish(handles)
-            else:
+            if not self._transport.settled(members, fence):
                 self._unsettled.append((fence, members, handles))
+                continue
+            ended = now()
+            for handle in handles:
+                self._finish(handle, ended)
 
-    def _finish(self, handles: list[Handle]) -> None:
-        ended = now()
-        for handle in handles:
-            handle.record[ENDED] = ended
-            handle.finish(None if handle.transfer is None else _deliver(handle.transfer, handle), wake=False)
-            if handle.waiters:
-                # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
-                self._to_wake.append(handle)
+    def _finish(self, handle: Handle, ended_ns: int) -> None:
+        handle.record[ENDED] = ended_ns
+        handle.finish(None if handle.transfer is None else _deliver(handle.transfer, handle), wake=False)
+        if handle.waiters:
+            # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
+            self._to_wake.append(handle)
 
     def wake(self) -> None:
         """Wake who waits for what is done."""
@@ -249,19 +249,18 @@ class LogRunner:
 
     def _execute(self, run: Run) -> None:
         # Fused entries have the same members, so this rank takes part in all or in none.
-        ids = run.ids
+        ids, sequence = run.ids, self._sequence
         entry = self._entries[ids[0]]
         if entry.me < 0:
             return
-        response, sequence = entry.response, self._sequence
-        handle = self._match(response)
-        handles, batch = [handle], [(entry, handle)]
+        handle = self._match(entry)
+        batch = [(entry, handle)]
         record = handle.record
         record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, len(ids)
         if len(ids) > 1:
-            self._join_in(ids, handles, batch)
+            self._join_in(ids, batch)
         if not entry.is_data:
-            self._answer(response, handle)
+            self._answer(entry.response, handle)
             return
         if self._to_wake:
             # What was sent along is done in no time, and nobody blocks: who waits finds more of it done.
@@ -269,44 +268,47 @@ class LogRunner:
             if not run.notes or self._delayed >= _MOST_DELAYED:
                 self.wake()
         try:
-            for one in handles:
-                if one.transfer is not None:
-                    one.transfer.before()
+            if handle.transfer is not None or len(ids) > 1:
+                for _, one in batch:
+                    if one.transfer is not None:
+                        one.transfer.before()
             fence = self._transport.run(sequence, batch, run.notes)
         except BaseException as error:
-            if len(response.members) == 1 and isinstance(error, Exception):
+            if len(entry.response.members) == 1 and isinstance(error, Exception):
                 # Nobody else is out of step: only what failed fails.
-                for handle in handles:
-                    self._transport.skip(handle)
-                    handle.finish(error)
+                for _, one in batch:
+                    self._transport.skip(one)
+                    one.finish(error)
                 return
-            for handle in handles:
-                self._put_back(handle)
+            for _, one in batch:
+                self._put_back(one)
             raise
         if entry.splits:
             handle.received_splits = tuple(row[entry.me] for row in entry.splits)
         if fence:
-            self._unsettled.append((fence, response.members, handles))
+            self._unsettled.append((fence, entry.response.members, [one for _, one in batch]))
+        elif len(ids) == 1:
+            self._finish(handle, now())
         else:
-            self._finish(handles)
+            ended = now()
+            for _, one in batch:
+                self._finish(one, ended)
 
-    def _join_in(self, ids: tuple[int, ...], handles: list[Handle], batch: list[tuple[Entry, Handle]]) -> None:
+    def _join_in(self, ids: tuple[int, ...], batch: list[tuple[Entry, Handle]]) -> None:
         """Add what is executed together with the first."""
-        started, sequence, together = handles[0].record[STARTED], self._sequence, len(ids)
+        started, sequence, together = batch[0][1].record[STARTED], self._sequence, len(ids)
         for key in ids[1:]:
             entry = self._entries[key]
-            handle = self._match(entry.response)
+            handle = self._match(entry)
             record = handle.record
             record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
-            handles.append(handle)
             batch.append((entry, handle))
         self.fused += together
         self.fusions += 1
 
-    def _match(self, response: Response) -> Handle:
-        if response.name:
-            return self._named.pop((response.process_set, response.name))
-        return self._unnamed[response.process_set].popleft()
+    def _match(self, entry: Entry) -> Handle:
+        name = entry.name
+        return self._unnamed[entry.response.process_set].popleft() if name is None else self._named.pop(name)
 
     def _put_back(self, handle: Handle) -> None:
         """Put a handle that could not be executed back, so that it fails with all others."""

@@ -18,6 +18,7 @@ import math
 import threading
 import time
 from _thread import allocate_lock
+from collections.abc import Callable
 from typing import Any
 
 from horovod.engine.awaited import Awaited
@@ -103,6 +104,27 @@ class Progress:
                 self._wake()
         if self.is_over:
             self._stepper.sweep()
+
+    def run(self, handle: Handle, hand_in: Callable[[Handle], None]) -> None:
+        """Hand in a submission and block until it is done; do the work meanwhile, if that is possible."""
+        guard = self._guard
+        if guard.allows():
+            try:
+                guard.enter()
+                hand_in(handle)
+                if self._turn.acquire(False):
+                    self._work(handle)
+            finally:
+                guard.leave()
+            if self.is_over:
+                self._stepper.sweep()
+        else:
+            try:
+                hand_in(handle)
+            finally:
+                self.kick(handle, patient=True)
+        if not handle.done:
+            self.wait(handle)
 
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""

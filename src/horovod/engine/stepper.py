@@ -36,6 +36,7 @@ class Stepper:
         self._parting = threading.RLock()
         self._has_parted = False
         self._link = link
+        self._channel, self._transport = link.channel, link.transport
         self._log = log
         self._observer = observer
         self._liveness: Liveness | None = None
@@ -61,11 +62,11 @@ class Stepper:
         if self.failure is not None:
             self._log.fail_all(self.error)
             return
-        link = self._link
-        link.channel.patient = link.transport.is_awaited = awaited
-        if self._log.inbox:
-            self._log.accept(awaited)
-        self._log.step()
+        log = self._log
+        self._channel.patient = self._transport.is_awaited = awaited
+        if log.inbox:
+            log.accept(awaited)
+        log.step()
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting.

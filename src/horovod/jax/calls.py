@@ -114,11 +114,11 @@ def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
     arrays, parameters = split_watched(call, arrays)
     _compare(call, name or "", parameters)
     if call.kind is Kind.ALLREDUCE:
-        results = comm._run(_described(call, name), arrays)
+        results = _run(call, name, arrays)
         if call.only_root not in (-1, context.world().rank):
             results = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in results]
     elif call.kind is Kind.REDUCESCATTER or call.kind is Kind.ALLGATHER:
-        results = comm._run(_described(call, name), arrays)
+        results = _run(call, name, arrays)
     elif call.kind is Kind.BROADCAST:
         pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
         handles = [comm.broadcast_async(array, call.root, key, members) for array, key in pairs]
@@ -243,10 +243,15 @@ def _gather_evenly(call: Call, name: str, inputs: Sequence[Array], outputs: Sequ
 
 
 def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    _wait_for([_submit(call, name, inputs, outputs)])
+    context.engine().run(_described(call, name), _adapter, inputs, outputs)
     if call.only_root not in (-1, context.world().rank):
         for output in outputs:
             output.fill(0)
+
+
+def _run(call: Call, name: str | None, arrays: Sequence[Any]) -> list[Any]:
+    how = _described(call, name)
+    return [comm._run_one(how, arrays[0])] if len(arrays) == 1 else comm._run(how, arrays)
 
 
 def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> Any:
@@ -261,9 +266,8 @@ def _wait_for(handles: Sequence[Any]) -> None:
 
 def _move(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run what makes results of shapes that ranks which joined may change."""
-    engine = context.engine()
-    handle = engine.submit(_described(call, name), _Into(outputs), inputs, patient=True)
-    for result, output in zip(engine.wait(handle), outputs, strict=True):
+    handle = context.engine().run(_described(call, name), _Into(outputs), inputs)
+    for result, output in zip(handle.outputs, outputs, strict=True):
         if result.shape != output.shape:
             raise HorovodInternalError(
                 f"{call.verb} {name!r} gave shape {result.shape} inside a compiled program, which expects "

@@ -184,7 +184,7 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
         what = calls.call(
             kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root
         )
-        as_user(lambda: engine.wait(engine.submit(what, _Outputs(targets), sources, patient=True)))
+        as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
         _fail(status, f"{type(error).__name__}: {error}".encode())
 

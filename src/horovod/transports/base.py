@@ -19,6 +19,7 @@ class Entry:
 
     Attributes:
         response: the response.
+        name: its process set and its name; None if it has no name.
         me: this rank's index among ``response.members``, or -1.
         is_data: whether tensors are moved; else it is an error, or an answer.
         most_bytes: no result is larger than that.
@@ -27,10 +28,11 @@ class Entry:
         cache: the transport's own, kept as long as the entry.
     """
 
-    __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "response", "splits")
+    __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "name", "response", "splits")
 
     def __init__(self, response: Response, rank: int) -> None:
         self.response = response
+        self.name = (response.process_set, response.name) if response.name else None
         self.me = response.members.index(rank) if rank in response.members else -1
         self.is_data = not response.error and response.kind < Kind.JOIN
         each = [spec.nbytes for request in response.requests for spec in request.tensors]

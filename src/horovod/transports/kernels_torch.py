@@ -165,6 +165,9 @@ class TorchKernels:
 
 def _plain(pair: Any) -> Reducer:
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        if len(srcs) == 2:
+            pair(srcs[0], srcs[1], out=dst)
+            return
         if len(srcs) == 1:
             dst.copy_(srcs[0])
             return
@@ -184,6 +187,8 @@ def _through_numpy(reducer: Reducer) -> Reducer:
 
 def _float_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
     add = torch.add
+    if factor == 1.0 and divide == 1:
+        return _plain(add)
     # To wrap a Python number, or to convert another dtype, costs more than the arithmetic on a small tensor.
     by = torch.tensor(float(divide), dtype=kind, device="cpu")
     times = torch.tensor(factor, dtype=kind, device="cpu")

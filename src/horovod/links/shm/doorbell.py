@@ -32,7 +32,7 @@ class ShmDoorbell:
 
     def heard(self) -> int:
         """Return how often this rank was rung for."""
-        return int(self._words[self._bell])
+        return self._words[self._bell]
 
     def ring(self) -> None:
         """Wake this rank's own sleepers."""

@@ -77,6 +77,7 @@ class Plan:
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, worth_it and own >= 0))
+        self._first = self._reductions[0] if self._reductions else None
         self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
             Kind.ALLREDUCE: self._reduce_one if len(request.tensors) == 1 else self._reduce,
@@ -89,9 +90,7 @@ class Plan:
 
     def run(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Execute the entry; every member's data lies at its offset."""
-        rows = self._rows.get(offsets) or self._find(offsets)
-        # Copies: to what is kept this rank's own tensor must not be added.
-        self._run(work, [row.copy() for row in rows])
+        self._run(work, self._rows.get(offsets) or self._find(offsets))
 
     def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         try:
@@ -112,7 +111,7 @@ class Plan:
 
     def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
         outputs = work.outputs or [work.allocate(index, tuple(srcs[0].shape)) for index, srcs in enumerate(views)]
-        for srcs, how, source, out in zip(views, self._reductions, work.inputs, outputs):  # noqa: B905  hot
+        for srcs, how, source, out in zip(_own(views), self._reductions, work.inputs, outputs):  # noqa: B905  hot
             reduce, own, alone = how
             if own >= 0:
                 srcs[own] = source
@@ -122,8 +121,11 @@ class Plan:
 
     def _reduce_one(self, work: Work, views: list[list[Buffer]]) -> None:
         """Do as ``_reduce`` for the usual case."""
-        srcs, (reduce, own, alone) = views[0], self._reductions[0]
+        assert self._first is not None
+        reduce, own, alone = self._first
+        srcs = views[0]
         if own >= 0:
+            srcs = srcs.copy()
             srcs[own] = work.inputs[0]
         outputs = work.outputs
         reduce(outputs[0] if outputs else work.allocate(0, self._shape), srcs)
@@ -147,7 +149,7 @@ class Plan:
 
     def _gather(self, work: Work, views: list[list[Buffer]]) -> None:
         me = self._entry.me
-        for index, srcs in enumerate(views):
+        for index, srcs in enumerate(_own(views)):
             srcs[me] = work.inputs[index]
             rows = [src.shape[0] for src in srcs]
             out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
@@ -160,7 +162,7 @@ class Plan:
                 self._evict(srcs[1 - me])
 
     def _exchange(self, work: Work, views: list[list[Buffer]]) -> None:
-        (srcs,) = views
+        (srcs,) = _own(views)
         srcs[self._entry.me] = work.inputs[0]
         rows = self._entry.splits
         me, first = self._entry.me, srcs[0]
@@ -176,7 +178,7 @@ class Plan:
             self._evict(srcs[1 - me][start : start + rows[1 - me][me]])
 
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
-        for index, srcs in enumerate(views):
+        for index, srcs in enumerate(_own(views)):
             reduce, own, alone = self._reductions[index]
             if own >= 0:
                 srcs[own] = work.inputs[index]
@@ -206,3 +208,8 @@ class Plan:
                 row[i][offsets[i]] = view
                 views[-1].append(view)
         return views
+
+
+def _own(views: list[list[Buffer]]) -> list[list[Buffer]]:
+    """Return copies: to what is kept this rank's own tensor must not be added."""
+    return [row.copy() for row in views]
