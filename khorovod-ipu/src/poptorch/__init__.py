@@ -6,7 +6,8 @@ executor        trainingModel, inferenceModel
 replicas        several replicas of a model in one process
 instances       the same model in other processes
 optim           optimizers
-annotations     identity_loss, and hints that are accepted without effect
+hints           identity_loss, and hints that are accepted without effect
+control         loops, conditions, parts of tensors
 choices         the words that all of them take
 """
 
@@ -18,8 +19,9 @@ refuse_beside_the_sdk()
 
 from khorovod_ipu import __version__  # noqa: E402 - the guard comes first
 from khorovod_ipu.names import nearest as _nearest  # noqa: E402
-from poptorch import choices, hints, optim  # noqa: E402
+from poptorch import choices, control, hints, optim  # noqa: E402
 from poptorch.choices import *  # noqa: E402, F403 - all of it, by its own list
+from poptorch.control import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.data import AsynchronousDataAccessor, DataLoader  # noqa: E402
 from poptorch.executor import PoplarExecutor, inferenceModel, trainingModel  # noqa: E402
 from poptorch.hints import *  # noqa: E402, F403 - all of it, by its own list
@@ -38,6 +40,7 @@ __all__ = [
     "setLogLevel",
     "trainingModel",
 ]
+__all__ += control.__all__
 __all__ += hints.__all__
 __all__ += choices.__all__
 

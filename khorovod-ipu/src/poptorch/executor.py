@@ -291,6 +291,11 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if not hasattr(self._user_model, name):
+            owner = type(self._user_model).__name__
+            raise AttributeError(
+                f"neither a model of PopTorch in software nor {owner} has {name!r}; see docs/popdist.md"
+            )
         return getattr(self._user_model, name)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "TensorLocationSettings",
     "identity_loss",
     "ipu_print_tensor",
+    "isRunningOnIpu",
     "nop",
     "recomputationCheckpoint",
     "recorded_losses",
@@ -45,6 +46,11 @@ def recorded_losses() -> Iterator[list[torch.Tensor]]:
         yield found
     finally:
         _losses.reset(token)
+
+
+def isRunningOnIpu() -> bool:
+    """Whether a training or inference model computes, as opposed to the plain model; in the same thread."""
+    return _losses.get() is not None
 
 
 def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:

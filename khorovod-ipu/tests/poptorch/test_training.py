@@ -260,3 +260,27 @@ def test_hints_change_nothing() -> None:
     where = poptorch.TensorLocationSettings().minElementsForOffChip(4).useOnChipStorage(False)
     assert options().TensorLocations.setWeightLocation(where).toDict() == {"setWeightLocation": where}
     options().setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("first").ipu(0)))
+
+
+class _Where(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + poptorch.isRunningOnIpu()
+
+
+def test_control_and_parts_of_tensors() -> None:
+    x, one = torch.arange(6.0).reshape(2, 3).requires_grad_(), torch.tensor(1)
+    with poptorch.NameScope("part"), poptorch.MultiConv().availableMemoryProportions(0.1):
+        [total, count] = poptorch.for_loop(3, lambda t, c: (t * 2, c + 1), [x, one])
+    assert torch.equal(total, x * 8) and count == 4
+    [chosen] = poptorch.cond(count > 3, lambda t: t + 1, [x], lambda t: t - 1, [x])
+    assert torch.equal(chosen, x + 1)
+    part = poptorch.dynamic_slice(x, 1, one, 2)
+    fresh = poptorch.dynamic_update(x, part * 10, -1, one, 2)
+    assert fresh.tolist() == [[0, 10, 20], [3, 40, 50]]
+    fresh.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[1, 10, 10], [1, 10, 10]]
+    with pytest.raises(ValueError, match="took 2 tensors and returned 1"):
+        poptorch.for_loop(2, lambda t, c: t, [x, one])
+    with pytest.raises(AttributeError, match="nor Linear has 'getLatency'; see"):
+        _ = poptorch.inferenceModel(torch.nn.Linear(1, 1)).getLatency
+    assert [float(model(torch.zeros(1))) for model in (_Where(), poptorch.inferenceModel(_Where()))] == [0, 1]

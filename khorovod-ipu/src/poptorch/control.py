@@ -1,0 +1,116 @@
+"""What a model does with control and with parts of tensors; torch would do it without these functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["MultiConv", "NameScope", "cond", "dynamic_slice", "dynamic_update", "for_loop"]
+
+
+class NameScope:
+    """A name for what is made inside; of no effect in software.
+
+    Args:
+        name: any.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> NameScope:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class MultiConv:
+    """Convolutions inside run side by side; of no effect in software. Its methods return it."""
+
+    def availableMemoryProportions(self, value: Any) -> MultiConv:
+        """Accepted, without effect.
+
+        Args:
+            value: a number, or one for each convolution.
+        """
+        return self
+
+    partialsTypes = enableConvDithering = planType = perConvReservedTiles = cycleBackOff = availableMemoryProportions
+
+    def __enter__(self) -> MultiConv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Call a function so many times, each time with what it returned before.
+
+    Args:
+        count: how many times.
+        body: takes as many tensors as it returns.
+        inputs: of the first call.
+
+    Raises:
+        ValueError: the function returned another number of tensors.
+    """
+    values = list(inputs)
+    for _ in range(count):
+        found = body(*values)
+        found = [found] if isinstance(found, torch.Tensor) else list(found)
+        if len(found) != len(values):
+            raise ValueError(
+                f"for_loop: the body took {len(values)} tensors and returned {len(found)}; both must be one"
+            )
+        values = found
+    return values
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: Callable[..., Any],
+    then_inputs: Sequence[torch.Tensor],
+    else_body: Callable[..., Any],
+    else_inputs: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Call one of two functions.
+
+    Args:
+        condition: a single value.
+        then_body: called where it is true.
+        then_inputs: for that.
+        else_body: called where it is not.
+        else_inputs: for that.
+    """
+    found = then_body(*then_inputs) if bool(condition) else else_body(*else_inputs)
+    return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int = 1) -> torch.Tensor:
+    """Part of a tensor that begins where another tensor says.
+
+    Args:
+        tensor: any.
+        dim: the dimension.
+        start: a single whole number.
+        size: how many elements are passed over, one in ``step`` of them taken.
+        step: at least 1.
+    """
+    return tensor.narrow(dim, int(start), size)[(slice(None),) * (dim % tensor.dim()) + (slice(None, None, step),)]
+
+
+def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
+    """A tensor with a part replaced that begins where another tensor says.
+
+    Args:
+        input: any; stays as it is.
+        src: the part.
+        dim: the dimension.
+        start: a single whole number.
+        size: length of the part.
+    """
+    return torch.slice_scatter(input, src, dim, int(start), int(start) + size)
