@@ -85,3 +85,33 @@ def _lost() -> None:
 
 def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> None:
     run_ranks(2, _lost, framework="keras-jax")
+
+
+def _interrupted() -> list[str]:
+    import logging
+
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer._reduction.combine = interrupt
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod").addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply([keras.ops.ones(3)], [keras.Variable(np.ones(3))])
+    finally:
+        logging.getLogger("horovod").removeHandler(handler)
+    return told
+
+
+def test_an_interrupt_in_the_middle_of_an_update_says_what_to_do() -> None:
+    for told in run_ranks(2, _interrupted, framework="keras-jax"):
+        assert "BroadcastGlobalVariablesCallback(0)" in told[-1]

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from horovod._keras.reduction import Reduction
+from horovod._keras.reduction import REMEDY, Reduction
 from horovod.core.requests import ReduceOp
+from horovod.logs import logger
 
 __all__ = ["Distributed", "DistributedMembers", "make_distributed"]
 
@@ -110,7 +111,18 @@ class DistributedMembers(Distributed):
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Update variables with the gradients of all ranks; the arguments are those of the optimizer's own class."""
-        grads = list(grads)
+        try:
+            return self._apply_combined(list(grads), trainable_variables)
+        except KeyboardInterrupt:
+            logger.warning(
+                "an interrupt has ended a step of %s between its gradients and its update, which other ranks may have "
+                "made: before training goes on, call %s",
+                self.name,
+                REMEDY,
+            )
+            raise
+
+    def _apply_combined(self, grads: list[Any], trainable_variables: Sequence[Any] | None) -> Any:
         variables = self._known(grads, trainable_variables)
         if not variables:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]

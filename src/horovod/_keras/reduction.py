@@ -20,7 +20,7 @@ from horovod.core.requests import ReduceOp
 from horovod.errors import MismatchError
 from horovod.splits import split_evenly
 
-__all__ = ["Reduction"]
+__all__ = ["REMEDY", "Reduction"]
 
 _comm = Collectives(NumpyAdapter())
 #: How many optimizers have trained first since an init(); a rank may have more inits behind it than another one.
@@ -30,7 +30,7 @@ _SAME_NUMBER = (
     "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
     "batches, or repeat the data set"
 )
-_REMEDY = (
+REMEDY = (
     "model.fit() with hvd.callbacks.BroadcastGlobalVariablesCallback(0) among its callbacks, or in a loop of your own "
     "hvd.broadcast_variables(model.weights, root_rank=0)"
 )
@@ -96,7 +96,7 @@ class Reduction:
 
     def _compare(self, variables: Sequence[Any], arrays: Callable[[], Sequence[Any]]) -> None:
         names = [str(getattr(variable, "path", None) or variable.name) for variable in variables]
-        compare_once(self.name, names, arrays, _REMEDY, self.settings.process_set)
+        compare_once(self.name, names, arrays, REMEDY, self.settings.process_set)
 
     def combine(
         self, gradients: Sequence[Any], variables: Sequence[Any], numbers: Sequence[int], op: ReduceOp | None = None
@@ -143,7 +143,7 @@ class Reduction:
             1.0 / settings.predivide,
             settings.predivide * factor,
             settings.sparse_as_dense,
-            _REMEDY,
+            REMEDY,
         )
 
     def _groups(self, which: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
