@@ -15,13 +15,38 @@ from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
         (" a:2 , b ", [Host("a", 2), Host("b", 1)]),
         ("[::1]:3", [Host("::1", 3)]),
         ("[fe80::1]", [Host("fe80::1", 1)]),
+        ("me@a.b-c_d:2,me@[fd77::3%eth0]:4", [Host("me@a.b-c_d", 2), Host("me@fd77::3%eth0", 4)]),
     ],
 )
 def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", ":2", "a:-1", "-oProxyCommand=x:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "a:",
+        "a:x",
+        "a:0",
+        ":2",
+        "a:-1",
+        "-oProxyCommand=x:1",
+        "x@-o:1",
+        "a:2;b:2",
+        "a b",
+        "[::1",
+        "[::1]2",
+        "[a]:2",
+        "a:2:3",
+        "a:00",
+        "a:\u00b2",
+        "a:9999999",
+        "@a",
+        "'a':2",
+    ],
+)
 def test_wrong_hosts_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match="-H"):
         parse_hosts(text)
@@ -39,6 +64,7 @@ def test_an_error_quotes_the_entry_as_it_was_typed() -> None:
         ("# two hosts\n\na slots=2  # the first\n   \nb\n", [Host("a", 2), Host("b", 1)]),
         ("a:4\nb slots=2 max_slots=8", [Host("a", 4), Host("b", 2)]),
         ("::1 slots=2", [Host("::1", 2)]),
+        ("\ufeffa\tslots=2\r\nme@b:3\r\n", [Host("a", 2), Host("me@b", 3)]),
     ],
 )
 def test_hostfile_is_read(text: str, hosts: list[Host]) -> None:
@@ -51,6 +77,10 @@ def test_hostfile_is_read(text: str, hosts: list[Host]) -> None:
         ("", r"hosts.txt names no host"),
         ("# nothing\n", r"hosts.txt names no host"),
         ("a slots=2\nb slots=two", r"hosts.txt, line 2"),
+        ("a slots=", r"hosts.txt, line 1.*expected `host slots=n`"),
+        ("a slots 2", r"hosts.txt, line 1.*expected `host slots=n`"),
+        ("slots=2", r"hosts.txt, line 1"),
+        ("a:2,b:2", r"hosts.txt, line 1"),
         ("a slot=2", r"hosts.txt, line 1.*expected `host slots=n`"),
     ],
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Host", "Place", "parse_hostfile", "parse_hosts", "place"]
+
+_NAME = re.compile(r"[^\s,;=\[\]:\"'-][^\s,;=\[\]:\"']*")
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,14 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
         ValueError: a line is not of that form; names the file and the line.
     """
     hosts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         where = f"{source}, line {number}"
         values = dict(word.partition("=")[::2] for word in words[1:])
-        unknown = [key for key in values if key not in ("slots", "max_slots", "max-slots")]
-        if unknown:
+        wrong = [key for key in values if key not in ("slots", "max_slots", "max-slots") or not values[key]]
+        if wrong:
             raise ValueError(f"{where}: expected `host slots=n`, received {line.strip()!r}")
         hosts.append(_host(words[0], values.get("slots", ""), where))
     if not hosts:
@@ -79,18 +84,30 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
 
 
 def _host(entry: str, slots: str, where: str) -> Host:
-    name, number = entry, slots
-    if entry.startswith("["):
-        name, _, rest = entry[1:].partition("]")
-        number = slots or rest.lstrip(":")
-    elif entry.count(":") == 1:
-        name, _, number = entry.partition(":")
-        number = slots or number
-    if not name or name.startswith("-") or (number and not number.isdigit()) or number == "0" or entry.endswith(":"):
+    user, at, host = entry.rpartition("@")
+    if host.startswith("["):
+        name, end, rest = host[1:].partition("]")
+        is_name = bool(end) and _is_ipv6(name) and (not rest or (rest[0] == ":" and len(rest) > 1))
+        number = slots or rest[1:]
+    elif host.count(":") == 1 and not host.endswith(":"):
+        name, _, number = host.partition(":")
+        number, is_name = slots or number, bool(_NAME.fullmatch(name))
+    else:
+        name, number = host, slots
+        is_name = bool(_NAME.fullmatch(host)) or _is_ipv6(host)
+    if not is_name or (at and not _NAME.fullmatch(user)) or not _NUMBER.fullmatch(number or "1"):
         raise ValueError(
             f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
         )
-    return Host(name, int(number or 1))
+    return Host(user + at + name, int(number or 1))
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def place(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
