@@ -94,6 +94,7 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--min-np", "2", "x"), r"--min-np is for elastic jobs"),
         (("--nnodes", "2", "x"), r"--nnodes is for jobs of several hosts"),
         (("--ssh-port", "two", "x"), r"--ssh-port must be a whole number; received 'two'"),
+        (("-p", "99999", "x"), r"--ssh-port must be between 1 and 65535; received 99999"),
         (("--mpi-args",), r"expected one argument"),
         (("-np", "two", "x"), r"-np must be a whole number; received 'two'"),
         (("-np",), r"expected one argument"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from horovod.launch.assemble import named_hosts
 from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
+from horovod.launch.ssh import Access, diagnose
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,13 @@ def test_too_few_slots() -> None:
 
 def test_another_host_that_gets_no_rank_does_not_matter() -> None:
     assert place([Host("localhost", 2), Host("far", 2)], 2, local) == [Place("localhost", 2, True)]
+
+
+def test_what_is_no_text_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(b"\x7fELF\xd0\x00\n")
+    with pytest.raises(ValueError, match=r"program, line 1: expected"):
+        named_hosts("", str(tmp_path / "program"))
+
+
+def test_a_login_shell_that_ends_without_a_word_is_suspected() -> None:
+    assert "a start file such as ~/.bashrc may end it there" in diagnose("b", Access("/python"), 1, "")

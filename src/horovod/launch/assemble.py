@@ -81,7 +81,8 @@ def named_hosts(hosts: str, hostfile: str) -> list[Host]:
     if not hostfile:
         return []
     try:
-        return parse_hostfile(Path(hostfile).read_text(encoding="utf-8"), hostfile)
+        text = Path(hostfile).read_text(encoding="utf-8", errors="surrogateescape")
+        return parse_hostfile(text, hostfile)
     except OSError as error:
         raise UsageError(f"-hostfile {hostfile}: {error.strerror}") from error
 

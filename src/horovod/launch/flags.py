@@ -109,6 +109,8 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
     flags, command = _split(argv, takes_value)
     found = vars(parser.parse_args(flags))
     port = _whole(found["--ssh-port"], "--ssh-port")
+    if port is not None and not 0 < port < 1 << 16:
+        raise UsageError(f"--ssh-port must be between 1 and 65535; received {port}")
     interfaces = [found["--network-interfaces"] or "", found["--network-interface"] or ""]
     in_file = _read_yaml(found["config_file"]) if found["config_file"] else {}
     settings = {}

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 __all__ = ["Host", "Place", "parse_hostfile", "parse_hosts", "place"]
 
-_NAME = re.compile(r"[^\s,;=\[\]:\"'-][^\s,;=\[\]:\"']*")
+_WRONG = r"\s,;=\[\]:\"'\x00-\x1f\x7f\ud800-\udfff"
+_NAME = re.compile(f"[^{_WRONG}-][^{_WRONG}]*")
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")
 
 

@@ -97,6 +97,11 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
     for marks, text in _MEANINGS:
         if status == _SSH_FAILED and any(mark in stderr for mark in marks):
             return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
+    if not lines and 0 < (status or 0) < _NOT_EXECUTABLE:
+        return (
+            f"{host}: the login shell ended with exit code {status} and without a word before Python began; "
+            f"see whether `{try_it} true` does the same: a start file such as ~/.bashrc may end it there"
+        )
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
