@@ -15,7 +15,7 @@ from horovod.phrases import printable
 __all__ = ["Waits", "all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
-_WAITS = ("horovod.engine.engine", "wait")
+_ENGINE, _WAITS = "horovod.engine.engine", ("run", "wait")
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
 #: What stands between a user's line and the place where a framework waits for what it computes.
@@ -119,7 +119,7 @@ def _is_inert(frame: FrameType | None) -> bool:
 
 def _waiting_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
-        if frame.f_code.co_name == _WAITS[1] and frame.f_globals.get("__name__") == _WAITS[0]:
+        if frame.f_code.co_name in _WAITS and frame.f_globals.get("__name__") == _ENGINE:
             return frame
         frame = frame.f_back
     return None
