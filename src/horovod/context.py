@@ -49,6 +49,7 @@ class _Context:
         self.ending = Ending()
         self.hook: Callable[..., None] | None = None
         self.reported: BaseException | None = None
+        self.is_beginning = False
         self.has_failed_to_begin = False
 
 
@@ -73,33 +74,43 @@ def init(world: World | None = None) -> None:
                 assert _context.world is not None
                 raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(_context.world)}")
             return
-        _hook_errors()
-        _context.has_failed_to_begin = True  # until it is known better
-        if not _context.registered:
-            _context.registered = True
-            atexit.register(_at_exit)
+        if _context.is_beginning:
+            raise InitError("init() inside of init(): a signal handler or finalizer called it; the outer call goes on")
+        _context.is_beginning = True
         try:
-            settings = configuration.load()
-        except ValueError as error:
-            raise InitError(str(error)) from None
-        world = world or worlds.detect()
-        if world.is_spread or not world.meeting.is_place_known:
-            # ZeroMQ takes a while to load, and one host does not need it.
-            from horovod.rendezvous import rally
+            _begin(world)
+        finally:
+            _context.is_beginning = False
 
-            world = rally.prepare(world, settings.start_timeout_s)
-        if world.size > 1 and (parent := process_tree.rank_above(world.job)):
-            raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
-        logs.configure(settings, world.rank, configuration.unknown_variables())
-        watching = Observer(settings, world.job)
-        _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
-        _context.observer = watching
-        _context.world, _context.config = world, settings
-        _context.is_child = False
-        _context.generation += 1
-        _context.engine.start()
-        _start_timeline(watching, settings)
-        _context.has_failed_to_begin = False
+
+def _begin(world: World | None) -> None:
+    _hook_errors()
+    _context.has_failed_to_begin = True  # until it is known better
+    if not _context.registered:
+        _context.registered = True
+        atexit.register(_at_exit)
+    try:
+        settings = configuration.load()
+    except ValueError as error:
+        raise InitError(str(error)) from None
+    world = world or worlds.detect()
+    if world.is_spread or not world.meeting.is_place_known:
+        # ZeroMQ takes a while to load, and one host does not need it.
+        from horovod.rendezvous import rally
+
+        world = rally.prepare(world, settings.start_timeout_s)
+    if world.size > 1 and (parent := process_tree.rank_above(world.job)):
+        raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
+    logs.configure(settings, world.rank, configuration.unknown_variables())
+    watching = Observer(settings, world.job)
+    _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
+    _context.observer = watching
+    _context.world, _context.config = world, settings
+    _context.is_child = False
+    _context.generation += 1
+    _context.engine.start()
+    _start_timeline(watching, settings)
+    _context.has_failed_to_begin = False
 
 
 def _start_timeline(watching: Observer, settings: Config) -> None:
@@ -259,6 +270,7 @@ def _after_fork(*_: Any) -> None:
     _context.lock = threading.RLock()
     # Asked for in every operation, where os.getpid() would be a system call.
     _context.is_child = _context.engine is not None
+    _context.is_beginning = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,6 +15,8 @@ import horovod
 import horovod.torch as hvd
 from horovod.bindings.later import INSTEAD, LATER, NOT_PLANNED
 from horovod.common.util import extension_available
+from horovod.core.requests import Kind
+from horovod.engine import calls as engine_calls
 from horovod.errors import InitError
 
 # Name and arguments as Horovod has them; ours may take more behind them.
@@ -197,3 +199,9 @@ def test_rank_and_size_of_the_environment(environ: dict[str, str], wanted: tuple
         assert get_env_rank_and_size() == wanted
     with mock.patch.dict(os.environ, {"HOROVOD_RANK": "1"}), pytest.raises(InitError, match="HOROVOD_SIZE"):
         get_env_rank_and_size()
+
+
+@pytest.mark.parametrize("wrong", [object(), b"grad", 1.5])
+def test_a_name_that_is_none_is_an_error_at_the_call(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="name must be a string, the same on all ranks"):
+        engine_calls.call(Kind.ALLREDUCE, wrong)

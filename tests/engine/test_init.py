@@ -17,7 +17,7 @@ import pytest
 from children import report
 from harness import Ranks, run_ranks
 
-from horovod.errors import NotInitializedError
+from horovod.errors import InitError, NotInitializedError
 
 
 def _open() -> list[str]:
@@ -52,6 +52,33 @@ def _many_times(times: int) -> None:
         hvd.shutdown()
         assert not hvd.is_initialized()
         assert _open() == before
+
+
+def _begins_inside_of_beginning() -> str:
+    import horovod.numpy as hvd
+    from horovod import context
+
+    said = []
+
+    def detect() -> Any:
+        # As from a signal handler that comes in the middle.
+        context.worlds.detect = usual
+        try:
+            hvd.init()
+        except InitError as error:
+            said.append(str(error))
+        hvd.shutdown()
+        return usual()
+
+    usual, context.worlds.detect = context.worlds.detect, detect
+    hvd.init()
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
+    return said[0]
+
+
+def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
+    for said in run_ranks(2, _begins_inside_of_beginning, init=False):
+        assert "init() inside of init()" in said
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -205,6 +205,27 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     assert "could not write" in message
 
 
+def test_signals_that_come_faster_than_dumps_are_written_do_not_pile_up() -> None:
+    calls: list[int] = []
+
+    def slow() -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert len(calls) == 1
+
+    trigger = Trigger(slow)
+    trigger.set()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert calls == [1]
+        calls[:] = [1] * 3
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert len(calls) == 4
+    finally:
+        trigger.unset()
+
+
 def test_the_signal_is_taken_only_where_nobody_else_wants_it() -> None:
     calls: list[int] = []
     mine = Trigger(lambda: calls.append(1))

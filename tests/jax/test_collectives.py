@@ -49,6 +49,36 @@ def test_each_collective_eagerly_and_in_a_program(size: int) -> None:
     run_ranks(size, _each_collective, framework="jax")
 
 
+def _compiles_of_many_lengths() -> int:
+    import jax
+    import numpy as np
+
+    import horovod.jax as hvd
+
+    compiled: list[str] = []
+
+    def note(event: str, _: float, **__: object) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        for length in range(100, 160):
+            x = jax.device_put(np.ones(length, np.float32))
+            assert hvd.allreduce(x).shape == hvd.broadcast(x, root_rank=0).shape == (length,)
+        unusual = len(compiled)
+        for _ in range(20):
+            np.testing.assert_array_equal(hvd.allgather(jax.device_put(np.ones(7))), np.ones(7))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert len(compiled) > unusual, "what is compiled is not seen here"
+    return unusual
+
+
+def test_lengths_that_vary_compile_nothing_that_would_stay() -> None:
+    assert run_ranks(1, _compiles_of_many_lengths, framework="jax") == [0]
+
+
 def _shapes_that_differ() -> None:
     import jax.numpy as jnp
     import numpy as np

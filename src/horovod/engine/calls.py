@@ -56,6 +56,14 @@ def call(
     splits: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (),
 ) -> Call:
-    """Return the one ``Call`` with these values; ``name`` as the user gave it, without the kind."""
+    """Return the one ``Call`` with these values; ``name`` as the user gave it, without the kind.
+
+    Raises:
+        TypeError: the name is nothing that is the same on all ranks.
+    """
+    if name is not None and not isinstance(name, (str, int)):
+        raise TypeError(
+            f"name must be a string, the same on all ranks; received {name!r} of type {type(name).__name__}"
+        )
     wire_name = printable(f"{kind.name.lower()}.{name}") if name else ""
     return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks)

@@ -156,6 +156,7 @@ class Trigger:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._is_set = False
+        self._is_calling = False
         self._owner = os.getpid()
 
     def set(self) -> None:
@@ -178,8 +179,14 @@ class Trigger:
             self._is_set = False
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
-        if os.getpid() == self._owner:  # a forked child, such as a loader's worker, has inherited the handler
-            self._call()
+        # A forked child, such as a loader's worker, has inherited the handler. Signals that come faster than they are
+        # dealt with are one, as they are to the kernel.
+        if os.getpid() == self._owner and not self._is_calling:
+            self._is_calling = True
+            try:
+                self._call()
+            finally:
+                self._is_calling = False
 
 
 def _is_caught(number: signal.Signals) -> bool:
