@@ -170,7 +170,9 @@ def _two_orders() -> str:
     return str(caught.value)
 
 
-def test_ranks_that_wait_for_each_other_inside_of_functions_are_told_so() -> None:
-    for text in run_ranks(2, _two_orders, framework="tensorflow", env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}):
+@pytest.mark.parametrize("hosts", [(), (1, 1)], ids=["one host", "two hosts"])
+def test_ranks_that_wait_for_each_other_inside_of_functions_are_told_so(hosts: tuple[int, ...]) -> None:
+    env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}
+    for text in run_ranks(2, _two_orders, framework="tensorflow", env=env, hosts=hosts):
         assert "DeadlockError: Ranks 0, 1 wait for each other, and will for ever" in text
         assert f"The circle: rank 0 in allreduce 'y' ({__file__}" in text
