@@ -33,6 +33,18 @@ def loaded_by(name: str, beyond: str = "os") -> set[str]:
     return set(loaded)
 
 
+def loaded_in_turn(*names: str, **environ: str) -> list[set[str]]:
+    """Which frameworks a fresh interpreter has after each of these imports."""
+    probe = "import sys\n" + "".join(
+        f"import {name}\nprint(sorted({{m.partition('.')[0] for m in sys.modules}}))\n" for name in names
+    )
+    code, output = run(["python", "-c", probe], cwd=Path("/"), TF_CPP_MIN_LOG_LEVEL="3", **environ)
+    assert code == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("['")]
+    assert len(lines) == len(names), output
+    return [set(ast.literal_eval(line)) & FRAMEWORKS for line in lines]
+
+
 @pytest.mark.parametrize("name", ["horovod", "horovod.errors", "horovod.config", "horovod.world"])
 def test_the_package_itself_loads_no_framework_and_no_numpy(name: str) -> None:
     assert not loaded_by(name) & {*FRAMEWORKS, "numpy", "rich", "cloudpickle", "yaml"}
@@ -52,13 +64,8 @@ def test_the_jax_binding_loads_jax_only() -> None:
 
 
 def test_the_tensorflow_binding_loads_tensorflow_and_nothing_that_tensorflow_does_not() -> None:
-    probe = "import sys, {name}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"
-    found = []
-    for name in ("tensorflow", "horovod.tensorflow"):
-        code, output = run(["python", "-c", probe.format(name=name)], cwd=Path("/"), TF_CPP_MIN_LOG_LEVEL="3")
-        assert code == 0, output
-        found.append(set(ast.literal_eval(output.splitlines()[-1])) & FRAMEWORKS)
-    assert found[0] == found[1]
+    first, second = loaded_in_turn("tensorflow", "horovod.tensorflow")
+    assert "tensorflow" in first == second
 
 
 def test_the_torch_binding_loads_torch_only() -> None:
@@ -68,15 +75,8 @@ def test_the_torch_binding_loads_torch_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_the_keras_binding_loads_keras_and_what_its_backend_loads(backend: str) -> None:
-    found = []
-    for name in ("keras", "horovod.keras"):
-        code, output = run(
-            ["python", "-c", f"import sys, {name}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"],
-            cwd=Path("/"), TF_CPP_MIN_LOG_LEVEL="3", KERAS_BACKEND=backend,
-        )  # fmt: skip
-        assert code == 0, output
-        found.append(set(ast.literal_eval(output.splitlines()[-1])) & FRAMEWORKS)
-    assert found[0] == found[1]
+    first, second = loaded_in_turn("keras", "horovod.keras", KERAS_BACKEND=backend)
+    assert "keras" in first == second
 
 
 MISSING = """
