@@ -20,7 +20,7 @@ test: .venv/.test-ready ## everything: formatting, linting, types, all tests (AR
 	scripts/check
 	scripts/test $(ARGS)
 
-quick: .venv/.test-ready ## the tests that take less than a minute
+quick: .venv/.test-ready ## in about a minute: what needs no processes, and a little of what real ranks do
 	scripts/test -m "not slow" $(ARGS)
 
 lint: .venv/.test-ready ## formatting, linting and types only

@@ -167,7 +167,12 @@ def test_raises_sections_name_real_exceptions() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name",
+    # In this process, which loads TensorFlow, JAX and Keras for it.
+    [pytest.param(name, marks=pytest.mark.slow if ".tensorflow" in name or name.endswith(("jax", "keras")) else ())
+     for name in PUBLIC],
+)  # fmt: skip
 def test_every_parameter_of_the_public_functions_is_explained(name: str) -> None:
     module = importlib.import_module(name)
     wrong = []

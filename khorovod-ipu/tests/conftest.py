@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from house import cluster, mpirun, no_leaks
+from house import cluster, mpirun, no_leaks, pytest_collection_modifyitems
 
-__all__ = ["cluster", "mpirun", "no_leaks"]
+__all__ = ["cluster", "mpirun", "no_leaks", "pytest_collection_modifyitems"]

@@ -56,6 +56,7 @@ def order() -> tuple[int, int, float]:
     return first, second, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_join_names_the_last_rank_on_all_ranks(ranks: int) -> None:
     outcomes = run_ranks(ranks, order)

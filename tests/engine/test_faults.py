@@ -134,6 +134,7 @@ def _mid_writing(way: str) -> None:
     hvd.allgather(np.ones(2_000_000), name="large")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("way", ["kill", "exception"])
 def test_a_rank_ends_while_others_write_to_its_result(way: str) -> None:
     ranks = Ranks(2, _mid_writing, (way,))

@@ -68,7 +68,7 @@ def _once_more(stage: Stage, ranks: Ranks) -> list[Any]:
     return [actor.result for actor in actors]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", [wait_against_interrupt, patient_call_against_interrupt])
 def test_an_interrupt_at_every_line_while_others_go_on_at_any(scenario: Scenario, size: int) -> None:
     lines = 0

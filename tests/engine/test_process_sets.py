@@ -121,6 +121,7 @@ def _dynamic() -> None:
     assert hvd.add_process_set([2]).process_set_id == 3
 
 
+@pytest.mark.quick
 def test_sets_come_and_go() -> None:
     run_ranks(3, _dynamic)
 
@@ -213,6 +214,7 @@ def _overlapping(rounds: int) -> None:
     hvd.barrier()
 
 
+@pytest.mark.quick
 def test_overlapping_sets_at_work_at_once() -> None:
     run_ranks(5, _overlapping, 60)
 

@@ -22,6 +22,7 @@ print(*[os.environ["HOROVOD_" + n] for n in names], os.environ.get("MINE"), os.e
 """
 
 
+@pytest.mark.quick
 def test_ranks_get_their_place_the_environment_and_the_settings() -> None:
     ended = horovodrun("-np", "2", "--start-timeout", "7", PY, "-c", ALL_KNOWING, MINE="x", HOROVOD_START_TIMEOUT="3")
     assert ended.code == 0, ended.err
@@ -74,6 +75,7 @@ print("last", end="", flush=True)
 """
 
 
+@pytest.mark.quick
 def test_lines_of_several_ranks_stay_whole_and_in_order() -> None:
     ended = horovodrun("-np", "3", PY, "-c", TALK)
     assert ended.code == 0, ended.err

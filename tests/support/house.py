@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from leaks import Belongings, leaked_since
 from namespaces import Cluster, why_not
+from selection import keep_this_half, mark_what_starts_processes
 
-__all__ = ["cluster", "mpirun", "no_leaks"]
+__all__ = ["cluster", "mpirun", "no_leaks", "pytest_collection_modifyitems"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -27,6 +28,13 @@ settings.load_profile("khorovod")
 
 # Under nohup this process ignores hang-ups, and what the tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose what is run: ``-m "not slow"`` leaves out what starts processes."""
+    keep_this_half(config, items)
+    mark_what_starts_processes(items)
 
 
 @pytest.fixture(autouse=True)

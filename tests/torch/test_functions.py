@@ -32,6 +32,7 @@ def parameters_of(kind: str) -> list[Any]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["state_dict", "named", "named with none", "tensors"])
 def test_parameters_become_those_of_the_root(kind: str) -> None:
     wanted = list(net(1).parameters())
@@ -259,6 +260,7 @@ def objects() -> list[Any]:
     return found
 
 
+@pytest.mark.quick
 def test_objects_travel() -> None:
     common = [{"from": 1}, OrderedDict(a=[0]), 42, b"x", ["", "x", "xx"], [{0}, {1}, {2}]]
     first, second, third = run_ranks(3, objects)

@@ -87,6 +87,7 @@ def test_equals_one_process_on_all_the_data(ranks: int, name: str, passes: int) 
     check(ranks, name, passes)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "options",
     [
@@ -172,6 +173,7 @@ def with_op(op: int) -> float:
     return -float(parameter.detach())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("op", "moved"), [(hvd.Sum, 12.0), (hvd.Average, 4.0), (hvd.Min, 2.0), (hvd.Max, 6.0), (hvd.Product, 12.0)]
 )
