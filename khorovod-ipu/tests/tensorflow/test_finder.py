@@ -50,6 +50,8 @@ def test_an_ipu_that_tensorflow_itself_has_is_the_one_that_is_imported(tmp_path:
 def _estimators() -> list[bool]:
     import importlib
 
+    for name in [name for name in sys.modules if f"{name}.".startswith("tensorflow.python.ipu.")]:
+        del sys.modules[name]  # a test before this one, in the same process, has imported it
     # The second of this name takes the place of the first, in every script that imports it so.
     sys.modules.pop("tensorflow.compat.v1", None)
     importlib.import_module("tensorflow.python.ipu")
