@@ -79,6 +79,9 @@ def init(world: World | None = None) -> None:
         _context.is_beginning = True
         try:
             _begin(world)
+        except BaseException:
+            _leave(is_call=True)  # what has begun when an interrupt came
+            raise
         finally:
             _context.is_beginning = False
 

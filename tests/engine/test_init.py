@@ -81,6 +81,30 @@ def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
         assert "init() inside of init()" in said
 
 
+def _interrupted_while_it_begins() -> None:
+    import horovod.numpy as hvd
+    from horovod.engine.progress import Progress
+
+    late = []
+
+    def start(self: Progress) -> None:
+        Progress.start = usual  # type: ignore[method-assign]
+        late.append(self)
+        raise KeyboardInterrupt
+
+    usual, Progress.start = Progress.start, start  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        hvd.init()
+    assert not hvd.is_initialized()
+    late[0]._run()  # a thread that the system lets begin now only
+    hvd.init()
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def test_an_interrupted_init_has_left_and_may_be_called_again() -> None:
+    run_ranks(2, _interrupted_while_it_begins, init=False)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_hundred_times(size: int) -> None:
     run_ranks(size, _many_times, 100, init=False)

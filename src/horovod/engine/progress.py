@@ -74,6 +74,7 @@ class Progress:
         self.is_over = False
         self._turn = threading.Lock()
         self._guard = Guard(self._wake)
+        self._begun = allocate_lock()  # taken by the thread, or by who ends what no thread has begun
         self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
 
     def start(self) -> None:
@@ -196,10 +197,11 @@ class Progress:
         """
         if self._reason is None:
             self._reason = reason
-        if self._thread.ident is None:
-            self._end()
-            return True
         self._guard.remove()
+        if self._begun.acquire(False):
+            self._end()
+        if self._thread.ident is None:
+            return True
         self._wake()
         self._thread.join(timeout_s)
         while self._is_concluding:
@@ -261,6 +263,8 @@ class Progress:
 
     def _run(self) -> None:
         doorbell, stepper = self._doorbell, self._stepper
+        if not self._begun.acquire(False):
+            return  # start() was interrupted, and the job left
         self._last_look = time.monotonic()
         while self._reason is None:
             if self._is_alone and not self._await_question():
