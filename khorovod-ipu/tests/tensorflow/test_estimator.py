@@ -208,6 +208,8 @@ def _refusals(folder: str) -> None:
         IPUEstimatorSpec("eval", None, one, host_call=(len, [one]))
     with pytest.raises(ValueError, match="must return a loss"):
         IPUEstimatorSpec("train", train_op=one)
+    with pytest.raises(ValueError, match="num_shards must be a positive number"):
+        IPURunConfig(num_shards=0)
     with pytest.raises(NotImplementedError, match="iterations_per_loop=1"):
         RunConfig(IPURunConfig(iterations_per_loop=2), train_distribute=IPUHorovodStrategy())
 
@@ -225,7 +227,8 @@ def _refusals(folder: str) -> None:
         return _points(1.0, params.get("batch_size", 1.0))
 
     def trained(wanted: Any, params: dict[str, Any], loop: int = 1, **more: Any) -> Any:
-        config = RunConfig(IPURunConfig(loop), model_dir=folder, save_summary_steps=None, log_step_count_steps=None)
+        device = IPURunConfig(loop, num_shards=2)
+        config = RunConfig(device, model_dir=folder, save_summary_steps=None, log_step_count_steps=None)
         return IPUEstimator(model, config=config, params=params, **more).train(wanted, steps=loop)
 
     with pytest.raises(ValueError, match="changes global_step"):

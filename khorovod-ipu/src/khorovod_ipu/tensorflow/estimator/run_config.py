@@ -17,7 +17,7 @@ class IPURunConfig:
         ipu_options: of ``ipu.utils`` or an ``IPUConfig``; a software device has nothing to be configured.
         compile_summary: accepted; nothing is compiled.
         num_replicas: accepted if it is 1, or as many as the instance has: PopDistStrategy says how many those are.
-        num_shards: accepted if it is 1.
+        num_shards: over how many devices the operations of a replica are spread; accepted, as it changes no result.
         ordinal: which device of the host; they are all software.
         prefetch_depth: batches that are prepared ahead.
     """
@@ -33,10 +33,8 @@ class IPURunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.iterations_per_loop, int) or self.iterations_per_loop < 1:
             raise ValueError(f"iterations_per_loop must be a positive number. Received: {self.iterations_per_loop!r}")
-        if self.num_shards != 1:
-            raise NotImplementedError(
-                f"a software IPU computes a model as a whole. Received: num_shards={self.num_shards}; leave it at 1"
-            )
+        if not isinstance(self.num_shards, int) or self.num_shards < 1:
+            raise ValueError(f"num_shards must be a positive number. Received: {self.num_shards!r}")
 
 
 @dataclass(frozen=True)
