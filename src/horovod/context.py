@@ -88,6 +88,8 @@ def init(world: World | None = None) -> None:
 
 def _begin(world: World | None) -> None:
     _hook_errors()
+    # What ended an earlier job, or was to end it, is past.
+    _context.ending = Ending()
     _context.has_failed_to_begin = True  # until it is known better
     if not _context.registered:
         _context.registered = True

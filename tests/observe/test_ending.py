@@ -122,6 +122,23 @@ def _uneven() -> str:
     return ""
 
 
+def _anew_after_an_exception() -> str:
+    import horovod.numpy as hvd
+
+    try:
+        _raise()
+    except KeyError:
+        hvd.shutdown()
+    hvd.init()
+    return _uneven()
+
+
+def test_an_exception_before_the_last_init_is_not_why_a_rank_leaves() -> None:
+    text = run_ranks(2, _anew_after_an_exception)[1]
+    assert LEFT in text
+    assert "KeyError" not in text
+
+
 def test_a_rank_with_more_data_is_told_everything() -> None:
     text = run_ranks(2, _uneven)[1]
     lines = Path(__file__).read_text().splitlines()

@@ -19,7 +19,7 @@ from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, SUBMITTED, WAITED, new_ring, now
+from horovod.engine.records import ENDED, WAITED, new_ring, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
 from horovod.engine.stepper import Stepper
@@ -147,7 +147,7 @@ class Engine:
         """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part."""
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
         record = handle.record
-        record[WAITED] = began = record[SUBMITTED]
+        record[WAITED] = began = now()
         self._waits += 1
         self._progress.run(handle, self._hand_in)
         spent = record[ENDED] - began
@@ -166,12 +166,13 @@ class Engine:
         transfer: Transfer | None,
         frame: FrameType,
     ) -> Handle:
+        submitted = now()
         if self._stepper.failure is not None:
             raise self._stepper.error()
         signature = self._signatures.get(call, allocator, inputs, outputs, frame)
         return Handle(
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
-            record=[signature.request, now(), 0, 0, 0, 0, 0, None], transfer=transfer,
+            record=[signature.request, submitted, 0, 0, 0, 0, 0, None], transfer=transfer,
         )  # fmt: skip
 
     def _hand_in(self, handle: Handle) -> None:
