@@ -183,6 +183,7 @@ def test_one_rank_alone(scenario: Scenario, hands_over: bool) -> None:
     assert play_all(scenario, 1, hands_over)
 
 
+@pytest.mark.slow
 @HOW
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_ranks(scenario: Scenario, hands_over: bool) -> None:

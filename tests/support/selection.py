@@ -22,6 +22,7 @@ _STARTERS = {"harness", "multiprocessing", "subprocess", "horovod.launch.run"}
 _SECOND = (
     "khorovod-ipu/",
     "tests/bench/",
+    "tests/core/",
     "tests/engine/test_interleav",
     "tests/jax/",
     "tests/keras/",
