@@ -72,8 +72,9 @@ def test_exactly_those_are_stuck_whom_nothing_frees(
     assert claimed == sorted(waits.keys() - free)
 
 
-def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE) -> Stuck:
-    request = Request(f"{kind.name.lower()}.{name}" if name else "", kind, site=f"train.py:{rank + 1}")
+def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE, line: int = 0, process_set: int = 0) -> Stuck:
+    wire_name = f"{kind.name.lower()}.{name}" if name else ""
+    request = Request(wire_name, kind, site=f"train.py:{line or rank + 1}", process_set=process_set)
     return Stuck(rank, f"rank {rank} (pid {rank})", request, [1 - rank], times, 10 + times)
 
 
@@ -83,7 +84,8 @@ def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE) -> Stu
         # `if rank == 0: barrier()`, in front of the fourth gradient.
         ([_stuck(0, "", 1, Kind.BARRIER), _stuck(1, "grad", 4)],
          ["No rank but those that wait in it has ever called barrier (unnamed) (train.py:1)",
-          "allreduce 'grad' (train.py:2) was done 3 times", "if hvd.rank() == 0:"]),
+          "allreduce 'grad' (train.py:2) was done 3 times", "if hvd.rank() == 0:",
+          "Or it comes after a loop that had fewer rounds on some ranks", "hvd.uneven_inputs()"]),
         # A step that one rank skipped: it is at the end of its epoch already, for the third time.
         ([_stuck(0, "grad", 118), _stuck(1, "loss", 4)],
          ["have done allreduce 'grad' (train.py:1) 117 times, allreduce 'loss' (train.py:2) 3 times",
@@ -91,6 +93,11 @@ def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE) -> Stu
         ([_stuck(0, "x", 5), _stuck(1, "y", 5)], ["in one order on all ranks"]),
         ([_stuck(0, "x", 1), _stuck(1, "y", 1)], ["in one order on all ranks", "if hvd.rank() == 0:"]),
         ([_stuck(0, "x", 3), _stuck(1, "x", 3, Kind.ALLGATHER)], ["different operations under one name, 'x'"]),
+        # Names belong to a set: a ring of sets is a matter of order.
+        ([_stuck(0, "x", 1, process_set=1), _stuck(1, "x", 1, process_set=2)], ["in one order on all ranks"]),
+        # name=f"loss_{hvd.rank()}", or a loop over a set of names.
+        ([_stuck(0, "loss_0", 1, line=9), _stuck(1, "loss_1", 1, line=9)],
+         ["One line, train.py:9, made these calls under different names: 'loss_0', 'loss_1'", "hvd.allreduce_async()"]),
     ],
 )  # fmt: skip
 def test_the_numbers_tell_the_causes_apart(circle: list[Stuck], words: list[str]) -> None:

@@ -114,6 +114,30 @@ def _stack_of(*modules: str) -> list[str]:
     return [line for line in stacks.render(call()) if line.startswith('File "<string>"')]
 
 
+def test_a_long_stack_keeps_the_line_of_the_user_at_its_outer_end() -> None:
+    called = "def user():\n    return f()\ndef inner(n):\n    return inner(n - 1) if n else frame()"
+    scope: dict[str, Any] = {"__name__": "user", "f": lambda: scope["inner"](60), "frame": sys._getframe}
+    exec(compile(called, "user.py", "exec"), scope)
+    lines = [line for line in stacks.render(scope["user"]()) if not line.startswith("  ")]
+    assert len(lines) == 41
+    assert any(line.startswith("... ") and line.endswith(" frames ...") for line in lines[1:])
+    assert "user.py" in lines[-1]
+    assert not any("outer frames" in line for line in lines)
+
+
+def test_of_a_stack_the_lines_of_the_user_are_told() -> None:
+    stack = [
+        'File "/home/me/train.py", line 9, in <module>',
+        "  loss.backward()",
+        'File "/v/lib/python3.11/site-packages/torch/autograd/graph.py", line 979, in backward',
+        "  return run_backward(",
+        'File "/home/me/train.py", line 5, in hook',
+        "  hvd.allreduce_(p.grad)",
+    ]
+    assert stacks.user_lines(stack, 6) == stack[:2] + stack[4:]
+    assert stacks.user_lines(stack[2:4], 6) == stack[2:4]
+
+
 def test_a_stack_ends_with_the_code_that_called_this_package() -> None:
     frame = 'File "<string>", line 2, in call'
     assert _stack_of("user", "horovod.torch", "torch.utils", "horovod.engine") == [frame]

@@ -232,6 +232,16 @@ def test_other_groups_are_an_error_on_every_rank(kind: str, text: str) -> None:
         assert text in str(outcome.error)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({}, "Received: dict; pass the optimizer itself, not its state_dict()"), (None, "Received: NoneType")],
+)
+def test_what_is_no_optimizer_is_an_error_at_the_call(given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="broadcast_optimizer_state needs an optimizer") as caught:
+        hvd.broadcast_optimizer_state(given, 0)
+    assert text in str(caught.value)
+
+
 def lbfgs_of_the_root() -> None:
     kind = torch.optim.LBFGS if hvd.rank() == 0 else torch.optim.SGD
     with pytest.raises(ValueError, match="LBFGS cannot be broadcast"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from horovod.core import labels
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import BREAK_CIRCLE
@@ -16,6 +17,7 @@ _AFTER_INTERRUPTS = (
     "After Ctrl-C in a notebook, which ends a loop at another step on each rank, the same processes begin anew with "
     "hvd.shutdown() and hvd.init() on all of them; then broadcast the model once more."
 )
+_UNEVEN = "for data of different length there is hvd.join(), in PyTorch hvd.uneven_inputs()."
 
 
 class Stuck(NamedTuple):
@@ -77,25 +79,44 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     never = [item for item in calls if item.times == 1]
     behind_condition = "a condition that only some ranks meet, such as `if hvd.rank() == 0:`"
     names = {item.request.name.partition(".")[2] for item in calls}
-    if len(calls) > 1 and len(names) == 1 and "" not in names:
+    is_one_set = len({item.request.process_set for item in calls}) == 1  # names belong to their set
+    if len(calls) > 1 and len(names) == 1 and "" not in names and is_one_set:
         return [f"These are different operations under one name, {names.pop()!r}: give each a name of its own."]
+    if len(set(done)) == 1 and is_one_set and (spelt := _one_line_spelt_differently(calls)):
+        return [spelt]
     if never and len(never) < len(calls):
         [first, *_] = never
         return [
             f"No rank but those that wait in it has ever called {_what(first.request)}, while "
             f"{few([f'{_what(item.request)} was done {_often(item.times - 1)}' for item in calls if item.times > 1])}: "
             f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
-            "on none."
+            f"on none. Or it comes after a loop that had fewer rounds on some ranks: {_UNEVEN}"
         ]
     if len(set(done)) > 1:
         counts = ", ".join(f"{_what(item.request)} {_often(item.times - 1)}" for item in calls)
         return [
             f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
-            f"{behind_condition}. For data of different length there is hvd.join(), in PyTorch hvd.uneven_inputs()."
+            f"{behind_condition}; {_UNEVEN}"
         ]
     hint = f"If they are in one order, then a rank has left out one of them, by {behind_condition}, or a `continue`."
     return [BREAK_CIRCLE, hint]
+
+
+def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
+    """Return what to do if one line of the script made all calls, under names of its own; else nothing."""
+    first = calls[0].request
+    if len(calls) < 2 or any(labels.in_words(item.request.name.partition(".")[2], 1) for item in calls):
+        return ""
+    if len({(item.request.kind, item.request.site) for item in calls}) > 1:
+        return ""
+    names = ", ".join(repr(item.request.name.partition(".")[2]) for item in calls)
+    return (
+        f"One line, {first.site}, made these calls under different names: {names}. A name must be the same on all "
+        "ranks: neither the rank, nor chance, nor the order of a set may be a part of it. Where the line runs once for "
+        f"each of several names, as in a loop or a hook, begin all with hvd.{first.kind.name.lower()}_async() and wait "
+        "for them afterwards; then their order does not matter."
+    )
 
 
 def _what(request: Request, times: int = 0) -> str:

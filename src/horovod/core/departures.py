@@ -20,5 +20,5 @@ def waited_in_vain(reason: str, rank: int, what: str) -> str:
         rank: the rank that waited.
         what: the operation that it waited in; empty if it waited for nothing in particular.
     """
-    text = f"{reason}, while rank {rank} waited in {what}" if what else reason
+    text = f"{reason.removesuffix('.')}, while rank {rank} waited in {what}" if what else reason
     return f"{text}.\n{_REMEDY}" if LEFT in reason else text

@@ -48,8 +48,17 @@ def runnable(command: tuple[str, ...], path: str, is_needed: bool) -> tuple[str,
         return (shutil.which("python", path=path) or sys.executable, *command)
     if not is_needed:
         return command
-    what = "is not executable" if Path(name).is_file() else "was not found"
-    raise UsageError(f"the command {name!r} {what}")
+    raise UsageError(f"the command {name!r} {_trouble_with(name, path)}")
+
+
+def _trouble_with(name: str, path: str) -> str:
+    if Path(name).is_dir():
+        return "is a folder; say what to run, such as `python train.py`"
+    if Path(name).is_file():
+        return f"is not executable; `chmod +x {name}`, or if it is a script of Python, `python {name}`"
+    if " " in name and shutil.which(name.split()[0], path=path):
+        return f"was not found; without quotes around it, it is the command {name.split()[0]!r} with arguments"
+    return f"was not found in {Path.cwd()}" if name.endswith(".py") or "/" in name else "was not found in PATH"
 
 
 def own_sinks() -> tuple[OutputSink, OutputSink]:

@@ -132,8 +132,8 @@ def run(
         finally:
             assembly.close()
     except (LaunchError, ValueError) as error:
-        # What is inside of here says nothing to the caller.
-        raise error.with_traceback(None)  # noqa: B904 - the same error, with the cause that it has
+        # What is inside of here says nothing to the caller. The same error, with the cause that it has.
+        raise error.with_traceback(None)  # noqa: B904
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -237,7 +237,8 @@ class _Call:
         lines = report(self.plan, outcome, oom)
         if isinstance(failure, task.Failure):
             where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
-            lines[where] += f": {failure.summary}"
+            whole = f": {failure.summary}"
+            lines[where] += whole.partition("\n")[0] if failure.traceback else whole
             lines += ["", failure.traceback.rstrip()] if failure.traceback else []
         error = LaunchError(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "

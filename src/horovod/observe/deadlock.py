@@ -16,6 +16,7 @@ from horovod.core.deadlock import Stuck, describe
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, circle, deadlocked
 from horovod.observe.queries import Status
+from horovod.observe.stacks import user_lines
 from horovod.observe.status import StatusReports
 
 __all__ = ["DeadlockWatch"]
@@ -99,7 +100,7 @@ class DeadlockWatch:
         lines = describe(parties, round_, age_s)
         for rank in round_[:_MOST_STACKS]:
             lines.append(f"{name(rank)}, its main thread:")
-            lines += [_INDENT + line for line in statuses[rank].stack[-_STACK_LINES:]]
+            lines += [_INDENT + line for line in user_lines(statuses[rank].stack, _STACK_LINES)]
         return lines
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import sys
+import sysconfig
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from horovod.engine.handles import Handle
 from horovod.observe.sleepers import only_wait_for_each_other
 from horovod.phrases import printable
 
-__all__ = ["Waits", "all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render"]
+__all__ = ["Waits", "all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render", "user_lines"]
 
 #: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
 _ENGINE, _WAITS = "horovod.engine.engine", ("run", "wait")
@@ -30,6 +32,11 @@ _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
 #: Runs the log; it sleeps while nothing happens, and does not while it has something to tell.
 _ENGINE_THREAD = "horovod-engine"
 _MOST = 40
+#: Of a longer stack, which is an import or a recursion, so many frames begin it: there is the user's own line.
+_OUTER = 10
+#: Python leaves these out of its tracebacks, too.
+_IMPORTING = "<frozen importlib"
+_INSTALLED = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 _LINE_LENGTH = 160
 
 
@@ -136,7 +143,8 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
     if not whole:
         frame = _waiting_frame(frame) or frame
     while frame is not None:
-        frames.append((frame, frame.f_lineno))
+        if whole or not frame.f_code.co_filename.startswith(_IMPORTING):
+            frames.append((frame, frame.f_lineno))
         frame = frame.f_back
     if frames and not whole:
         # What torch has put around this package's functions says nothing either.
@@ -145,15 +153,31 @@ def render(frame: FrameType | None, whole: bool = False) -> list[str]:
         while len(frames) > 1 and _room(frames[0][0]) in plumbing:
             del frames[0]
     lines = []
-    for inner, number in reversed(frames[:_MOST]):
+    left_out = range(_MOST - _OUTER, len(frames) - _OUTER if len(frames) > _MOST else 0)
+    for index in reversed(range(len(frames))):
+        if index in left_out:
+            if index == left_out[0]:
+                lines.append(f"... {len(left_out)} frames ...")
+            continue
+        inner, number = frames[index]
         code = inner.f_code
         lines.append(f'File "{code.co_filename}", line {number}, in {code.co_name}'[:_LINE_LENGTH])
         source = linecache.getline(code.co_filename, number, inner.f_globals).strip()
         if source:
             lines.append(f"  {source}"[:_LINE_LENGTH])
-    if len(frames) > _MOST:
-        lines.insert(0, f"... {len(frames) - _MOST} outer frames ...")
     return [printable(line) for line in lines]
+
+
+def user_lines(stack: Sequence[str], most: int) -> list[str]:
+    """Return the innermost lines of a stack of ``render``, without what is installed if anything else is there."""
+    own: list[str] = []
+    keep = False
+    for line in stack:
+        if line.startswith('File "'):
+            keep = not any(part in line for part in _INSTALLED)
+        if keep:
+            own.append(line)
+    return [*(own or stack)][-most:]
 
 
 def _room_within(frame: FrameType | None) -> str:

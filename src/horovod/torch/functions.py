@@ -108,12 +108,17 @@ def broadcast_optimizer_state(
         process_set: ranks that take part.
 
     Raises:
-        RequestError: the root's optimizer is LBFGS, whose state has no fixed shape; or class or groups differ between
-            ranks; on every rank.
+        RequestError: it is no optimizer; the root's is LBFGS, whose state has no fixed shape; or class or groups
+            differ between ranks; the latter on every rank.
         PeerLostError: a rank died.
 
     Blocks until everything is here.
     """
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        hint = "; pass the optimizer itself, not its state_dict()" if isinstance(optimizer, dict) else ""
+        raise wrong_argument(
+            f"broadcast_optimizer_state needs an optimizer of torch. Received: {type(optimizer).__name__}{hint}"
+        )
     in_shards = isinstance(optimizer, HostMembers) and optimizer._share_before_broadcast(root_rank, process_set)
     if not optimizer.state and not in_shards:
         _fill_gradients(optimizer, model)
