@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +99,19 @@ def test_a_call_before_init_shows_three_lines(tmp_path: Path) -> None:
     assert lines[1] == f'  File "{script}", line 2, in <module>'
     assert lines[-1].endswith("use hvd.init().")
     assert len(lines) <= 5
+
+
+def test_an_error_in_a_thread_ends_at_the_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    hvd.init()
+    try:
+        thread = threading.Thread(target=lambda: hvd.allreduce("text"))
+        thread.start()
+        thread.join()
+    finally:
+        hvd.shutdown()
+    [ended] = shown
+    assert ended.thread is thread
+    text = "".join(traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback))
+    assert __file__ in text and not INSIDE.search(text)

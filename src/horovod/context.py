@@ -48,6 +48,7 @@ class _Context:
         self.registered = False
         self.ending = Ending()
         self.hook: Callable[..., None] | None = None
+        self.thread_hook: Callable[..., None] | None = None
         self.reported: BaseException | None = None
         self.is_beginning = False
         self.has_failed_to_begin = False
@@ -247,6 +248,16 @@ def _hook_errors() -> None:
     """See what ends this script before it is printed; go before a hook that the script has set meanwhile."""
     if sys.excepthook is not _context.hook:
         _context.hook = sys.excepthook = functools.partial(_note_exception, sys.excepthook)
+    if threading.excepthook is not _context.thread_hook:
+        _context.thread_hook = threading.excepthook = functools.partial(_show_in_thread, threading.excepthook)
+
+
+def _show_in_thread(next_hook: Callable[..., Any], ended: threading.ExceptHookArgs) -> None:
+    """Show what ends a thread of the script without the inside of this package; the script goes on."""
+    if (error := ended.exc_value) is not None:
+        tracebacks.shorten(error.with_traceback(ended.exc_traceback))
+        ended = threading.ExceptHookArgs((ended.exc_type, error, error.__traceback__, ended.thread))
+    next_hook(ended)
 
 
 def _note_exception(

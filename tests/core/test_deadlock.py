@@ -95,6 +95,9 @@ def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE, line: 
         ([_stuck(0, "x", 3), _stuck(1, "x", 3, Kind.ALLGATHER)], ["different operations under one name, 'x'"]),
         # Names belong to a set: a ring of sets is a matter of order.
         ([_stuck(0, "x", 1, process_set=1), _stuck(1, "x", 1, process_set=2)], ["in one order on all ranks"]),
+        # Two sets in two orders, after other calls without a name.
+        ([_stuck(0, "", 1, process_set=1), _stuck(1, "", 2)], ["in one order on all ranks", "hvd.uneven_inputs()"]),
+        ([_stuck(0, "", 7), _stuck(1, "x", 4)], ["in one order on all ranks"]),
         # name=f"loss_{hvd.rank()}", or a loop over a set of names.
         ([_stuck(0, "loss_0", 1, line=9), _stuck(1, "loss_1", 1, line=9)],
          ["One line, train.py:9, made these calls under different names: 'loss_0', 'loss_1'", "hvd.allreduce_async()"]),

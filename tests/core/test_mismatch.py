@@ -121,6 +121,12 @@ def test_every_rank_gets_every_ranks_value_and_line(case: str, name: str) -> Non
     assert (f"{name!r}" in text) if name else ("give them a name=" in text)
 
 
+def test_other_operations_without_a_name_point_to_a_call_that_was_left_out() -> None:
+    _, text = _submit({}, {"kind": Kind.BARRIER}, "")
+    assert "Most likely a rank has left out one of these calls" in text
+    assert "if hvd.rank() == 0:" in text
+
+
 @pytest.mark.parametrize("name", ["grad", ""])
 def test_the_job_goes_on_after_a_mismatch(name: str) -> None:
     job, _ = _submit({}, {"shape": (5,)}, name)

@@ -268,6 +268,8 @@ def test_empty_yaml_file_says_nothing(tmp_path: Path) -> None:
             r"c.yaml: unknown key params.cache_capacty; did you mean params.cache_capacity\?",
         ),
         ({"params": 3}, r"c.yaml: section params"),
+        ({"stall-check": {"enabled": True}}, r"c.yaml: unknown section stall-check; did you mean stall_check\?"),
+        ({"verbose": True}, r"c.yaml: unknown section verbose$"),
         ({"controller": "nccl"}, r"controller must be gloo or mpi; received 'nccl'"),
         ({"stall_check": {"enabled": "perhaps"}}, r"c.yaml: stall_check.enabled must be one of 1/true"),
         (

@@ -71,12 +71,14 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
 
     What a rank waits in, the others have done once less, so the numbers of two operations tell the causes apart: in a
     loop that calls both in two orders they are equal; a call behind a condition was never done; and where steps were
-    left out they differ.
+    left out they differ. Calls without a name are counted together, so their number says nothing.
     """
     distinct = {(item.request.process_set, item.request.name): item for item in circle}
     calls = [item for item in distinct.values() if item.request.kind is not Kind.JOIN]
     done = [item.times - 1 for item in calls]
     never = [item for item in calls if item.times == 1]
+    # Of what has no name only the number of all that have none is known.
+    are_counted = all(item.request.name or item.times == 1 for item in calls)
     behind_condition = "a condition that only some ranks meet, such as `if hvd.rank() == 0:`"
     names = {item.request.name.partition(".")[2] for item in calls}
     is_one_set = len({item.request.process_set for item in calls}) == 1  # names belong to their set
@@ -84,7 +86,7 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
         return [f"These are different operations under one name, {names.pop()!r}: give each a name of its own."]
     if len(set(done)) == 1 and is_one_set and (spelt := _one_line_spelt_differently(calls)):
         return [spelt]
-    if never and len(never) < len(calls):
+    if are_counted and never and len(never) < len(calls):
         [first, *_] = never
         return [
             f"No rank but those that wait in it has ever called {_what(first.request)}, while "
@@ -92,14 +94,17 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
             f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
             f"on none. Or it comes after a loop that had fewer rounds on some ranks: {_UNEVEN}"
         ]
-    if len(set(done)) > 1:
+    if are_counted and len(set(done)) > 1:
         counts = ", ".join(f"{_what(item.request)} {_often(item.times - 1)}" for item in calls)
         return [
             f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
             f"{behind_condition}; {_UNEVEN}"
         ]
-    hint = f"If they are in one order, then a rank has left out one of them, by {behind_condition}, or a `continue`."
+    hint = (
+        f"If they are in one order, then a rank has left out one of them, by {behind_condition}, by a `continue`, "
+        f"or by a loop with fewer rounds: {_UNEVEN}"
+    )
     return [BREAK_CIRCLE, hint]
 
 

@@ -308,6 +308,10 @@ def parse_yaml(content: Any, source: str) -> dict[str, str]:
                 raise UsageError(f"{source}: controller must be gloo or mpi; received {keys!r}")
             variables[_CONTROLLER] = keys
             continue
+        sections = {path.partition(".")[0] for path in known}
+        if section not in sections:
+            meant = nearest(str(section), [*sections])
+            raise UsageError(f"{source}: unknown section {section}" + (f"; did you mean {meant}?" if meant else ""))
         if keys is not None and not isinstance(keys, dict):
             raise UsageError(f"{source}: section {section} must hold `key: value` lines; received {keys!r}")
         for key, value in (keys or {}).items():
