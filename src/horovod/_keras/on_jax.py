@@ -63,7 +63,7 @@ class _Jax:
         try:
             with typed_errors():
                 raise error
-        except HorovodInternalError:
+        except (HorovodInternalError, KeyboardInterrupt):
             raise
         except BaseException:
             return

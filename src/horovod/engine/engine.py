@@ -7,7 +7,7 @@ anywhere in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from horovod import errors
@@ -205,6 +205,10 @@ class Engine:
         if not handle.done:
             self._progress.linger(handle, limit_s)
         return handle.done
+
+    def pause(self, act: Callable[[], None]) -> None:
+        """Call ``act`` while no operation is being executed, so that it may change what those in flight work on."""
+        self._progress.pause(act)
 
     def poll(self, handle: Handle) -> bool:
         """Return whether a handle is done; never blocks. What is done because of this look is found by the next one."""

@@ -180,6 +180,20 @@ class Progress:
             self._end_nap()
         return signal
 
+    def pause(self, act: Callable[[], None]) -> None:
+        """Call ``act`` at a moment at which nobody executes anything; a first Ctrl-C waits until it is over."""
+        try:
+            self._guard.enter()
+            while not self._turn.acquire(True, _SLICE_S):
+                if self.is_over:
+                    return
+            try:
+                act()
+            finally:
+                self._turn.release()
+        finally:
+            self._guard.leave()
+
     def look(self) -> None:
         """Let the engine look now whether something is done that nobody waits for."""
         self._is_asked = True

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+
+from horovod import context
+from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.errors import HorovodInternalError
 
-__all__ = ["remember", "typed_errors"]
+__all__ = ["let_go", "remember", "typed_errors"]
 
 _LIMIT = 16
 _lock = threading.Lock()
@@ -22,10 +27,35 @@ def remember(error: BaseException) -> None:
         del _kept[:-_LIMIT]
 
 
+def let_go(memory: Sequence[Any]) -> None:
+    """Let nothing that is in flight touch XLA's memory any more, which XLA takes back when a call of it fails.
+
+    What failed in all ranks is over. What was broken off here by Ctrl-C goes on, for the others' sake, on copies.
+
+    Args:
+        memory: arrays of numpy on it.
+    """
+
+    def act() -> None:
+        for handle in engine.in_flight():
+            arrays = [*handle.inputs, *handle.outputs]
+            if any(np.may_share_memory(array, ours) for array in arrays for ours in memory):
+                # In place stays in place.
+                copies = {id(array): np.array(array) for array in arrays}
+                handle.allocator = NumpyAdapter()
+                handle.inputs = [copies[id(array)] for array in handle.inputs]
+                handle.outputs = [copies[id(array)] for array in handle.outputs]
+
+    engine = context.engine()
+    if engine.in_flight():
+        engine.pause(act)
+
+
 def _original(error: BaseException) -> BaseException | None:
     text = str(error)
     with _lock:
-        return next((kept for kept in reversed(_kept) if str(kept) and str(kept) in text), None)
+        # KeyboardInterrupt has no text.
+        return next((kept for kept in reversed(_kept) if (str(kept) or type(kept).__name__) in text), None)
 
 
 @contextmanager
@@ -34,10 +64,11 @@ def typed_errors() -> Iterator[None]:
 
     JAX raises ``jax.errors.JaxRuntimeError``, or ``ValueError``, for whatever happens in a program, when the program
     runs or when its results are used. Inside this block, also as a decorator, what a collective raised is raised again
-    as what it is, such as ``PeerLostError``.
+    as what it is, such as ``PeerLostError``; Ctrl-C while it waited is ``KeyboardInterrupt``.
 
     Raises:
         HorovodInternalError: a collective failed; JAX's error is its ``__cause__``.
+        KeyboardInterrupt: it was interrupted.
     """
     try:
         yield

@@ -28,7 +28,7 @@ from jax.interpreters import mlir
 from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.jax.calls import Call, run_in_program, split_watched
-from horovod.jax.failures import remember
+from horovod.jax.failures import let_go, remember
 from horovod.jax.ordering import results_before
 from horovod.jax.primitives import collective_p
 
@@ -92,6 +92,7 @@ class InProgram:
             self._as_user(lambda: run_in_program(self.call, self._name, sources, targets, parameters))
         except BaseException as error:
             remember(error)
+            let_go([*sources, *targets])
             raise
 
 
