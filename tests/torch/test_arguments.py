@@ -39,6 +39,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=Average"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be 1 or more. Received: 0"),
         ({"named_parameters": [torch.zeros(1)]}, "Received one that is Tensor"),
+        ({"named_parameters": torch.nn.Linear(1, 1)}, "Received: Linear"),
         ({"named_parameters": [("a", torch.zeros(1)), ("a", torch.zeros(1))]}, "Received several times: a"),
         ({"named_parameters": [("a", torch.zeros(1))]}, "Received no name for 4"),
         ({"groups": -1}, "groups must be a number"),

@@ -26,7 +26,7 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
     """Return the reduction that ``op`` and Horovod's older ``average`` ask for.
 
     Raises:
-        ValueError: both are given, or ``op`` is none of the reductions.
+        ValueError: both are given, ``op`` is none of the reductions, or ``average`` is a name or a reduction.
     """
     if average is None:
         if op is None:
@@ -37,6 +37,10 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
             return ReduceOp(op)
         except ValueError:
             raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, received {op!r}") from None
+    given: object = average  # the second argument of Horovod's functions, which is easily taken for another
+    if isinstance(given, (str, ReduceOp)):
+        meant = f"name={given!r}" if isinstance(given, str) else f"op=hvd.{given.name.capitalize()}"
+        raise ValueError(f"average must be True or False, received {given!r}; did you mean {meant}?")
     if op is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     warn_deprecated("Parameter `average` has been replaced with `op`")

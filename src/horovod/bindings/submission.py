@@ -278,9 +278,15 @@ def id_of(process_set: ProcessSet) -> int:
     """Return the number of a process set, which must be registered.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or is no process set.
     """
-    key = process_set.process_set_id
+    try:
+        key = process_set.process_set_id
+    except AttributeError:
+        raise ValueError(
+            "process_set must be a ProcessSet, such as hvd.add_process_set() returns; "
+            f"received {process_set!r} of type {type(process_set).__name__}"
+        ) from None
     if key is None:
         raise ValueError(f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=)")
     return key

@@ -43,6 +43,11 @@ def check_names(parameters: Sequence[Any], named: Iterable[tuple[str, Any]] | No
     Raises:
         RequestError: entries are no pairs, names are doubled, or do not cover the optimizer.
     """
+    if named is not None and not isinstance(named, Iterable):
+        raise wrong_argument(
+            "named_parameters must be pairs (name, parameter), such as model.named_parameters(). "
+            f"Received: {type(named).__name__}"
+        )
     entries = list(named) if named is not None else []
     for entry in entries:
         if not isinstance(entry, tuple) or len(entry) != 2:
