@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness import Ranks, run_ranks
+from kernel import needs_sleepers
 
 from horovod.errors import PeerLostError
 
@@ -219,6 +220,7 @@ def _two_orders() -> str:
     return str(caught.value)
 
 
+@needs_sleepers
 def test_ranks_that_wait_for_each_other_inside_of_programs_are_told_so() -> None:
     for text in run_ranks(2, _two_orders, framework="jax", env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}):
         assert "Ranks 0, 1 wait for each other, and will for ever" in text

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from harness import Ranks, run_ranks
+from kernel import needs_sleepers
 
 
 def _until_somebody_dies() -> tuple[str, str]:
@@ -58,6 +59,7 @@ def _one_calls_more() -> str:
     return str(caught.value)
 
 
+@needs_sleepers
 @pytest.mark.slow
 def test_ranks_that_wait_for_each_other_in_fit_are_told_so(backend: str) -> None:
     env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness import Ranks, run_ranks
+from kernel import needs_sleepers
 
 
 def _mismatch(mode: str) -> str:
@@ -170,6 +171,7 @@ def _two_orders() -> str:
     return str(caught.value)
 
 
+@needs_sleepers
 @pytest.mark.parametrize("hosts", [(), (1, 1)], ids=["one host", "two hosts"])
 def test_ranks_that_wait_for_each_other_inside_of_functions_are_told_so(hosts: tuple[int, ...]) -> None:
     env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}
