@@ -85,7 +85,7 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     if len(calls) > 1 and len(names) == 1 and "" not in names and is_one_set:
         return [f"These are different operations under one name, {names.pop()!r}: give each a name of its own."]
     if len(set(done)) == 1 and is_one_set and (spelt := _one_line_spelt_differently(calls)):
-        return [spelt]
+        return [spelt, BREAK_CIRCLE]
     if are_counted and never and len(never) < len(calls):
         [first, *_] = never
         return [
@@ -118,9 +118,7 @@ def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
     names = ", ".join(repr(item.request.name.partition(".")[2]) for item in calls)
     return (
         f"One line, {first.site}, made these calls under different names: {names}. A name must be the same on all "
-        "ranks: neither the rank, nor chance, nor the order of a set may be a part of it. Where the line runs once for "
-        f"each of several names, as in a loop or a hook, begin all with hvd.{first.kind.name.lower()}_async() and wait "
-        "for them afterwards; then their order does not matter."
+        "ranks: neither the rank, nor chance, nor the order of a set may be a part of it."
     )
 
 
