@@ -45,6 +45,9 @@ def only_wait_for_each_other(waiting: Collection[int], python: Collection[int], 
         return False
     for _ in range(_TRIES):
         try:
+            if not all(_sleeps(*_call_of(_TASKS / str(number)), may_wake=False) for number in python):
+                # To look at all others as well would take whoever runs Python the lock, again and again.
+                return False
             before = _asleep(waiting, python, ignored)
             time.sleep(_PAUSE_S)
             # Who slept in both looks, and did not run in between, has slept all the time from the one to the other.
@@ -63,17 +66,20 @@ def _asleep(waiting: Collection[int], python: Collection[int], ignored: Collecti
         if number in ignored:
             continue
         runs = _SWITCHES.findall((path / "status").read_text())
-        call, *arguments = (path / "syscall").read_text().split()
-        if number in waiting:
-            sleeps = call == _FUTEX
-        else:
-            sleeps = _sleeps(call, [int(argument, 16) for argument in arguments], number not in python)
+        call, arguments = _call_of(path)
+        sleeps = call == _FUTEX if number in waiting else _sleeps(call, arguments, number not in python)
         if not sleeps and (path / "comm").read_text().startswith(_MESSENGERS):
             continue
         if not sleeps or _SWITCHES.findall((path / "status").read_text()) != runs:
             return None
         found[number] = runs
     return found
+
+
+def _call_of(task: Path) -> tuple[str, list[int]]:
+    """Return the system call that a thread is in, as the kernel calls it, and its arguments."""
+    call, *arguments = (task / "syscall").read_text().split()
+    return call, [int(argument, 16) for argument in arguments]
 
 
 def _sleeps(call: str, arguments: list[int], may_wake: bool) -> bool:
