@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,14 +32,7 @@ def wait_against_interrupt(stage: Stage, ranks: Ranks) -> None:
         # Nobody has the handle; what is submitted next is done after it.
         return None
 
-    actors = stage.play(
-        interrupted,
-        *on_all(ranks, lambda rank: once(ranks, rank), 1),
-        names=" ".join(["interrupted", "b", "c"][: len(ranks.engines)]),
-    )
-    raise_all(actors)
-    assert all(actor.result in (None, ranks.total) for actor in actors)
-    assert _once_more(stage, ranks) == [ranks.total] * len(ranks.engines)
+    _play_with_others(stage, ranks, interrupted)
 
 
 def patient_call_against_interrupt(stage: Stage, ranks: Ranks) -> None:
@@ -52,6 +46,11 @@ def patient_call_against_interrupt(stage: Stage, ranks: Ranks) -> None:
             stage.go_on()
         return None if engine.stats().operations else ranks.run(0, "x")
 
+    _play_with_others(stage, ranks, interrupted)
+
+
+def _play_with_others(stage: Stage, ranks: Ranks, interrupted: Callable[[], list[float] | None]) -> None:
+    """Play it as rank 0, and the same operation on all other ranks; the job must go on afterwards."""
     actors = stage.play(
         interrupted,
         *on_all(ranks, lambda rank: once(ranks, rank), 1),

@@ -153,7 +153,7 @@ class Submission:
         engine, adapter = _engine(), self.adapter
         buffer = self._target(tensor) if in_place else adapter.buffer(tensor)
         if buffer is None:
-            return self._run(call, (tensor,), in_place)[0]
+            return self._run_many(call, (tensor,), in_place)[0]
         # The usual case, without the steps that only others need.
         inputs = (buffer,)
         outputs = engine.run(call, adapter, inputs, inputs if in_place else None).outputs
@@ -161,6 +161,11 @@ class Submission:
 
     def _run(self, call: Call, tensors: Sequence[Any], in_place: bool = False) -> list[Any]:
         """Carry out an operation and return its results."""
+        if len(tensors) == 1:
+            return [self._run_one(call, tensors[0], in_place)]
+        return self._run_many(call, tensors, in_place)
+
+    def _run_many(self, call: Call, tensors: Sequence[Any], in_place: bool) -> list[Any]:
         ticket = self._submit(call, tensors, in_place, patient=True)
         return self._results(ticket, _engine().wait(ticket.handle))
 

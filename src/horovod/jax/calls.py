@@ -114,11 +114,11 @@ def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
     arrays, parameters = split_watched(call, arrays)
     _compare(call, name or "", parameters)
     if call.kind is Kind.ALLREDUCE:
-        results = _run(call, name, arrays)
+        results = comm._run(_described(call, name), arrays)
         if call.only_root not in (-1, context.world().rank):
             results = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in results]
     elif call.kind is Kind.REDUCESCATTER or call.kind is Kind.ALLGATHER:
-        results = _run(call, name, arrays)
+        results = comm._run(_described(call, name), arrays)
     elif call.kind is Kind.BROADCAST:
         pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
         handles = [comm.broadcast_async(array, call.root, key, members) for array, key in pairs]
@@ -247,11 +247,6 @@ def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Ar
     if call.only_root not in (-1, context.world().rank):
         for output in outputs:
             output.fill(0)
-
-
-def _run(call: Call, name: str | None, arrays: Sequence[Any]) -> list[Any]:
-    how = _described(call, name)
-    return [comm._run_one(how, arrays[0])] if len(arrays) == 1 else comm._run(how, arrays)
 
 
 def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> Any:

@@ -165,9 +165,6 @@ class TorchKernels:
 
 def _plain(pair: Any) -> Reducer:
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        if len(srcs) == 2:
-            pair(srcs[0], srcs[1], out=dst)
-            return
         if len(srcs) == 1:
             dst.copy_(srcs[0])
             return

@@ -77,7 +77,6 @@ class Plan:
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, worth_it and own >= 0))
-        self._first = self._reductions[0] if self._reductions else None
         self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
             Kind.ALLREDUCE: self._reduce_one if len(request.tensors) == 1 else self._reduce,
@@ -121,8 +120,7 @@ class Plan:
 
     def _reduce_one(self, work: Work, views: list[list[Buffer]]) -> None:
         """Do as ``_reduce`` for the usual case."""
-        assert self._first is not None
-        reduce, own, alone = self._first
+        reduce, own, alone = self._reductions[0]
         srcs = views[0]
         if own >= 0:
             srcs = srcs.copy()

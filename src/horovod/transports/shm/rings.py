@@ -79,13 +79,6 @@ class RecordWriter:
         count = len(words) + 1
         position, capacity, ring = self._position, self._capacity, self._ring
         start = position % capacity
-        if start + count <= capacity and position + count <= self._limit and count < len(_SHORT):
-            # The usual case, without the steps that only others need.
-            _SHORT[count].pack_into(ring, start * 4, kind << 24 | count, *words)
-            if not futex.is_strongly_ordered:
-                futex.fence()
-            self._words64[self._head] = self._position = position + count
-            return True
         pad = capacity - start if start + count > capacity else 0
         if position + pad + count > self._limit:
             self._limit = min([self._words64[tail] for tail in self._tails], default=position) + capacity

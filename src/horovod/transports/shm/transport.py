@@ -108,9 +108,8 @@ class ShmTransport:
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
         if len(addresses) == 1:
-            arena = self.arena
-            offset = addresses[0] - arena.base
-            return (offset,) if 0 <= offset < arena.nbytes and not arena.is_lent(offset) else ()
+            offset = self.arena.offset_of(addresses[0])
+            return () if offset < 0 else (offset,)
         offsets = tuple([self.arena.offset_of(address) for address in addresses])
         return () if -1 in offsets else offsets
 
