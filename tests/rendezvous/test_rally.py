@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -152,7 +153,7 @@ def test_hosts_may_have_one_name(point: MeetingPoint) -> None:
 
 
 def test_the_host_of_rank_0_is_the_place_where_nobody_else_is() -> None:
-    run = f"torchrun/{next(_runs)}"
+    run = f"torchrun/{os.getpid()}/{next(_runs)}"
     _talk([Leader(None, ranks, 3, run=run) for ranks in ([0], [2], [1])])
 
 
@@ -265,9 +266,9 @@ def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
 
 @pytest.mark.parametrize("failed", ["rank 0's host", "another host"])
 def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed: str) -> None:
-    run = f"torchrun/{next(_runs)}"
-    here, others = ([0, 1], ([2], [3, 4])) if failed == "rank 0's host" else ([3, 4], ([0, 1], [2]))
-    world = World(here[0], 5, 0, 2, 0, 2, "gone", "torchrun", "job", KEY, Meeting("hosts", ("localhost",), run, True))
+    run = f"torchrun/{os.getpid()}/{next(_runs)}"
+    here, host, others = ([0, 1], 0, ([2], [3, 4])) if failed == "rank 0's host" else ([3, 4], 1, ([0, 1], [2]))
+    world = World(here[0], 5, 0, 2, host, 2, "gone", "torchrun", "job", KEY, Meeting("hosts", ("localhost",), run, True))
     # Those who come first wait; one comes when it is said already.
     leaders = [Leader(None, others[0], 5, run=run)]
     telling = threading.Thread(target=tell_hosts, args=(world, 1, PeerLostError("rank 1 of host gone has ended")))

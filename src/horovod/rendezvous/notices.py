@@ -73,9 +73,12 @@ def tell_hosts(world: World, number: int, error: HorovodInternalError) -> None:
 
 
 def _own_point(world: World, own: Sequence[str]) -> MeetingPoint | None:
-    """Listen, if it is here that the others look, and nobody else of this host does so already."""
-    here = [where for where in candidates_of(world.meeting.places, [0]) if _is_here(where, own)]
-    if here:
+    """Listen, if it is here that the others look, and nobody else of this host does so already.
+
+    Several hosts of a job may be one machine; there, only rank 0's may take the ports that rank 0's leader needs.
+    """
+    here = (where for where in candidates_of(world.meeting.places, [0]) if _is_here(where, own))
+    if world.cross_rank == 0 and any(here):
         with contextlib.suppress(OSError):
             return MeetingPoint(secret_of(world), own, ports(world))
     return None
