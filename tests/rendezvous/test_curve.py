@@ -55,6 +55,41 @@ def test_processes_with_the_key_hear_each_other(context: Context, address: str) 
         _exchange(context, server, where)
 
 
+def test_the_last_word_is_read_before_the_connection_ends(context: Context) -> None:
+    guests: Context = zmq.Context()
+    with _listening(context) as (server, where):
+        slow = curve.client_socket(guests, KEY, routing_id=b"slow")
+        slow.connect(where)
+        assert slow.poll(LONG_MS, zmq.POLLOUT)
+        slow.send(b"come")
+        assert server.poll(LONG_MS)
+        server.recv_multipart()
+        server.send_multipart([b"slow", b"last word"])
+        parting = threading.Thread(target=curve.part, args=(server, [b"slow", b"gone already"], b"still there?"))
+        parting.start()
+        parting.join(0.1)
+        assert slow.poll(LONG_MS)
+        assert slow.recv() == b"last word"
+        curve.terminate(guests)
+        parting.join(LONG_MS / 1000)
+        assert not parting.is_alive()
+
+
+def test_nobody_stays_for_ever_for_one_who_does_not_go(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve, "_PART_S", 0.1)
+    with _listening(context) as (server, where):
+        _exchange(context, server, where)
+        with curve.client_socket(context, KEY, routing_id=b"host-2") as client:
+            client.connect(where)
+            assert client.poll(LONG_MS, zmq.POLLOUT)
+            client.send(b"come")
+            assert server.poll(LONG_MS)
+            server.recv_multipart()
+            curve.part(server, [b"host-2"], b"still there?")
+            assert client.poll(LONG_MS)
+            assert client.recv() == b"still there?"
+
+
 def test_the_keys_depend_on_secret_and_role() -> None:
     pairs = [curve.key_pair(key, role) for key in (KEY, KEY[:-1]) for role in ("server", "client")]
     assert len({pair.secret for pair in pairs} | {pair.public for pair in pairs}) == 8

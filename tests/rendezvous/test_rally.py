@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -244,6 +245,27 @@ def test_hosts_that_do_not_fit_are_told_why(point: MeetingPoint, second: list[in
         assert text in str(leader.failed())
 
 
+def test_a_leader_that_reads_late_still_learns_why_there_is_no_job() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    point = MeetingPoint(KEY, ["127.0.0.1"])
+    late = curve.client_socket(context, purpose_key(KEY, "meeting"))
+    late.connect(point.endpoints[0])
+    assert late.poll(LONG_S * 1000, zmq.POLLOUT)
+    offer = HostOffer("late", [7], [1007], _version.__version__)
+    late.send(offers.pack(offers.Come(1, 5, b"nonce", offer, [])))
+    assert select.select([late.fd], [], [], LONG_S)[0]  # it has come, and nobody has looked
+    closing = threading.Thread(target=point.close)
+    closing.start()
+    closing.join(0.1)
+    assert late.poll(LONG_S * 1000)
+    refusal = offers.unpack(late.recv(), offers.Refusal)
+    assert refusal is not None
+    assert "job has a size of 5" in refusal.error
+    curve.terminate(context)
+    closing.join(LONG_S)
+    assert not closing.is_alive()
+
+
 def test_a_rank_outside_the_job_is_told_so(point: MeetingPoint) -> None:
     assert "rank 7, and the job has a size of 5" in str(Leader(point, [7], 5).failed())
 
@@ -268,7 +290,9 @@ def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
 def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed: str) -> None:
     run = f"torchrun/{os.getpid()}/{next(_runs)}"
     here, host, others = ([0, 1], 0, ([2], [3, 4])) if failed == "rank 0's host" else ([3, 4], 1, ([0, 1], [2]))
-    world = World(here[0], 5, 0, 2, host, 2, "gone", "torchrun", "job", KEY, Meeting("hosts", ("localhost",), run, True))
+    world = World(
+        here[0], 5, 0, 2, host, 2, "gone", "torchrun", "job", KEY, Meeting("hosts", ("localhost",), run, True)
+    )
     # Those who come first wait; one comes when it is said already.
     leaders = [Leader(None, others[0], 5, run=run)]
     telling = threading.Thread(target=tell_hosts, args=(world, 1, PeerLostError("rank 1 of host gone has ended")))

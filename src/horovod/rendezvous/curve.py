@@ -10,6 +10,8 @@ Source: RFC 23 (ZMTP), 26 (CurveZMQ) and 27 (ZAP) of rfc.zeromq.org; zmq_curve(7
 from __future__ import annotations
 
 import hmac
+import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import zmq
@@ -17,13 +19,15 @@ from zmq.utils import z85
 
 from horovod.rendezvous.gate import gate_of, terminate
 
-__all__ = ["MAX_BYTES", "KeyPair", "client_socket", "key_pair", "server_socket", "terminate"]
+__all__ = ["MAX_BYTES", "KeyPair", "client_socket", "key_pair", "part", "server_socket", "terminate"]
 
 MAX_BYTES = 64 << 20
 """Size of a message that is taken, at most; a peer that sends a larger one is cut off."""
 #: A peer that has not shown its key within this time is cut off; one that does not answer is tried again.
 _HANDSHAKE_MS, _CONNECT_MS, _RETRY_MS, _RETRY_MOST_MS = 10_000, 3_000, 50, 1_000
 _BACKLOG = 1024
+#: How long, and how often, to look whether those who were told the last word are gone.
+_PART_S, _PART_LOOK_MS = 2.0, 5
 
 
 class KeyPair(NamedTuple):
@@ -102,6 +106,35 @@ def client_socket(
     if routing_id:
         socket.routing_id = routing_id
     return socket
+
+
+def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], still_there: bytes) -> None:
+    """Stay until those who were told the last word are gone, before their ROUTER is closed.
+
+    A socket of ``client_socket`` forgets what it has not read yet in the moment its connection ends. So who says the
+    last word must not be the first to go; who has read it goes.
+
+    Args:
+        socket: a ROUTER.
+        peers: their routing ids.
+        still_there: what they are sent meanwhile, which tells who is gone; nobody reads it after the last word.
+
+    Blocks for two seconds, at most.
+    """
+    socket.router_mandatory = True
+    present, deadline = set(peers), time.monotonic() + _PART_S
+    while present and time.monotonic() < deadline:
+        for peer in tuple(present):
+            try:
+                socket.send_multipart([peer, still_there], zmq.NOBLOCK)
+            except zmq.Again:
+                pass  # it reads nothing
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                present.discard(peer)
+        if present and socket.poll(_PART_LOOK_MS):
+            socket.recv_multipart()  # nobody is heard any more
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_bytes: int) -> zmq.Socket[bytes]:

@@ -6,6 +6,7 @@ key.
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +18,26 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.book import Book
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import purpose_key
-from horovod.rendezvous.offers import MAX_BYTES, Answer, Ask, Come, Failed, Gone, Question, pack, unpack, version_of
+from horovod.rendezvous.offers import (
+    MAX_BYTES,
+    Answer,
+    Ask,
+    Come,
+    Failed,
+    Gone,
+    Question,
+    Refusal,
+    Roster,
+    Waiting,
+    pack,
+    unpack,
+    version_of,
+)
 
 __all__ = ["MeetingPoint"]
 
 _CONTROL = "inproc://horovod-meeting-point"
-_MOST_AT_ONCE, _LAST_WORDS_MS = 100_000, 500
+_MOST_AT_ONCE = 100_000
 _Letters = list[tuple[bytes, Answer]]
 
 
@@ -51,10 +66,10 @@ class MeetingPoint:
         self._news: list[Callable[[Book], _Letters]] = []
         self._told = threading.Event()
         self._is_closed = False
+        self._answered: collections.deque[bytes] = collections.deque(maxlen=_MOST_AT_ONCE)
         self._thread = threading.Thread(target=self._run, name="horovod-meeting-point", daemon=True)
         try:
             self._socket = curve.server_socket(self._context, purpose_key(secret, "meeting"), max_bytes=MAX_BYTES)
-            self._socket.linger = _LAST_WORDS_MS
             self._socket.sndhwm = self._socket.rcvhwm = _MOST_AT_ONCE
             self.endpoints = listen(self._socket, addresses, ports)
             self._wake = self._context.socket(zmq.PUSH)
@@ -96,13 +111,14 @@ class MeetingPoint:
                 self._wake.send(b"")
 
     def close(self) -> None:
-        """Let nobody meet here any more. Blocks until its thread has ended."""
+        """Let nobody meet here any more. Blocks until all have read what they were told, or two seconds."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self._wake.send(b"")
         self._thread.join()
+        curve.part(self._socket, self._answered, pack(Waiting("")))
         curve.terminate(self._context)
 
     def _run(self) -> None:
@@ -137,6 +153,8 @@ class MeetingPoint:
     def _send(self, letters: _Letters) -> None:
         for receiver, answer in letters:
             self._socket.send_multipart([receiver, pack(answer)])
+            if isinstance(answer, Roster | Refusal):
+                self._answered.append(receiver)
 
 
 def listen(socket: zmq.Socket[bytes], addresses: Sequence[str], ports: Sequence[int] = ()) -> list[str]:

@@ -305,9 +305,9 @@ class _Leader:
         except BaseException as error:
             lost = error.rank if isinstance(error, PeerLostError) else -1
             refusal = pack(Refusal(self._regret(error), lost))
-            socket.linger = _LAST_WORDS_MS
             for index in joined:
                 socket.send_multipart([host_id(index), refusal])
+            curve.part(socket, map(host_id, joined), refusal)
             raise
         for index in joined:
             socket.send_multipart([host_id(index), pack(Go())])
