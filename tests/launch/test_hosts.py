@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from horovod.launch import frames
+from horovod.launch.agent import problems
 from horovod.launch.assemble import named_hosts
 from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
+from horovod.launch.muster import Muster, _hear
 from horovod.launch.ssh import Access, diagnose
 
 
@@ -126,5 +131,40 @@ def test_what_is_no_text_is_an_error_that_names_the_file(tmp_path: Path) -> None
         named_hosts("", str(tmp_path / "program"))
 
 
-def test_a_login_shell_that_ends_without_a_word_is_suspected() -> None:
-    assert "a start file such as ~/.bashrc may end it there" in diagnose("b", Access("/python"), 1, "")
+_NO_MSGSPEC = "File '/x/horovod/launch/frames.py', line 20\nModuleNotFoundError: No module named 'msgspec'"
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "noise", "said"),
+    [
+        (0, "", "", "a start file such as ~/.bashrc may end it there"),
+        (1, "", "", "a start file such as ~/.bashrc may end it there"),
+        (1, "No home\n", "This account is not available.\n", "(No home; This account is not available.)"),
+        (None, "", "Press any key\n", "b did not answer within 30 s (Press any key)"),
+        (255, "", "", "no cipher or kind of key in common"),
+        (255, "me@b: Permission denied (publickey).\n", "", "hand it to ssh-agent with ssh-add"),
+        (255, "f: line 2: Bad configuration option: x\nterminating, 1 bad configuration options", "", "line 2: Bad"),
+        (1, "Fatal Python error: init: x\n<no Python frame>\n", "", "(Fatal Python error: init: x)"),
+        (1, _NO_MSGSPEC, "", "(ModuleNotFoundError: No module named 'msgspec')"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_agent(status: int | None, stderr: str, noise: str, said: str) -> None:
+    assert said in diagnose("b", Access("/python"), status, stderr, noise)
+
+
+def test_a_program_that_a_host_cannot_run_is_told_apart_from_none(tmp_path: Path) -> None:
+    (tmp_path / "here").touch(0o600)
+    assert problems(str(tmp_path), "./none", "/bin", [])[0].startswith(f"there is no {tmp_path}/none; copy it there")
+    assert problems(str(tmp_path), "./here", "/bin", [])[0].startswith(f"{tmp_path}/here is not executable there")
+    assert problems(str(tmp_path), "sh", "/bin", []) == []
+
+
+def test_what_a_login_shell_prints_without_end_is_quoted() -> None:
+    incoming, theirs = os.pipe()
+    connection = SimpleNamespace(wire=frames.Wire(incoming, incoming, is_launcher=True), host="b")
+    found = Muster({"b": connection})  # type: ignore[dict-item]  # all that is asked of a connection here
+    with open(theirs, "wb", buffering=0) as pipe:
+        while not _hear(found, "b", frames.Check(b"", b"", b"", b"", [])):
+            pipe.write(b"hello\n" * 5000)
+    assert "such as 'hello'; a start file of its login shell" in found.problems["b"][0]
+    os.close(incoming)

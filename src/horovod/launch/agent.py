@@ -204,7 +204,13 @@ def problems(folder: str, command: str, path: str, interfaces: list[str]) -> lis
     found = []
     if not Path(folder).is_dir():
         found.append(f"there is no folder {folder}; create it there, or start from a folder that all hosts have")
-    elif shutil.which(str(Path(folder, command)) if os.sep in command else command, path=path) is None:
+    elif os.sep in command:
+        program = Path(folder, command)
+        if not program.is_file():
+            found.append(f"there is no {program}; copy it there, or start from a folder that all hosts share")
+        elif not os.access(program, os.X_OK):
+            found.append(f"{program} is not executable there; `chmod +x {program}`, there")
+    elif shutil.which(command, path=path) is None:
         found.append(f"the command {command!r} was not found there (PATH={path})")
     present = [name for _, name in socket.if_nameindex()]
     if missing := [name for name in interfaces if name not in present]:

@@ -18,6 +18,8 @@ from horovod.launch.ssh import Access
 
 __all__ = ["Muster", "muster"]
 
+_MOST_QUOTED = 80
+
 
 class Muster:
     """The other hosts of a job, each with an agent that is ready.
@@ -115,6 +117,12 @@ def _hear(found: Muster, host: str, check: frames.Check) -> bool:
                     found.problems[host] = [f"{host}: {problem}" for problem in frame.problems]
                 return True
     except frames.FrameError as error:
+        if last := connection.wire.noise.decode(errors="replace").strip().splitlines()[-1:]:
+            found.problems[host] = [
+                f"{host}: {error} came before Python began, such as {last[0][:_MOST_QUOTED]!r}; a start file of its "
+                f"login shell, such as ~/.bashrc, must print nothing where there is no terminal"
+            ]
+            return True
         found.problems[host] = [f"{host}: its agent speaks another protocol ({error}); install version {__version__}"]
         return True
     if connection.wire.is_closed:

@@ -66,10 +66,9 @@ class Connection:
 
     def why(self) -> str:
         """Why there is no agent."""
-        if not self.wire.is_closed:
-            return diagnose(self.host, self._access, None, self.stderr)
         noise = self.wire.noise.decode(errors="replace")
-        return diagnose(self.host, self._access, self._wait(), self.stderr or noise)
+        status = self._wait() if self.wire.is_closed else None
+        return diagnose(self.host, self._access, status, self.stderr, noise)
 
     def _wait(self) -> int:
         try:

@@ -11,6 +11,7 @@ __all__ = ["Access", "command_line", "diagnose"]
 
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
+_MOST_QUOTED = 400
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def command_line(host: str, access: Access) -> list[str]:
         "ForwardX11": "no",
         "RequestTTY": "no",
         "RemoteCommand": "none",
+        # Or what else the user does there over this connection would end with the job.
+        "ControlMaster": "no",
         "LogLevel": "ERROR",
     }
     words = ["ssh", "-T"]
@@ -65,7 +68,7 @@ def command_line(host: str, access: Access) -> list[str]:
     return [*words, "--", host, f"exec {shlex.quote(access.python)} -m {AGENT}"]
 
 
-def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
+def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: str = "") -> str:
     """Say in a sentence why there is no agent on ``host``, and what to do.
 
     Args:
@@ -73,16 +76,18 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
         access: how it was tried.
         status: exit code of ssh; None when it was still trying.
         stderr: what it printed.
+        noise: what came on standard output instead of an agent.
     """
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"exit code {status}"
+    lines = [text.strip().splitlines()[-1].strip() for text in (stderr, noise) if text.strip()]
+    fatal = re.search(r"^Fatal Python error: .*|^.*Bad configuration option.*|^.* line \d+: Bad .*", stderr, re.M)
+    last = fatal[0].strip() if fatal else "; ".join(lines)[:_MOST_QUOTED] if lines else f"exit code {status}"
     try_it = " ".join(["ssh", *_shown(access), host])
     if status in (_NO_COMMAND, _NOT_EXECUTABLE):
         return (
             f"{host}: there is no Python at {access.python}; install it there at the same path, or name one that all "
             f"hosts have with --python"
         )
-    if "No module named" in stderr and AGENT.split(".")[0] in stderr:
+    if re.search(rf"No module named '?{AGENT.split('.')[0]}", stderr):
         return (
             f"{host}: {access.python} has no khorovod, or one too old for jobs of several hosts; install the version "
             f"that is here with {access.python} -m pip install, there"
@@ -97,7 +102,12 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
     for marks, text in _MEANINGS:
         if status == _SSH_FAILED and any(mark in stderr for mark in marks):
             return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
-    if not lines and 0 < (status or 0) < _NOT_EXECUTABLE:
+    if status == _SSH_FAILED and not lines:
+        return (
+            f"{host}: ssh gave up without a word, as it does where both ends have no cipher or kind of key in common; "
+            f"see what `{try_it}` says"
+        )
+    if not lines and status in range(_NOT_EXECUTABLE):
         return (
             f"{host}: the login shell ended with exit code {status} and without a word before Python began; "
             f"see whether `{try_it} true` does the same: a start file such as ~/.bashrc may end it there"
@@ -106,6 +116,7 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str) -> str:
 
 
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
+    (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); mend that line"),
     (
         ("Could not resolve hostname", "Name or service not known"),
         "the name is unknown; mend it, or add it to DNS, /etc/hosts or ~/.ssh/config",
@@ -125,7 +136,8 @@ _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     ),
     (
         ("Permission denied", "Too many authentication failures"),
-        "it refused the key; name the right one with -i, or add the public key to ~/.ssh/authorized_keys there",
+        "it refused the key; name the right one with -i, add the public key to ~/.ssh/authorized_keys there, or, if "
+        "the key has a passphrase, hand it to ssh-agent with ssh-add",
     ),
     (("Connection refused",), "nothing listens on port {port}; start sshd there, or name its port with -p"),
     (
