@@ -55,6 +55,29 @@ def test_gradients_can_be_clipped_between_synchronize_and_step() -> None:
     assert run_ranks(2, clips) == [True] * 2
 
 
+def trains_inside_one_context() -> bool:
+    net = linear()
+    optimizer = wrapped(net)
+    with warnings.catch_warnings(), optimizer.skip_synchronize():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does
+        for step in range(3):
+            net(rows(step)).square().sum().backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            optimizer.zero_grad()
+            net(rows(step)).square().sum().backward()
+            optimizer.synchronize()
+            optimizer.step()
+            optimizer.zero_grad()
+    return same_on_all_ranks(list(net.parameters()))
+
+
+def test_a_whole_training_may_run_where_steps_do_not_synchronize() -> None:
+    assert run_ranks(2, trains_inside_one_context) == [True] * 2
+
+
 def drops_as_advised() -> int:
     net = linear()
     optimizer = wrapped(net)

@@ -86,11 +86,11 @@ class Members:
 
         Without ``synchronize()`` since the last backward pass ``step()`` raises OptimizerUseError.
         """
-        self._should_synchronize = False
+        before, self._should_synchronize = self._should_synchronize, False
         try:
             yield
         finally:
-            self._should_synchronize = True
+            self._should_synchronize = before
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Step with the gradients of all ranks.
@@ -217,7 +217,7 @@ class Members:
         if self._reducer is not None:
             self._reducer.drain()
             self._reducer.rearm()
-        self._synchronized, self._should_synchronize = False, True
+        self._synchronized = False
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def set_backward_passes_per_step(self, passes: int) -> None:

@@ -108,6 +108,8 @@ def DistributedOptimizer(
     # The same state and groups, so that schedulers and checkpoints of the plain optimizer keep working. A scheduler
     # may have put its own step on it.
     distributed.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    if "step" in vars(optimizer):
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # else it says that this never steps
     distributed._set_up(settings, backward_passes_per_step, named, together)
     if isinstance(distributed, HostMembers):
         distributed._shard(cls, host_optimizer)
