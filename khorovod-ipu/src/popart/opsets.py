@@ -247,7 +247,7 @@ def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> Any:
     types = onnx.defs.OpSchema.AttrType
     if kind == types.TENSOR:
         return numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)))
-    if schema.name == "Cast":
+    if schema.name == "Cast" or name == "dtype":
         return onnx_type(value) if not isinstance(value, int) else value
     if kind == types.INTS:
         return [int(number) for number in ([value] if np.ndim(value) == 0 else value)]

@@ -19,7 +19,9 @@ from popart.tensors import TensorInfo
 __all__ = ["Plan"]
 
 #: Operators that let no gradient through, besides those whose results are no floats.
-_STOPS = ("Detach", "Sign", "Floor", "Ceil", "Round", "ConstantOfShape")
+_STOPS = (
+    "Detach", "Sign", "Floor", "Ceil", "Round", "ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike",
+)  # fmt: skip
 #: Inputs that are statistics, not weights.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 

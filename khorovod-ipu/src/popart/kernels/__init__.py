@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from popart.kernels import elementwise, graphcore, losses, neural, normalization, reducing, shaping
+from popart.kernels import (
+    elementwise,
+    graphcore,
+    losses,
+    making,
+    neural,
+    normalization,
+    recurrent,
+    reducing,
+    resizing,
+    shaping,
+)
 from popart.kernels.registry import Kernel, Node, Run, find, known_operators
 
 __all__ = ["Kernel", "Node", "Run", "find", "known_operators"]
 
-_LOADED = (elementwise, graphcore, losses, neural, normalization, reducing, shaping)
+_LOADED = (
+    elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, resizing, shaping,
+)  # fmt: skip

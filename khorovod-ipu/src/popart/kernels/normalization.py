@@ -64,3 +64,16 @@ def _local_response(run: Run, node: Node, inputs: Inputs) -> Any:
     squares = F.pad(x.square(), [0, 0] * (x.dim() - 2) + [before, after])
     total = sum(squares[:, start : start + channels] for start in range(size))
     return x / (node.attributes.get("bias", 1.0) + alpha / size * total) ** beta
+
+
+@operator("LpNormalization")
+def _lp_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+    x = inputs[0]
+    return x / x.norm(node.attributes.get("p", 2), node.attributes.get("axis", -1), keepdim=True)
+
+
+@operator("MeanVarianceNormalization")
+def _mean_variance_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+    x, axes = inputs[0], node.attributes.get("axes") or [0, 2, 3]
+    centred = x - x.mean(axes, keepdim=True)
+    return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)

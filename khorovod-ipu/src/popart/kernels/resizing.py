@@ -1,0 +1,104 @@
+"""Resize and Upsample: every axis by itself, as weighted sums of elements, which torch differentiates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from popart.errors import popart_exception
+from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.shaping import numbers
+from popart.tensors import Array
+
+__all__: list[str] = []
+
+#: Where the middle of an element of the output lies in the input, by ``coordinate_transformation_mode``.
+_COORDINATES: dict[str, Any] = {
+    "half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
+    "align_corners": lambda at, scale, old, new: at * (old - 1) / (new - 1) if new > 1 else at * 0,
+    "asymmetric": lambda at, scale, old, new: at / scale,
+    "tf_half_pixel_for_nn": lambda at, scale, old, new: (at + 0.5) / scale,
+}
+_NEAREST: dict[str, Any] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _taps(node: Node, at: Array, old: int, mode: str, nearest: str) -> list[tuple[Array, Array]]:
+    """Which elements make up those of the output, and their weights."""
+    if mode == "nearest":
+        # A quotient that is a whole number but for rounding is meant to be one.
+        return [(_NEAREST[nearest](at.round(9)), np.ones_like(at))]
+    low = np.floor(at)
+    part = at - low
+    if mode == "linear":
+        return [(low, 1 - part), (low + 1, part)]
+    a = float(node.attributes.get("cubic_coeff_a", -0.75))
+    found = []
+    for offset in (-1, 0, 1, 2):
+        d = np.abs(part - offset)
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        found.append((low + offset, np.where(d <= 1, near, far)))
+    if node.attributes.get("exclude_outside"):
+        kept = [(place, np.where((place < 0) | (place >= old), 0.0, weight)) for place, weight in found]
+        total = sum(weight for _, weight in kept)
+        found = [(place, weight / total) for place, weight in kept]
+    return found
+
+
+def _resized(node: Node, x: torch.Tensor, sizes: list[int], scales: list[float], how: tuple[str, str]) -> torch.Tensor:
+    mode = node.attributes.get("mode") or "nearest"
+    where, nearest = how
+    if mode not in ("nearest", "linear", "cubic") or where not in _COORDINATES or nearest not in _NEAREST:
+        raise popart_exception(
+            f"{node.op} {node.name!r} has mode nearest, linear or cubic, nearest_mode of {sorted(_NEAREST)} and "
+            f"coordinate_transformation_mode of {sorted(_COORDINATES)}; received {mode!r}, {nearest!r}, {where!r}"
+        )
+    for axis, (new, scale) in enumerate(zip(sizes, scales, strict=True)):
+        old = x.shape[axis]
+        if new == old and scale == 1:
+            continue
+        at = _COORDINATES[where](np.arange(new, dtype=np.float64), scale, old, new)
+        shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
+        total: Any = 0
+        for places, weights in _taps(node, at, old, mode, nearest):
+            chosen = torch.from_numpy(places.clip(0, old - 1).astype(np.int64)).to(x.device)
+            weight = torch.from_numpy(weights.reshape(shape)).to(x.device, x.dtype)
+            total = total + x.index_select(axis, chosen) * weight
+        x = total
+    return x
+
+
+@operator("Upsample", reads=(1,))
+def _upsample(run: Run, node: Node, inputs: Inputs) -> Any:
+    return _by_scales(node, inputs[0], numbers(node, inputs, "scales", 1))
+
+
+def _by_scales(node: Node, x: torch.Tensor, scales: list[float]) -> torch.Tensor:
+    """As operator sets up to 10 do it."""
+    sizes = [int(np.floor(length * scale)) for length, scale in zip(x.shape, scales, strict=True)]
+    return _resized(node, x, sizes, scales, ("asymmetric", "floor"))
+
+
+@operator("Resize", reads=(1, 2, 3))
+def _resize(run: Run, node: Node, inputs: Inputs) -> Any:
+    x = inputs[0]
+    if len(inputs) == 2:
+        return _by_scales(node, x, inputs[1].tolist())
+    how = (
+        node.attributes.get("coordinate_transformation_mode") or "half_pixel",
+        node.attributes.get("nearest_mode") or "round_prefer_floor",
+    )
+    if len(inputs) > 3 and inputs[3] is not None and inputs[3].numel():
+        sizes = [int(size) for size in inputs[3].tolist()]
+        return _resized(node, x, sizes, [new / old for new, old in zip(sizes, x.shape, strict=True)], how)
+    scales = inputs[2].tolist()
+    sizes = [int(np.floor(length * scale)) for length, scale in zip(x.shape, scales, strict=True)]
+    return _resized(node, x, sizes, scales, how)
