@@ -183,12 +183,16 @@ def _refusals(folder: str) -> None:
     import tensorflow as tf
 
     from khorovod_ipu.tensorflow.estimator import (
+        BestExporter,
         EvalSpec,
+        FinalExporter,
         IPUEstimator,
         IPUEstimatorSpec,
         IPURunConfig,
+        LatestExporter,
         RunConfig,
         TrainSpec,
+        export,
         train_and_evaluate,
     )
     from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
@@ -215,6 +219,8 @@ def _refusals(folder: str) -> None:
 
     def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
         w = v1.get_variable("w", initializer=2.0)
+        if mode == "infer":
+            return IPUEstimatorSpec(mode, w * features)
         loss = v1.losses.mean_squared_error(labels, w * features)
         if mode == "eval":
             return IPUEstimatorSpec(mode, None, loss, eval_metric_ops={"w": v1.metrics.mean(w)})
@@ -250,10 +256,31 @@ def _refusals(folder: str) -> None:
     assert float(estimator.get_variable_value("w")) == pytest.approx(w)
     with pytest.raises(ValueError, match="positive multiple of iterations_per_loop=4"):
         estimator.train(data, steps=3)
-    metrics, exports = train_and_evaluate(
-        estimator, TrainSpec(data, max_steps=8), EvalSpec(data, steps=2, throttle_secs=0)
-    )  # fmt: skip
-    assert metrics["global_step"] == 8 and exports == []
+
+    def receive() -> Any:
+        return export.ServingInputReceiver(v1.placeholder(tf.float32, [None]), v1.placeholder(tf.float32, [None]))
+
+    def later(best: Any, now: Any) -> bool:
+        return bool(now["global_step"] > best["global_step"])
+
+    kept = [
+        LatestExporter("latest", receive, exports_to_keep=1), FinalExporter("final", receive),
+        BestExporter(serving_input_receiver_fn=receive, compare_fn=later), BestExporter("first", receive),
+    ]  # fmt: skip
+    seen = []
+    for end in (8, 12):
+        plan = EvalSpec(data, steps=2, throttle_secs=0, exporters=kept)
+        metrics, exports = train_and_evaluate(estimator, TrainSpec(data, max_steps=end), plan)
+        assert metrics["global_step"] == end
+        seen.append([bool(path) and (Path(path.decode()) / "saved_model.pb").exists() for path in exports])
+    # The loss is 0 from the beginning: the first model stays the best.
+    assert seen == [[True] * 4, [True, True, True, False]]
+    count = {each.name: len([*(Path(folder) / "export" / each.name).glob("[0-9]*")]) for each in kept}
+    assert count == {"latest": 1, "final": 2, "best_exporter": 2, "first": 1}
+    assert train_and_evaluate(estimator, TrainSpec(data, max_steps=12), EvalSpec(data, steps=2))[1] == []
+    for wrong, kind in ((receive, TypeError), ([kept[0], kept[0]], ValueError)):
+        with pytest.raises(kind, match="exporters"):
+            train_and_evaluate(estimator, TrainSpec(data), EvalSpec(data, exporters=wrong))
 
 
 def test_what_cannot_be_meant_is_refused_and_loops_count_their_steps(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ model                 calling a model function; host_call
 checkpoints           saving and restoring when variables are spread over workers
 training              one call of train()
 evaluation            evaluate() and predict()
+exporters             what an EvalSpec exports after evaluations
 export                a SavedModel of what was trained
 estimator             the class
 together              train_and_evaluate
@@ -16,16 +17,21 @@ from __future__ import annotations
 
 from khorovod_ipu.tensorflow.estimator import export
 from khorovod_ipu.tensorflow.estimator.estimator import IPUEstimator
+from khorovod_ipu.tensorflow.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from khorovod_ipu.tensorflow.estimator.run_config import IPURunConfig, RunConfig
 from khorovod_ipu.tensorflow.estimator.spec import EstimatorSpec, EvalSpec, IPUEstimatorSpec, ModeKeys, TrainSpec
 from khorovod_ipu.tensorflow.estimator.together import train_and_evaluate
 
 __all__ = [
+    "BestExporter",
     "EstimatorSpec",
     "EvalSpec",
+    "Exporter",
+    "FinalExporter",
     "IPUEstimator",
     "IPUEstimatorSpec",
     "IPURunConfig",
+    "LatestExporter",
     "ModeKeys",
     "RunConfig",
     "TrainSpec",
