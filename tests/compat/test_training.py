@@ -272,3 +272,15 @@ def compiled() -> list[str]:
 @pytest.mark.slow
 def test_collectives_inside_a_compiled_function() -> None:
     assert run_ranks(2, compiled) == [[], []]
+
+
+def reduces_one_by_itself() -> list[float]:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=hvd.Compression.fp16)
+    parameter.grad = torch.full((2,), float(hvd.rank()))
+    handle, ctx = optimizer._allreduce_grad_async(parameter)
+    return hvd.Compression.fp16.decompress(hvd.synchronize(handle), ctx).tolist()
+
+
+def test_a_gradient_is_reduced_by_itself_for_whoever_knows_optimizers_by_that() -> None:
+    assert run_ranks(2, reduces_one_by_itself) == [[0.5, 0.5]] * 2

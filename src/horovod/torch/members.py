@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from horovod import context
-from horovod.bindings.gradients.collective import BucketCollective
+from horovod.bindings.gradients.collective import BucketCollective, begin_allreduce
 from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
 from horovod.bindings.gradients.settings import Settings
@@ -31,6 +31,7 @@ class Members:
 
     # A copy of an optimizer (copy.deepcopy, pickle) has only these, and is a plain optimizer again.
     _reducer: Reducer | None = None
+    _settings: Settings | None = None
     _synchronized = False
     _should_synchronize = True
 
@@ -42,7 +43,7 @@ class Members:
     _parameter_names: dict[torch.Tensor, str]
 
     def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
-        self.op, self.process_set = settings.op, settings.process_set
+        self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
         self.backward_passes_per_step = passes
         self._groups = groups
         self._parameter_names = {parameter: name for name, parameter in named}
@@ -232,6 +233,20 @@ class Members:
     def find_duplicates(names: Iterable[str]) -> set[str]:
         """Return the names that occur more than once."""
         return find_duplicates(names)
+
+    def _allreduce_grad_async(self, parameter: torch.Tensor) -> tuple[Any, Any]:
+        """Reduce one gradient by itself, and now: libraries know Horovod's optimizers by this, and some call it.
+
+        Args:
+            parameter: with a gradient, which nothing else reduces meanwhile.
+
+        Returns:
+            A handle, for ``hvd.synchronize``, and what the compressor needs to restore what that returns.
+        """
+        assert self._settings is not None  # as in a copy, which is no distributed optimizer any more
+        wire, context = self._settings.compression.compress(parameter.grad)
+        name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
+        return begin_allreduce(comm, wire, self._settings, name), context
 
     @property
     def _handles(self) -> dict[torch.Tensor, Any]:
