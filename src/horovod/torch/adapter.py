@@ -25,7 +25,7 @@ class TorchAdapter:
     address = staticmethod(torch.Tensor.data_ptr)
 
     def buffer(self, tensor: Any) -> torch.Tensor | None:
-        """Return the tensor without its history, if it is contiguous and on the host."""
+        """Return the tensor without its history, if it is contiguous, on the host, and stored as it reads."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
         if tensor.is_nested:
@@ -35,7 +35,7 @@ class TorchAdapter:
                 f"a tensor of layout {tensor.layout} cannot be sent as it is; "
                 "use sparse_allreduce_async() or to_dense()"
             )
-        if not tensor.is_contiguous() or not tensor.is_cpu:
+        if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
             return None
         return _alias(tensor)
 
@@ -69,10 +69,10 @@ class TorchAdapter:
 
     def passed(self, tensors: Sequence[torch.Tensor]) -> Passed:
         """Begin to hand tensors of a CUDA device over where they are."""
-        return Passed([_alias(t) if t.is_contiguous() else self.contiguous(t) for t in tensors])
+        return Passed([_alias(t) if _is_plain(t) else self.contiguous(t) for t in tensors])
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy."""
+        """Return a contiguous copy, conjugated or negated if the tensor only says so."""
         with torch.inference_mode(False):
             return tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -119,6 +119,10 @@ class TorchAdapter:
     def received_splits(self, splits: tuple[int, ...], like: Any) -> torch.Tensor:
         """Return received splits as an int32 tensor."""
         return torch.tensor(splits, dtype=torch.int32, device="cpu")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
