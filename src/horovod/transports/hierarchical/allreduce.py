@@ -7,6 +7,7 @@
     publish   the slice is complete, and lies where the ranks of this host can read it, or in all their arenas
     collect   every rank takes the slices of all owners, unless it has them already
 
+A rank that is alone on its host shows nothing to anybody: it works in its result, where that is one stretch of memory.
 While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
 and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner
 sends all of it to all hosts, in one step.
@@ -122,9 +123,21 @@ class _Pipeline:
         self._moving: dict[int, Pending] = {}
         self._partial: dict[int, Buffer] = {}
         self._library = kernels_named(stream.kernels)
+        self._results: dict[int, Buffer | None] = {}
 
     def _own(self, k: int) -> Buffer | None:
         """Return this rank's data for the slice that it reduces itself, if that can be read where it lies."""
+        return self._slice_of(self._stream.inputs, k)
+
+    def _result(self, k: int) -> Buffer | None:
+        """Return where this rank's result for the slice goes, if that is made there."""
+        if self._whole or self._places.are_tensors or len(self._team.local) > 1:
+            return None
+        if k not in self._results:
+            self._results[k] = self._slice_of(self._stream.outputs, k)
+        return self._results[k]
+
+    def _slice_of(self, tensors: Sequence[Buffer], k: int) -> Buffer | None:
         stream, (start, _, low, high, _) = self._stream, self._rounds[k]
         if self._team.me >= self.slots:
             return None
@@ -132,7 +145,22 @@ class _Pipeline:
         if len(pieces) != 1 or stream.libraries[pieces[0].segment] is not self._library:
             return None
         segment, first, last, _ = pieces[0]
-        return stream.inputs[segment][first:last] if (last - first) * stream.itemsize == high - low else None
+        return tensors[segment][first:last] if (last - first) * stream.itemsize == high - low else None
+
+    def _home(self, k: int, start: int, count: int) -> Buffer:
+        """Return ``count`` elements from byte ``start`` of the slice on, where it is made."""
+        result, size = self._result(k), self._stream.itemsize
+        if result is not None:
+            return result[start // size : start // size + count]
+        stream, low = self._stream, self._rounds[k].low
+        return self._places.view(self._team.stage.me, k, low + start, stream.kernels, stream.dtype, count)
+
+    def _home_bytes(self, k: int, start: int, stop: int) -> Bytes:
+        result, low = self._result(k), self._rounds[k].low
+        if result is not None:
+            memory: Bytes = self._library.raw(result)
+            return memory[start:stop]
+        return self._places.raw(self._team.stage.me, k, low + start, low + stop)
 
     def fill(self, k: int) -> None:
         stream, stage, (start, stop, low, high, _) = self._stream, self._team.stage, self._rounds[k]
@@ -162,12 +190,13 @@ class _Pipeline:
             return
         count, kernels, me = (high - low) // stream.itemsize, stream.kernels, team.stage.me
         sources = [places.view(i, k, low, kernels, stream.dtype, count) for i in range(len(team.local))]
-        partial = target = sources[me]
+        result = self._result(k)
+        partial = target = sources[me] if result is None else result
         if not places.are_tensors and (own := self._own(k)) is not None:
             sources[me] = own
         if len(sources) == 1 and stream.steps.is_plain:
             partial = sources[0]
-        elif len(sources) == 2 or sources[me] is not target:
+        elif len(sources) <= 2 or sources[me] is not target:
             stream.steps.inside(target, sources)
         else:
             # Of more sources than two, none may be written before all are read.
@@ -196,7 +225,7 @@ class _Pipeline:
         return self._team.owners().exchange(send, sent, received, taken)
 
     def _gather(self, k: int) -> None:
-        team, stream, places, me = self._team, self._stream, self._places, self._team.stage.me
+        team, stream = self._team, self._stream
         _, _, low, high, parts = self._rounds[k]
         if low == high:
             return
@@ -213,16 +242,15 @@ class _Pipeline:
             else:
                 sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
             # Where nothing else is left to do, the result is made in its place.
-            in_place = places.view(me, k, low + first, kernels, dtype, count) if self._whole or is_pair else None
+            in_place = self._home(k, first, count) if self._whole or is_pair else None
             target = team.scratch.view(kernels, to, dtype, count) if in_place is None else in_place
             stream.steps.between(target, sources)
         if is_pair:
             begin, end = parts[1 - team.here]
-            send = places.raw(me, k, low + first, low + last)
-            self._moving[k] = self._swap(send, places.raw(me, k, low + begin, low + end))
+            self._moving[k] = self._swap(self._home_bytes(k, first, last), self._home_bytes(k, begin, end))
         elif not self._whole:
             self._moving[k] = team.owners().gather(
-                team.scratch.raw(to, to + nbytes), places.raw(me, k, low, high), [b - a for a, b in parts]
+                team.scratch.raw(to, to + nbytes), self._home_bytes(k, 0, high - low), [b - a for a, b in parts]
             )
 
     def _publish(self, k: int) -> None:
@@ -242,6 +270,8 @@ class _Pipeline:
 
     def collect(self, k: int) -> None:
         stream, stage, (start, stop, *_) = self._stream, self._team.stage, self._rounds[k]
+        if self._result(k) is not None:
+            return
         for slot in range(self.slots):
             first, last = _slice(stop - start, self.slots, slot)
             for segment, low, high, position in stream.pieces(start + first, start + last):
