@@ -123,3 +123,44 @@ def _results() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_results_never_share_memory_and_outlive_the_job(size: int) -> None:
     run_ranks(size, _results)
+
+
+def _exchange_beside_a_graph(kind: str, is_graph: list[bool]) -> int:
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.bindings.numpy_adapter import NumpyAdapter
+    from horovod.core.requests import Kind
+    from horovod.engine.calls import call
+    from horovod.transports.shm import moves
+
+    class Graph:
+        """Makes its results where it likes."""
+
+        kernels, address, empty = "numpy", NumpyAdapter.address, NumpyAdapter.empty
+
+    asked, find = [0], moves.find_results
+
+    def counted(*args: Any) -> Any:
+        asked[0] += 1
+        return find(*args)
+
+    rank, rows = hvd.rank(), 1 << 18
+    allocator: Any = Graph() if is_graph[rank] else NumpyAdapter()
+    moves.find_results = counted
+    try:
+        for attempt in range(2):
+            mine = np.full(rows, rank + attempt, np.float32)
+            (result,) = context.engine().run(call(Kind[kind], "beside"), allocator, [mine]).outputs
+            halves = np.asarray(result).reshape(2, -1)
+            assert (halves == np.array([[attempt], [attempt + 1]])).all()
+    finally:
+        moves.find_results = find
+    return asked[0]
+
+
+@pytest.mark.parametrize("kind", ["ALLGATHER", "ALLTOALL"])
+@pytest.mark.parametrize(("is_graph", "asked"), [([False, False], 2), ([False, True], 0), ([True, True], 0)])
+def test_where_a_graph_makes_its_results_nobody_asks_where_they_lie(
+    kind: str, is_graph: list[bool], asked: int
+) -> None:
+    assert run_ranks(2, _exchange_beside_a_graph, kind, is_graph) == [asked, asked]

@@ -27,6 +27,8 @@ __all__ = ["SignatureTable"]
 
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
+#: Whose members write to each other's results; not where a framework makes those in memory of its own.
+_EXCHANGES = (Kind.ALLGATHER, Kind.ALLTOALL)
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4
 
@@ -95,6 +97,8 @@ class SignatureTable:
                     is_placed = outputs[0] is tensor
             else:
                 is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
+                if call.kind in _EXCHANGES and (outputs is not None or getattr(allocator, "over", None) is not None):
+                    placement = self._fresh
             if is_placed:
                 placement = self._transport.place((allocator.address(tensor),))
             key: Any = (call, tensor.dtype, tensor.shape, placement, self._sets.version, id(code), frame.f_lasti)
@@ -105,6 +109,8 @@ class SignatureTable:
                     placement = self._fresh * len(inputs)
             else:
                 is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
+                if call.kind in _EXCHANGES and (outputs is not None or getattr(allocator, "over", None) is not None):
+                    placement = self._fresh * len(inputs)
             if is_placed:
                 placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
             tensors = tuple([(t.dtype, t.shape) for t in inputs])

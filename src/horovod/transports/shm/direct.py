@@ -1,8 +1,9 @@
 """Results that every member writes its part of, where they lie in the arenas of all: one copy of each byte.
 
 Each member makes its results, lets the others know where, does what is its own meanwhile, and then writes to theirs. A
-result is whole when all are through. Where somebody's result lies elsewhere (the arena is full, or the framework makes
-its own), everybody sees that, and all go the long way through the staging buffers.
+result is whole when all are through. Where somebody's result lies elsewhere because the arena is full, everybody sees
+that, and all go the long way through the staging buffers; where a framework makes its own, as a graph does, that stands
+in the request, and nobody asks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
     "make_results",
 ]
 
-#: Stands in a request for the place of a result that this transport is to make.
+#: Stands in a request for the place of a result that this transport may make.
 FRESH = -1
 
 #: Below, to meet once more takes longer than to copy once less.
@@ -45,9 +46,12 @@ _LEAST_PART = 64 << 10
 
 
 def is_direct(entry: Entry) -> bool:
-    """Whether all members try to write to each other's results; the same for all of them."""
+    """Whether all members try to write to each other's results; the same for all of them.
+
+    They do not if one of them said with its request that it makes its results in memory of its own.
+    """
     requests = entry.response.requests
-    return entry.most_bytes >= DIRECT_BYTES and all(request.device == "cpu" for request in requests)
+    return entry.most_bytes >= DIRECT_BYTES and all(bool(r.placement) and r.device == "cpu" for r in requests)
 
 
 def is_placed(request: Request) -> bool:

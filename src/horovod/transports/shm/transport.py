@@ -128,7 +128,7 @@ class ShmTransport:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
-        if is_fresh and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
+        if is_fresh and request.kind is Kind.ALLREDUCE and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
             # It need not read all that the other one has.
             return None
         limit = inline_limit(self.control.size, request.kind)
