@@ -55,3 +55,33 @@ def _sessions_with_threads_of_their_own() -> None:
 
 def test_threads_of_sessions_come_and_go() -> None:
     run_ranks(2, _sessions_with_threads_of_their_own, framework="tensorflow")
+
+
+def _calms() -> None:
+    import types
+
+    from tensorflow.python.eager import context as eager_context
+
+    from horovod.tensorflow.spinning import calm
+
+    one_core, none = {"TF_NUM_INTRAOP_THREADS": "1"}, types.SimpleNamespace()
+    for environ, handle, config, calms in (
+        (one_core, None, None, True),
+        ({"TF_NUM_INTRAOP_THREADS": "2"}, None, None, False),
+        ({}, None, None, False),
+        (one_core, object(), None, False),  # its threads are there
+        (one_core, None, object(), False),  # somebody has chosen
+    ):
+        context = types.SimpleNamespace(_context_handle=handle, _config=config)
+        assert calm(context, environ) is calms
+        assert (context._config is not config) is calms
+    assert not calm(none, one_core)
+    assert vars(none) == {}
+    # The names are TensorFlow's.
+    context = eager_context.Context()
+    assert calm(context, one_core)
+    assert context.config.experimental.disable_thread_spinning
+
+
+def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:
+    run_ranks(1, _calms, framework="tensorflow")
