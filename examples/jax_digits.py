@@ -87,8 +87,9 @@ def main() -> None:
 
     steps = len(train_images) // (args.batch_size * hvd.size())
     # hvd: size() times the batch bears a larger learning rate, reached step by step.
+    warmup_steps = int(min(WARMUP_EPOCHS, args.epochs / 2) * steps)
     schedule = optax.warmup_cosine_decay_schedule(
-        LEARNING_RATE, LEARNING_RATE * hvd.size(), WARMUP_EPOCHS * steps, args.epochs * steps
+        LEARNING_RATE, LEARNING_RATE * hvd.size(), warmup_steps, args.epochs * steps
     )
     optimizer = hvd.DistributedOptimizer(optax.adamw(schedule, weight_decay=1e-4))
     params = make_params(jax.random.key(args.seed))
