@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,45 @@ def test_binding_flags_replace_ours() -> None:
         Launcher("openmpi", "mpirun", 5), 2, [], ["x"], [], Access("python"), binding_args=["--bind-to", "core"]
     )
     assert words == ["mpirun", "-np", "2", "--bind-to", "core", "x"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        (Launcher("openmpi", "mpirun", 5), ["--output", "dir=out"]),
+        (Launcher("openmpi", "mpirun", 4), ["--output-filename", "out"]),
+        (
+            Launcher("mpich", "mpirun", 5),
+            ["-outfile-pattern", "out/rank.%r.stdout", "-errfile-pattern", "out/rank.%r.stderr"],
+        ),
+    ],
+    ids=["openmpi5", "openmpi4", "mpich"],
+)
+def test_output_goes_to_a_file_of_each_rank(launcher: Launcher, expected: list[str]) -> None:
+    words = command_line(launcher, 2, [], ["x"], [], Access("python"), output_dir="out")
+    assert words[-len(expected) - 1 :] == [*expected, "x"]
+
+
+def test_who_cannot_write_files_of_each_rank_says_so() -> None:
+    with pytest.raises(ValueError, match="--output-filename: jsrun cannot be asked"):
+        command_line(Launcher("jsrun", "jsrun"), 2, [], ["x"], [], Access("python"), output_dir="out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.mpi(kind)) for kind in ("openmpi", "mpich")])
+def test_mpirun_starts_the_ranks_of_one_host_too(kind: str, mpirun: list[str], tmp_path: Path) -> None:
+    path = f"{Path(mpirun[0]).parent}:{os.environ['PATH']}"
+    show = f"echo ${'OMPI_COMM_WORLD_SIZE' if kind == 'openmpi' else 'PMI_SIZE'} ranks of $OMP_NUM_THREADS thread"
+    ended = horovodrun("--mpi", "-np", "3", "--output-filename", "out", "sh", "-c", show, cwd=tmp_path, PATH=path)
+    assert ended.code == 0, ended.err
+    files = [file.read_text() for file in (tmp_path / "out").rglob("*stdout")]
+    assert files == ["3 ranks of 1 thread\n"] * 3
+
+
+def test_without_mpirun_one_host_does_without_it() -> None:
+    ended = horovodrun("--mpi", "-np", "1", "echo", "here", PATH="/usr/bin:/bin")
+    assert (ended.code, ended.lines) == (0, ["here"])
+    assert "on one host without effect, as no mpirun is in PATH: --mpi" in ended.err
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
 from horovod.launch.console import open_standard_files, own_sinks, runnable, wanted_signals, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
-from horovod.launch.mpi_run import mpi_plan
+from horovod.launch.hosts import Host
+from horovod.launch.mpi_run import has_mpirun, mpi_plan
 from horovod.launch.muster import Muster
 from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchRequest
@@ -105,9 +106,13 @@ def _assemble(options: Options) -> Assembly:
     access = Access(
         options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
     )
-    if options.controller in ("mpi", "jsrun") and not (is_one_host and options.controller == "mpi"):
-        plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access)
-        return Assembly(plan, Muster({}))
+    if options.controller == "mpi" and is_one_host and not has_mpirun(environ):
+        _say("on one host without effect, as no mpirun is in PATH: --mpi")
+    elif options.controller in ("mpi", "jsrun"):
+        hosts = named_hosts(options.hosts, options.hostfile)
+        if is_one_host and options.controller == "mpi" and not hosts:
+            hosts = [Host("localhost", options.num_proc)]  # else it counts cores, and refuses more ranks
+        return Assembly(mpi_plan(request, options, hosts, access, is_one_host), Muster({}))
     return assemble(request, where, access)
 
 

@@ -185,7 +185,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
     add(where, "-hostfile", "--hostfile", default="", metavar="FILE", help="the same, with lines `host slots=n`")
     how = parser.add_mutually_exclusive_group()
     add(how, "--gloo", action="store_true", help="start the ranks of other hosts over ssh; the default")
-    add(how, "--mpi", action="store_true", help="let mpirun start the ranks of other hosts")
+    add(how, "--mpi", action="store_true", help="let mpirun start the ranks")
     add(how, "--jsrun", action="store_true", help="let LSF's jsrun start the ranks")
     elsewhere = parser.add_argument_group("other hosts; without effect on one host")
     for names, value, text in _FAR:

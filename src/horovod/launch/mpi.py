@@ -72,6 +72,7 @@ def command_line(
     binding_args: Sequence[str] = (),
     tcp: bool = False,
     is_root: bool = False,
+    output_dir: str = "",
 ) -> list[str]:
     """The command that starts the ranks.
 
@@ -86,15 +87,30 @@ def command_line(
         binding_args: flags that say where ranks run, instead of ours.
         tcp: whether InfiniBand is not to be used.
         is_root: whether the superuser starts them, as is usual in containers; Open MPI wants to be told.
+        output_dir: where each rank's output goes as well, or with some launchers goes instead; empty for nowhere.
 
     Returns:
         Program and arguments.
+
+    Raises:
+        ValueError: this launcher cannot write output to files of each rank.
     """
     words = {"openmpi": _open_mpi, "spectrum": _open_mpi, "mpich": _hydra, "intel": _hydra, "cray": _pals}.get(
         launcher.kind, _jsrun
     )(launcher, num_proc, hosts, variables, access, tuple(binding_args), tcp)
     root = ["--allow-run-as-root"] if is_root and launcher.kind in ("openmpi", "spectrum") else []
-    return [launcher.program, *root, *words, *mpi_args, *command]
+    return [launcher.program, *root, *words, *_output_words(launcher, output_dir), *mpi_args, *command]
+
+
+def _output_words(launcher: Launcher, folder: str) -> list[str]:
+    if not folder:
+        return []
+    if launcher.kind in ("openmpi", "spectrum"):
+        is_prrte = launcher.kind == "openmpi" and launcher.major >= 5
+        return ["--output", f"dir={folder}"] if is_prrte else ["--output-filename", folder]
+    if launcher.kind in ("mpich", "intel"):
+        return ["-outfile-pattern", f"{folder}/rank.%r.stdout", "-errfile-pattern", f"{folder}/rank.%r.stderr"]
+    raise ValueError(f"--output-filename: {launcher.program} cannot be asked for a file of each rank; leave it out")
 
 
 _Words = list[str]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from horovod.errors import LaunchError
 from horovod.launch.flags import Options
@@ -16,14 +17,21 @@ from horovod.launch.plan import LaunchPlan, LaunchRequest, make_plan
 from horovod.launch.remote import travels
 from horovod.launch.ssh import Access
 
-__all__ = ["mpi_plan"]
+__all__ = ["has_mpirun", "mpi_plan"]
 
 _VERSION_S = 30.0
 # Of the launcher itself: each process gets its own.
 _OWN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "I_MPI_HYDRA_")
 
 
-def mpi_plan(request: LaunchRequest, options: Options, hosts: Sequence[Host], access: Access) -> LaunchPlan:
+def has_mpirun(environ: Mapping[str, str]) -> bool:
+    """Return whether there is an ``mpirun`` in an environment's PATH."""
+    return _mpirun(environ) is not None
+
+
+def mpi_plan(
+    request: LaunchRequest, options: Options, hosts: Sequence[Host], access: Access, is_one_host: bool = False
+) -> LaunchPlan:  # fmt: skip
     """Return a plan whose only process is the launcher of MPI, which starts the ranks.
 
     Args:
@@ -31,19 +39,31 @@ def mpi_plan(request: LaunchRequest, options: Options, hosts: Sequence[Host], ac
         options: the command line.
         hosts: where the ranks run.
         access: how other hosts are reached.
+        is_one_host: whether all of them run here, whose cores they share.
 
     Raises:
         LaunchError: there is no ``mpirun``, or it does not run.
-        ValueError: it is none that we know.
+        ValueError: it is none that we know, or has no flag for what is wanted.
     """
-    plan = make_plan(replace(request, num_proc=1))
+    plan = make_plan(request if is_one_host else replace(request, num_proc=1))
     launcher = _find(options.controller, plan.environ)
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
         mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp, is_root=os.geteuid() == 0,
+        output_dir=request.output_dir,
     )  # fmt: skip
-    return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=())
+    if request.output_dir:
+        try:
+            Path(request.output_dir).mkdir(parents=True, exist_ok=True)  # MPICH's wants it to be there
+        except OSError as error:
+            raise LaunchError(f"--output-filename {request.output_dir}: {error.strerror}") from error
+    return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=plan.notes if is_one_host else ())
+
+
+def _mpirun(environ: Mapping[str, str]) -> str | None:
+    path = environ.get("PATH", os.defpath)
+    return shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
 
 
 def _find(controller: str, environ: Mapping[str, str]) -> Launcher:
@@ -53,7 +73,7 @@ def _find(controller: str, environ: Mapping[str, str]) -> Launcher:
         if jsrun is None or "LSB_JOBID" not in environ:
             raise LaunchError("jsrun starts ranks inside a job of LSF only, which this is not; submit it with bsub")
         return Launcher("jsrun", jsrun)
-    program = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+    program = _mpirun(environ)
     if program is None:
         raise LaunchError("--mpi needs mpirun, which is not in PATH; install or load an MPI, or leave --mpi out")
     try:
