@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import socket
 from contextlib import closing
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from khorovod_ipu.tensorflow import peers
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, check_variable, read
 from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
 
@@ -110,3 +113,47 @@ def test_who_is_lost_is_named_and_a_closed_connection_alone_is_no_loss() -> None
     assert "/job:worker/task:1" in watch.lost(60)
     watch.close()
     assert len(found) == 1
+
+
+def test_who_waits_is_told_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(peers, "_REMIND_S", 0.0)
+    monkeypatch.setattr(logging.getLogger("horovod"), "propagate", True)
+    with caplog.at_level("WARNING", "horovod"), pytest.raises(WorkerLostError):
+        Watch(two([1, 1]), print).wait_for_all(0.3)
+    assert "waiting for /job:worker/task:1 at 127.0.0.1:1, for " in caplog.text
+
+
+def test_a_connection_that_meets_itself_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel may do where nobody listens: it takes the port of the worker that is still to come."""
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.connect(made.getsockname())
+    attempts = [made]
+
+    def connect(*_: Any) -> socket.socket:
+        if not attempts:
+            raise ConnectionRefusedError
+        return attempts.pop()
+
+    monkeypatch.setattr(peers.socket, "create_connection", connect)
+    with pytest.raises(WorkerLostError, match="nobody listens there"):
+        Watch(two([1, 1]), print).wait_for_all(0.2)
+    assert made.fileno() == -1  # the port is free again
+
+
+def test_when_the_process_ends_nobody_is_lost_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions and servers are taken down then: a watch that closed them, too, would meet what is gone."""
+    found: list[str] = []
+    at_exit: list[Any] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    with closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(60)
+        watch = Watch(two([1, server.getsockname()[1]]), found.append)
+        watch.wait_for_all(60)
+        connection, _ = server.accept()
+        [end] = at_exit
+        end()
+    connection.close()
+    assert watch.lost(60) == "" and not found

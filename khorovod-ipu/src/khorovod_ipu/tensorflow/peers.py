@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -16,6 +18,12 @@ __all__ = ["Watch", "WorkerLostError"]
 
 #: Between two attempts to reach a worker that is not there yet.
 _PAUSE_S = 0.1
+#: How often whoever waits is told for whom.
+_REMIND_S = 10.0
+#: How long the end of the process waits for a watch that looks after somebody just then.
+_END_S = 10.0
+
+_logger = logging.getLogger("horovod")
 
 
 class WorkerLostError(RuntimeError):
@@ -38,6 +46,7 @@ class Watch:
         self._lost: dict[int, str] = {}
         self._wake, self._woken = os.pipe()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def wait_for_all(self, timeout_s: float) -> None:
         """Wait until every worker's server has been reached; then watch them.
@@ -52,6 +61,7 @@ class Watch:
             if self._thread is not None or self._cluster.size == 1:
                 return
             deadline = time.monotonic() + timeout_s
+            told = time.monotonic()
             missing = [rank for rank in range(self._cluster.size) if rank != self._cluster.rank]
             while missing:
                 for rank in missing:
@@ -61,17 +71,24 @@ class Watch:
                 missing = [rank for rank in missing if rank not in self._connections]
                 if missing and time.monotonic() > deadline:
                     raise WorkerLostError(self._missing(missing, timeout_s))
+                if missing and time.monotonic() - told > _REMIND_S:
+                    told = time.monotonic()
+                    _logger.warning("waiting for %s, for %.0f s more", self._names(missing), deadline - told)
                 if missing:
                     threading.Event().wait(_PAUSE_S)
+            # A thread that goes on while TensorFlow is taken down would close sessions that are gone.
+            atexit.register(self.close)
             self._thread = threading.Thread(target=self._run, name="khorovod-ipu-workers", daemon=True)
             self._thread.start()
 
+    def _names(self, ranks: list[int]) -> str:
+        return ", ".join(self._cluster.describe(rank) for rank in ranks)
+
     def _missing(self, ranks: list[int], timeout_s: float) -> str:
-        who = ", ".join(self._cluster.describe(rank) for rank in ranks)
         return (
-            f"{self._cluster.describe(self._cluster.rank)}, this worker, waited {timeout_s:g} s for {who}: nobody "
-            "listens there. Is it started, with the same TF_CONFIG but for its index, and can this host reach it? "
-            "HOROVOD_START_TIMEOUT sets how long to wait, in seconds"
+            f"{self._names([self._cluster.rank])}, this worker, waited {timeout_s:g} s for {self._names(ranks)}: "
+            "nobody listens there. Is it started, with the same TF_CONFIG but for its index, and can this host reach "
+            "it? HOROVOD_START_TIMEOUT sets how long to wait, in seconds"
         )
 
     def _connect(self, rank: int, timeout_s: float) -> socket.socket | None:
@@ -79,6 +96,10 @@ class Watch:
         try:
             made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         except OSError:
+            return None
+        if made.getsockname() == made.getpeername():
+            # Nobody listens, and the kernel has taken that very port for this end: TCP then meets itself.
+            made.close()
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
@@ -98,11 +119,15 @@ class Watch:
         return "; ".join(self._lost.values())
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; nobody is reported as lost any more."""
+        atexit.unregister(self.close)
         thread, self._thread = self._thread, None
+        self._is_closed = True
         if thread is not None:
             os.write(self._woken, b"x")
-            thread.join()
+            thread.join(_END_S)
+        if thread is not None and thread.is_alive():
+            return  # it closes a session that does not end; the process does
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
@@ -129,6 +154,8 @@ class Watch:
         again = self._connect(rank, 5.0)
         if again is not None:
             self._connections[rank] = again
+            return
+        if self._is_closed:
             return
         del self._connections[rank]
         first = not self._lost

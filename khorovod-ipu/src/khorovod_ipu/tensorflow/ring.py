@@ -15,6 +15,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import collective_ops
 
+from horovod.config import Config
 from khorovod_ipu.tensorflow import servers
 from khorovod_ipu.tensorflow.cluster import Cluster, check_port, fail_fast
 from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
@@ -36,22 +37,25 @@ class RingCollectives:
 
     Args:
         cluster: the workers.
-        start_timeout_s: how long to wait for them.
+        settings: how long to wait for them, and for a tensor of one that is there.
     """
 
-    def __init__(self, cluster: Cluster, start_timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, settings: Config) -> None:
         self.cluster = cluster
         self.rank = cluster.rank
         self.size = cluster.size
         self.host = cluster.device(cluster.rank, "/device:CPU:0")
-        self.start_timeout_s = start_timeout_s
+        self.start_timeout_s = settings.start_timeout_s
         self.watch = Watch(cluster, self._abort)
         self._is_eager = ops.executing_eagerly_outside_functions()
         self._launchers: dict[bool, Any] = {}
         self._running: list[Any] = []
         self._keys = cross_device_utils.CollectiveKeys(group_key_start=next(_groups))
         self._group = self._keys.get_group_key([self.host])
-        self._options = collective_util.Options(implementation=collective_util.CommunicationImplementation.RING)
+        self._limit_s = 0.0 if settings.stall_check_disable else settings.stall_shutdown_s
+        self._options = collective_util.Options(
+            timeout_seconds=self._limit_s or None, implementation=collective_util.CommunicationImplementation.RING
+        )
         fail_fast()
         servers.note_leader(cluster)
         has_server = check_port(cluster)
@@ -176,9 +180,13 @@ class RingCollectives:
         key = self._keys.get_instance_key(self._group, self.host)
         with tf.device(self.host):
             if self.rank == 0:
-                done = collective_ops.broadcast_send(sent, sent.shape, sent.dtype, self.size, self._group, key)
+                done = collective_ops.broadcast_send(
+                    sent, sent.shape, sent.dtype, self.size, self._group, key, timeout=self._limit_s
+                )
                 with tf.control_dependencies([done]):
                     result = tf.identity(sent)
             else:
-                result = collective_ops.broadcast_recv(sent.shape, sent.dtype, self.size, self._group, key)
+                result = collective_ops.broadcast_recv(
+                    sent.shape, sent.dtype, self.size, self._group, key, timeout=self._limit_s
+                )
         return tf.cast(result, tensor.dtype)
