@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cluster", "ClusterError", "read"]
+from horovod import config
+
+__all__ = ["Cluster", "ClusterError", "read", "settings"]
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+#: How many seconds workers wait for each other unless somebody says so: a person starts them, in one terminal after the
+#: other, and they load TensorFlow first.
+_BY_HAND = "300"
 #: Jobs whose tasks train; a chief comes before the workers.
 _TRAINING = ("chief", "worker")
 
@@ -65,6 +70,11 @@ class Cluster:
         """Return words for a worker that appear in errors."""
         job, index = self.tasks[rank]
         return f"/job:{job}/task:{index} at {self.addresses[rank]}"
+
+
+def settings() -> config.Config:
+    """Return the settings of a job that is started by hand."""
+    return config.load({"HOROVOD_START_TIMEOUT": _BY_HAND, **os.environ})
 
 
 def read(resolver: Any) -> Cluster:

@@ -111,6 +111,15 @@ class RingCollectives:
         except WorkerLostError as error:
             raise tf.errors.UnavailableError(None, None, str(error)) from None
 
+    def out_of_step(self) -> str:
+        """Return words for a collective that took longer than it may."""
+        lost = self.watch.lost()
+        return lost or (
+            f"{self.cluster.describe(self.rank)}, this worker, waited {self._limit_s:g} s for a tensor of the others. "
+            f"All {self.size} workers are there, but one has not come to this operation: it does something else, or "
+            "has fewer batches. HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is the limit; 0 is none"
+        )
+
     @contextlib.contextmanager
     def ends_when_one_is_lost(self, session: Any) -> Iterator[None]:
         """Close a session that runs while a worker is lost: TensorFlow would wait for it.

@@ -17,7 +17,6 @@ _OF_A_LOSS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
@@ -48,6 +47,8 @@ def prepare() -> None:
         try:
             with workers.ends_when_one_is_lost(self):
                 return plain_run(self, *args, **kwargs)
+        except tf.errors.DeadlineExceededError as error:
+            raise tf.errors.DeadlineExceededError(None, None, f"{workers.out_of_step()}\n{error}") from error
         except (*_OF_A_LOSS, RuntimeError) as error:
             lost = workers.watch.lost(_NOTICE_S if isinstance(error, _OF_A_LOSS) else 0.0)
             if not lost:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from horovod import config
 from khorovod_ipu.tensorflow import cluster, servers, sessions
 from khorovod_ipu.tensorflow.collectives import Alone
 from khorovod_ipu.tensorflow.ring import RingCollectives
@@ -14,9 +12,6 @@ from khorovod_ipu.tensorflow.strategy import HostReducedStrategy
 __all__ = ["IPUHorovodStrategy", "IPUMultiWorkerStrategy", "IPUStrategy"]
 
 _DEVICE = "/device:IPU:0"
-#: How many seconds workers wait for each other unless somebody says so: a person starts them, in one terminal after the
-#: other, and they load TensorFlow first.
-_BY_HAND = "300"
 
 
 class IPUMultiWorkerStrategy(HostReducedStrategy):
@@ -40,8 +35,7 @@ class IPUMultiWorkerStrategy(HostReducedStrategy):
         sessions.prepare()
         servers.prepare()
         workers = cluster.read(cluster_resolver)
-        settings = config.load({"HOROVOD_START_TIMEOUT": _BY_HAND, **os.environ})
-        self._ring = RingCollectives(workers, settings) if workers.size > 1 else None
+        self._ring = RingCollectives(workers, cluster.settings()) if workers.size > 1 else None
         self._workers = workers
         self._resolver = cluster_resolver
         super().__init__(self._ring or Alone(), ipu_device, variables_on_host)
