@@ -109,6 +109,18 @@ def test_mpirun_starts_the_ranks_of_one_host_too(kind: str, mpirun: list[str], t
     assert files == ["3 ranks of 1 thread\n"] * 3
 
 
+def test_jsrun_does_not_share_out_the_cores_of_this_host(tmp_path: Path) -> None:
+    jsrun = tmp_path / "jsrun"
+    jsrun.write_text("#!/bin/sh\necho threads=$OMP_NUM_THREADS $*\n")
+    jsrun.chmod(0o755)
+    ended = horovodrun(
+        "--jsrun", "-np", "2", "true", program=["env", "-u", "OMP_NUM_THREADS", *HOROVODRUN],
+        PATH=f"{tmp_path}:{os.environ['PATH']}", LSB_JOBID="7",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert ended.lines == ["threads= --nrs 2 --tasks_per_rs 1 --bind none true"]
+
+
 def test_without_mpirun_one_host_does_without_it() -> None:
     ended = horovodrun("--mpi", "-np", "1", "echo", "here", PATH="/usr/bin:/bin")
     assert (ended.code, ended.lines) == (0, ["here"])

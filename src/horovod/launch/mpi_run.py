@@ -39,14 +39,15 @@ def mpi_plan(
         options: the command line.
         hosts: where the ranks run.
         access: how other hosts are reached.
-        is_one_host: whether all of them run here, whose cores they share.
+        is_one_host: whether the user named no other host.
 
     Raises:
         LaunchError: there is no ``mpirun``, or it does not run.
         ValueError: it is none that we know, or has no flag for what is wanted.
     """
-    plan = make_plan(request if is_one_host else replace(request, num_proc=1))
-    launcher = _find(options.controller, plan.environ)
+    launcher = _find(options.controller, request.environ)
+    shares_cores = is_one_host and launcher.kind != "jsrun"  # which runs them elsewhere
+    plan = make_plan(request if shares_cores else replace(request, num_proc=1))
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
@@ -58,7 +59,7 @@ def mpi_plan(
             Path(request.output_dir).mkdir(parents=True, exist_ok=True)  # MPICH's wants it to be there
         except OSError as error:
             raise LaunchError(f"--output-filename {request.output_dir}: {error.strerror}") from error
-    return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=plan.notes if is_one_host else ())
+    return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=plan.notes if shares_cores else ())
 
 
 def _mpirun(environ: Mapping[str, str]) -> str | None:
