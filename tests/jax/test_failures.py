@@ -77,6 +77,8 @@ def _wrong_places() -> None:
     ):
         with pytest.raises(RequestError, match=r"inside a program.*test_failures.py"):
             jax.jit(lambda call=call: call())()
+    with pytest.raises(RequestError, match=r"root_rank must be known when JAX traces.*static_argnames"):
+        jax.jit(lambda root: hvd.broadcast(x, root))(0)
     with pytest.raises(RequestError, match=r"at most 2147483647 rows can go to one rank"):
         hvd.alltoall(x, splits=[2**40, 4])
     one = hvd.add_process_set([0])

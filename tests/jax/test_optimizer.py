@@ -140,6 +140,9 @@ def _arguments() -> None:
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
     with pytest.raises(RequestError, match=r"gradient_predivide_factor is for op=Average\. Received: op=Sum"):
         hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum, gradient_predivide_factor=2.0)
+    for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):
+        with pytest.raises(RequestError, match=f"optimizer must be a transformation of optax.* Received: {told}"):
+            hvd.DistributedOptimizer(wrong)
 
 
 def test_arguments_of_the_optimizer() -> None:

@@ -59,10 +59,11 @@ def test_threads_of_sessions_come_and_go() -> None:
 
 def _calms() -> None:
     import types
+    from unittest import mock
 
     from tensorflow.python.eager import context as eager_context
 
-    from horovod.tensorflow.spinning import calm
+    from horovod.tensorflow.spinning import calm, let_idle_threads_sleep
 
     one_core, none = {"TF_NUM_INTRAOP_THREADS": "1"}, types.SimpleNamespace()
     for environ, handle, config, calms in (
@@ -81,6 +82,12 @@ def _calms() -> None:
     context = eager_context.Context()
     assert calm(context, one_core)
     assert context.config.experimental.disable_thread_spinning
+    # Of TensorFlow 1: a context that is there already would be in the way of enable_eager_execution(config=...).
+    with (
+        mock.patch.object(eager_context, "executing_eagerly", return_value=False),
+        mock.patch.object(eager_context, "context", side_effect=AssertionError("made a context")),
+    ):
+        let_idle_threads_sleep()
 
 
 def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:

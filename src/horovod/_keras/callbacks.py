@@ -99,6 +99,7 @@ class Broadcast:
         """Broadcast what is there; compare how many steps the ranks are going to take."""
         del logs
         self._compare_steps()
+        self._look_at_optimizer()
         if self.broadcast_done:
             return
         if self.model.built:
@@ -129,6 +130,19 @@ class Broadcast:
     def _send(self, variables: list[Any]) -> None:
         local = {id(variable) for variable in self._local}
         self._kit.broadcast([v for v in variables if id(v) not in local], self.root_rank)
+
+    def _look_at_optimizer(self) -> None:
+        """Warn if Keras' own step trains with an optimizer that talks to nobody."""
+        world, model = context.world(), self.model
+        if world.rank != 0 or world.size == 1 or model.optimizer is None:
+            return
+        own_step = type(model).train_step.__module__.partition(".")[0] in ("keras", "tf_keras")
+        if own_step and self._kit.reduction_of(model.optimizer) is None:
+            logger.warning(
+                "%s is compiled with a plain %s: each of the %d ranks trains a model of its own. Give compile() "
+                "hvd.DistributedOptimizer(optimizer)",
+                model.name, type(model.optimizer).__name__, world.size,
+            )  # fmt: skip
 
     def _compare_steps(self) -> None:
         """Tell all ranks at once if they are going to take different numbers of steps."""

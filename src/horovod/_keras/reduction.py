@@ -28,7 +28,7 @@ _numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDiction
 
 _SAME_NUMBER = (
     "give every rank the same number of batches: pass steps_per_epoch= (the smallest of all ranks), drop the last "
-    "batches, or repeat the data set"
+    "batches, or repeat the data set; MetricAverageCallback before EarlyStopping has all ranks stop together"
 )
 REMEDY = (
     "model.fit() with hvd.callbacks.BroadcastGlobalVariablesCallback(0) among its callbacks, or in a loop of your own "

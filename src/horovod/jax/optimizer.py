@@ -60,7 +60,7 @@ def allreduce_gradients(
     watched = Leaves(params, scalars=False)
     call = make_call(
         Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor,
-        watched=tuple(watched.names()) if wires else (),
+        watched=tuple(name or "params" for name in watched.names()) if wires else (),
     )  # fmt: skip
     reduced = carry_out(call, [*wires, *watched.arrays] if wires else [])
     return leaves.rebuild(decompress(compression, reduced, contexts))
@@ -122,6 +122,9 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
     if gradient_predivide_factor != 1.0 and how is not ReduceOp.AVERAGE:
         raise wrong_argument("gradient_predivide_factor is for op=Average. Received: op=" + how.name.capitalize())
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        told = f"{optimizer.__name__}, not called" if hasattr(optimizer, "__name__") else type(optimizer).__name__
+        raise wrong_argument(f"optimizer must be a transformation of optax, such as optax.sgd(0.1). Received: {told}")
     inner = optax.with_extra_args_support(optimizer)
 
     def combine(tree: Any, what: str, params: Any) -> Any:

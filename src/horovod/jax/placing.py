@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from horovod import context
@@ -27,6 +28,11 @@ _numbers = Collectives(NumpyAdapter())
 
 def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> Call:
     """Return the description of a collective that the user calls here."""
+    if isinstance(root := how.get("root"), jax.core.Tracer):
+        raise wrong_argument(
+            "root_rank must be known when JAX traces; where it is an argument of a program, name it in jax.jit's "
+            f"static_argnames. Received: {root}"
+        )
     if not is_tracing():
         return Call(kind, name, process_set=process_set, **how)
     rank = context.world().rank

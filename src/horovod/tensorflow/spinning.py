@@ -35,5 +35,10 @@ def calm(context: Any, environ: Mapping[str, str]) -> bool:
 
 
 def let_idle_threads_sleep() -> None:
-    """See ``calm``; before TensorFlow's first operation."""
-    calm(eager_context.context(), os.environ)
+    """See ``calm``; before TensorFlow's first operation.
+
+    Scripts of TensorFlow 1 have no context yet, and may ask for one with ``enable_eager_execution(config=...)``, which
+    fails where there is one; their sessions do not look at its options.
+    """
+    if eager_context.executing_eagerly():
+        calm(eager_context.context(), os.environ)
