@@ -25,14 +25,16 @@ def on(cluster: Cluster, host: str = "login", program: list[str] = HOROVODRUN) -
     ("launcher", "hosts", "expected"),
     [
         ("login", "a:2,b:1", ["a 0 3 0 2 0 2 a", "a 1 3 1 2 0 1 a", "b 2 3 0 1 1 2 b"]),
+        ("login", "b:2", ["b 0 2 0 2 0 1 b", "b 1 2 1 2 0 1 b"]),
         ("a", "a:1,[fd77::3]:1", ["a 0 2 0 1 0 2 a", "b 1 2 0 1 1 2 fd77::3"]),
         ("a", "b:1,localhost:1", ["b 0 2 0 1 0 2 b", "a 1 2 0 1 1 2 a"]),
     ],
-    ids=["from a login node", "from a host, IPv6", "localhost mixed with names"],
+    ids=["from a login node", "all on one other host", "from a host, IPv6", "localhost mixed with names"],
 )
 def test_every_rank_knows_its_place(cluster: Cluster, launcher: str, hosts: str, expected: list[str]) -> None:
     size = str(len(expected))
-    ended = horovodrun("-np", size, "-H", hosts, sys.executable, "-c", WHO, program=on(cluster, launcher))
+    flags = ("-np", size, "-p", "22", "-H", hosts)
+    ended = horovodrun(*flags, sys.executable, "-c", WHO, program=on(cluster, launcher))
     assert (ended.code, ended.err) == (0, "")
     assert sorted(ended.lines) == [f"[{rank}]<stdout>:{line}" for rank, line in enumerate(expected)]
 

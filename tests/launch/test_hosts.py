@@ -13,7 +13,7 @@ from horovod.launch.agent import problems
 from horovod.launch.assemble import named_hosts
 from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.muster import Muster, _hear
-from horovod.launch.ssh import Access, diagnose
+from horovod.launch.ssh import Access, diagnose, unfit_setting
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,10 @@ _NO_MSGSPEC = "File '/x/horovod/launch/frames.py', line 20\nModuleNotFoundError:
     [
         (0, "", "", "a start file such as ~/.bashrc may end it there"),
         (1, "", "", "a start file such as ~/.bashrc may end it there"),
-        (1, "No home\n", "This account is not available.\n", "(No home; This account is not available.)"),
+        (1, "No home\n", "This account is not available.\n", "account is not available.; perhaps ForceCommand"),
         (None, "", "Press any key\n", "b did not answer within 30 s (Press any key)"),
         (255, "", "", "no cipher or kind of key in common"),
+        (255, "No user exists for uid 12345\n", "", "(No user exists for uid 12345); give that user"),
         (255, "me@b: Permission denied (publickey).\n", "", "hand it to ssh-agent with ssh-add"),
         (255, "f: line 2: Bad configuration option: x\nterminating, 1 bad configuration options", "", "line 2: Bad"),
         (1, "Fatal Python error: init: x\n<no Python frame>\n", "", "(Fatal Python error: init: x)"),
@@ -150,6 +151,20 @@ _NO_MSGSPEC = "File '/x/horovod/launch/frames.py', line 20\nModuleNotFoundError:
 )  # fmt: skip
 def test_why_there_is_no_agent(status: int | None, stderr: str, noise: str, said: str) -> None:
     assert said in diagnose("b", Access("/python"), status, stderr, noise)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("host b\nstdinnull yes\nsessiontype default\n", "`StdinNull yes` in the configuration of ssh on this host"),
+        ("host b\nstdinnull no\nsessiontype none\n", "say `SessionType default` for it in ~/.ssh/config"),
+        ("host b\nstdinnull no\nsessiontype default\n", ""),
+        ("user me\nport 22\n", ""),
+    ],
+)
+def test_settings_of_ssh_that_keep_it_from_talking_are_named(settings: str, said: str) -> None:
+    assert said in unfit_setting(settings)
+    assert bool(said) == bool(unfit_setting(settings))
 
 
 def test_a_program_that_a_host_cannot_run_is_told_apart_from_none(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ class Assembly:
         self._found = found
         self._point = point
 
+    @property
+    def reaches_others(self) -> bool:
+        """Whether ranks run on other hosts."""
+        return bool(self._found.connections)
+
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
         """What ``supervise`` takes.
 

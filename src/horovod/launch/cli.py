@@ -6,7 +6,6 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,15 @@ from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
-from horovod.launch.console import open_standard_files, own_sinks, runnable, wanted_signals, with_own_python
+from horovod.launch.console import (
+    ToldToEnd,
+    open_standard_files,
+    own_sinks,
+    runnable,
+    told_to_end,
+    wanted_signals,
+    with_own_python,
+)
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.hosts import Host
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
@@ -56,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print(check_build())
         if options.doctor:
             return _doctor(Path(options.doctor))
-        assembly = _assemble(options)
+        with told_to_end():
+            assembly = _assemble(options)
     except SystemExit as done:  # --help, --version
         return int(done.code or 0)
     except ValueError as error:
@@ -65,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    except KeyboardInterrupt:
-        _say("SIGINT received; no rank was started")
-        return 128 + signal.SIGINT
+    except ToldToEnd as told:
+        _say(f"{told.number.name} received; no rank was started")
+        return 128 + told.number
     try:
         return _run(options, assembly)
     finally:
@@ -146,7 +154,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     plan = assembly.plan
     hosts = list(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
     is_mpi = not plan.ranks[0]
-    if options.far and not plan.counts and not is_mpi:
+    if options.far and not assembly.reaches_others and not is_mpi:
         _say(f"on one host without effect: {', '.join(options.far)}")
     for note in plan.notes:
         _say(note)

@@ -15,7 +15,7 @@ from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.orphans import keep
 from horovod.launch.plan import LaunchPlan
-from horovod.launch.ssh import Access, command_line, diagnose
+from horovod.launch.ssh import Access, command_line, diagnose, settings_line, unfit_setting
 
 __all__ = ["Connection", "RemoteJob", "jobs_of", "travels"]
 
@@ -42,6 +42,7 @@ class Connection:
     def __init__(self, host: str, access: Access) -> None:
         self.host, self._access = host, access
         self._stderr = os.memfd_create("horovodrun-ssh")
+        self._gone_by = 0.0
         try:
             self._process = subprocess.Popen(
                 command_line(host, access),
@@ -67,8 +68,20 @@ class Connection:
     def why(self) -> str:
         """Why there is no agent."""
         noise = self.wire.noise.decode(errors="replace")
-        status = self._wait() if self.wire.is_closed else None
-        return diagnose(self.host, self._access, status, self.stderr, noise)
+        if not self.wire.is_closed:
+            return diagnose(self.host, self._access, None, self.stderr, noise)
+        status = self._wait()
+        unfit = unfit_setting(self._settings())
+        return f"{self.host}: {unfit}" if unfit else diagnose(self.host, self._access, status, self.stderr, noise)
+
+    def _settings(self) -> str:
+        """What ssh reads in the user's configuration; empty where it does not say in time."""
+        command = settings_line(self.host, self._access)
+        try:
+            asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GO_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return asked.stdout.decode(errors="replace")
 
     def _wait(self) -> int:
         try:
@@ -83,6 +96,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self.wire.is_closed = True
+        self._gone_by = self._gone_by or time.monotonic() + _GO_S
 
     def kill(self) -> None:
         """End ssh at once, for the agent to notice."""
@@ -90,13 +104,12 @@ class Connection:
         self._process.kill()
 
     def close(self) -> None:
-        """End the agent and all below it. Blocks until ssh has ended."""
+        """End the agent and all below it. Blocks until ssh has ended, at most two seconds from ``hang_up``."""
         if self._stderr < 0:
             return
         self.hang_up()
         assert self._process.stdout is not None
-        deadline = time.monotonic() + _GO_S
-        while time.monotonic() < deadline and self._process.poll() is None:
+        while time.monotonic() < self._gone_by and self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.read(self.wire.incoming, 1 << 16)  # else ssh would wait for us
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Access", "command_line", "diagnose"]
+__all__ = ["Access", "command_line", "diagnose", "settings_line", "unfit_setting"]
 
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
@@ -68,6 +68,33 @@ def command_line(host: str, access: Access) -> list[str]:
     return [*words, "--", host, f"exec {shlex.quote(access.python)} -m {AGENT}"]
 
 
+def settings_line(host: str, access: Access) -> list[str]:
+    """The command that prints what the user's configuration of ssh says about ``host``, and connects to nobody.
+
+    Args:
+        host: as the user named it.
+        access: how it is reached.
+    """
+    return ["ssh", "-G", *_shown(access), "--", host]
+
+
+def unfit_setting(settings: str) -> str:
+    """Say which setting keeps ssh from talking to an agent, and what to do; empty where none does.
+
+    Args:
+        settings: what ``settings_line`` has printed.
+    """
+    for line in settings.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name in _UNFIT and value != _UNFIT[name][1]:
+            shown, fit = _UNFIT[name]
+            return (
+                f"`{shown} {value}` in the configuration of ssh on this host keeps horovodrun from talking to it; say "
+                f"`{shown} {fit}` for it in ~/.ssh/config, before any other line about it"
+            )
+    return ""
+
+
 def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: str = "") -> str:
     """Say in a sentence why there is no agent on ``host``, and what to do.
 
@@ -104,19 +131,24 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
             return f"{host}: " + text.format(host=host, try_it=try_it, port=port, last=last)
     if status == _SSH_FAILED and not lines:
         return (
-            f"{host}: ssh gave up without a word, as it does where both ends have no cipher or kind of key in common; "
-            f"see what `{try_it}` says"
+            f"{host}: ssh gave up without a word, as it does where both ends have no cipher or kind of key in common, "
+            f"or sshd allows no session (MaxSessions, ChrootDirectory); see what `{try_it}` says"
         )
     if not lines and status in range(_NOT_EXECUTABLE):
         return (
             f"{host}: the login shell ended with exit code {status} and without a word before Python began; "
             f"see whether `{try_it} true` does the same: a start file such as ~/.bashrc may end it there"
         )
+    if noise.strip() and status in range(_NOT_EXECUTABLE):
+        last += "; perhaps ForceCommand in its sshd_config, or command= in authorized_keys, runs something else"
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
+#: As ssh prints them, as users write them, and what they must be; older clients than OpenSSH 8.7 know neither.
+_UNFIT = {"stdinnull": ("StdinNull", "no"), "sessiontype": ("SessionType", "default")}
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); mend that line"),
+    (("No user exists for uid",), "ssh does not run on this host ({last}); give that user a name in /etc/passwd"),
     (
         ("Could not resolve hostname", "Name or service not known"),
         "the name is unknown; mend it, or add it to DNS, /etc/hosts or ~/.ssh/config",
