@@ -33,6 +33,8 @@ def config(**changes: Any) -> str:
         ("[1]", "must be an object of JSON"),
         (config(cluster=None), 'has no "cluster"'),
         (config(cluster={"worker": "host0:2222"}), 'the addresses of "worker" must be a list'),
+        (config(cluster={"worker": [2222]}), 'an address of "worker" must be text, host:port. Received: 2222'),
+        (config(cluster={"worker": []}), r"names no worker: its jobs are \['worker'\]"),
         (config(task=None), 'has no "task"'),
         (config(task={"type": "worker"}), '"task" lacks "index"'),
         (config(task={"index": 0}), '"task" lacks "type"'),
@@ -63,7 +65,9 @@ def resolver(jobs: dict[str, list[str]], job: str | None = "worker", index: int 
         (resolver({"worker": TWO, "ps": ["a:1"]}, "ps"), "a 'ps' does not train"),
         (resolver({"worker": ["host0"]}), "must be host:port. Received: 'host0'"),
         (resolver({"worker": ["host0:99999"]}), "must be host:port"),
+        (resolver({"worker": ["grpc://host0:1"]}), "must be host:port. Received: 'grpc://host0:1'"),
         (resolver({"worker": ["a:1", "a:1"]}), "a:1 is the address of two workers"),
+        (resolver({"worker": ["localhost:1", "127.0.0.1:1"]}), "localhost:1 and 127.0.0.1:1 is the address of two"),
     ],
 )
 def test_what_is_wrong_with_a_resolver_is_said(given: Any, what: str) -> None:

@@ -21,6 +21,8 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 _BY_HAND = "300"
 #: Jobs whose tasks train; a chief comes before the workers.
 _TRAINING = ("chief", "worker")
+#: Names of one and the same host.
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ClusterError(ValueError):
@@ -131,6 +133,11 @@ def check_variable(text: str | None) -> None:
     for job, addresses in cluster.items():
         if not isinstance(addresses, (list, Mapping)):
             raise ClusterError(f'TF_CONFIG: the addresses of "{job}" must be a list. Received: {addresses!r}')
+        for address in addresses.values() if isinstance(addresses, Mapping) else addresses:
+            if not isinstance(address, str):
+                raise ClusterError(f'TF_CONFIG: an address of "{job}" must be text, host:port. Received: {address!r}')
+    if not any(cluster.get(job) for job in _TRAINING):
+        raise ClusterError(f"TF_CONFIG names no worker: its jobs are {sorted(cluster)}. Expected: {_EXAMPLE}")
     _check_task(value.get("task"), cluster)
 
 
@@ -168,11 +175,16 @@ def _no_such_task(source: str, job: str, index: int, jobs: Mapping[str, Any]) ->
 def _check_addresses(source: str, addresses: list[str]) -> None:
     for address in addresses:
         host, colon, port = str(address).rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not colon or not host.strip() or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ClusterError(f"{source}: an address must be host:port. Received: {address!r}")
-    doubled = sorted({address for address in addresses if addresses.count(address) > 1})
-    if doubled:
-        raise ClusterError(f"{source}: {doubled[0]} is the address of two workers; every worker needs its own")
+    seen: dict[tuple[str, int], str] = {}
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        place = ("localhost" if host in _LOOPBACK else host.lower(), int(port))
+        if place in seen:
+            names = " and ".join(dict.fromkeys((seen[place], address)))
+            raise ClusterError(f"{source}: {names} is the address of two workers; every worker needs its own")
+        seen[place] = address
 
 
 def fail_fast() -> None:
