@@ -14,8 +14,10 @@ def _keras() -> list[Any]:
     import keras
     import tensorflow as tf
 
+    from khorovod_ipu.tensorflow import software
     from khorovod_ipu.tensorflow.strategies import IPUHorovodStrategy
 
+    software.prepare()
     strategy = IPUHorovodStrategy()
     rank, size = strategy.extended._collectives.rank, strategy.num_replicas_in_sync
     keras.utils.set_random_seed(rank)
@@ -30,7 +32,7 @@ def _keras() -> list[Any]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     inputs = np.arange(48, dtype="float32").reshape(2, 6, 4) % 7 - 3
 
-    @tf.function
+    @tf.function(jit_compile=True)  # as in scripts of the SDK; TensorFlow's compiler knows no reductions over workers
     def step(x: Any) -> Any:
         def replica(x: Any) -> Any:
             with tf.GradientTape() as tape:

@@ -1,10 +1,12 @@
 """What scripts of the SDK expect of TensorFlow, and TensorFlow no longer has.
 
-Nothing happens unless a program imports ``tensorflow.python.ipu``; and nothing that is there is replaced.
+Nothing happens unless a program imports ``tensorflow.python.ipu``; and nothing that is there is replaced, but that
+functions are not compiled.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -12,6 +14,7 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from khorovod_ipu.tensorflow import sessions
 
@@ -23,9 +26,10 @@ def prepare() -> None:
 
     ``tf.estimator`` becomes the names that an IPUEstimator needs. ``tf.keras`` becomes Keras 2 if ``tf_keras`` is
     installed, nobody has used it before, and TF_USE_LEGACY_KERAS does not say otherwise. Optimizers of TensorFlow 1
-    take variables of Keras 3.
+    take variables of Keras 3. ``tf.function`` does not compile.
     """
     _choose_keras()
+    _compile_nothing()
     sessions.prepare()
     from khorovod_ipu.tensorflow import estimator
 
@@ -49,6 +53,24 @@ def _choose_keras() -> None:
     )
     if not used and importlib.util.find_spec("tf_keras") is not None:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
+
+def _compile_nothing() -> None:
+    """Let functions of ``jit_compile=True`` run as others do.
+
+    Scripts of the SDK ask for it so that the device compiles. The software device has no compiler, and that of
+    TensorFlow for processors takes neither datasets' iterators nor reductions over workers.
+    """
+    base = polymorphic_function.Function
+    if hasattr(base, "_khorovod_plain"):
+        return
+    base._khorovod_plain = plain = base.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, jit_compile: bool | None = None, **kwargs: Any) -> None:
+        plain(self, *args, jit_compile=None if jit_compile else jit_compile, **kwargs)
+
+    base.__init__ = init
 
 
 def _inner(variable: Any) -> Any:

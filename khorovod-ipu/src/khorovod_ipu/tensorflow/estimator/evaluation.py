@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from khorovod_ipu.tensorflow.estimator.inputs import next_batches
-from khorovod_ipu.tensorflow.estimator.model import call_model
+from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
 
 __all__ = ["evaluate", "predict"]
@@ -69,7 +69,7 @@ def evaluate(
         checkpoint: which one, or None for new variables.
         name: of this evaluation.
     """
-    with tf.Graph().as_default():
+    with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.EVAL)
         metrics = _metric_ops(spec)
         global_step = v1.train.get_global_step()
@@ -119,7 +119,7 @@ def predict(
         checkpoint: which one.
         single: one example at a time, not one batch.
     """
-    with tf.Graph().as_default():
+    with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.PREDICT)
         predictions = spec.predictions
         if keys is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from khorovod_ipu.tensorflow.estimator.model import call_model
+from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph
 from khorovod_ipu.tensorflow.estimator.spec import ModeKeys
 
 __all__ = [
@@ -90,7 +90,7 @@ def export_saved_model(
         checkpoint: whose values.
         as_text: write text instead of binary.
     """
-    with tf.Graph().as_default():
+    with new_graph():
         v1.train.create_global_step()
         receiver = receive()
         params = estimator.params_for(ModeKeys.PREDICT)

@@ -14,7 +14,15 @@ import tensorflow as tf
 from khorovod_ipu.tensorflow.estimator.inputs import called
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec
 
-__all__ = ["call_model", "step_on_host"]
+__all__ = ["call_model", "new_graph", "step_on_host"]
+
+
+@contextlib.contextmanager
+def new_graph() -> Iterator[None]:
+    """Build a graph whose variables are resources, after ``tf.disable_v2_behavior()`` too."""
+    with tf.Graph().as_default():
+        tf.compat.v1.get_variable_scope().set_use_resource(True)
+        yield
 
 
 def call_model(

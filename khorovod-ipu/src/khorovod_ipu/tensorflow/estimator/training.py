@@ -13,7 +13,7 @@ from tensorflow.python.distribute import distribute_utils
 from khorovod_ipu.tensorflow import servers
 from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, State, parts
 from khorovod_ipu.tensorflow.estimator.inputs import next_batches
-from khorovod_ipu.tensorflow.estimator.model import call_model, step_on_host
+from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph, step_on_host
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
 from khorovod_ipu.tensorflow.ring import RingCollectives
 
@@ -81,7 +81,7 @@ def train(
     """
     config, strategy = estimator.config, estimator.config.train_distribute
     session_config, target = _session_of(strategy, config)
-    with tf.Graph().as_default(), _strategy_scope(strategy):
+    with new_graph(), _strategy_scope(strategy):
         if config.tf_random_seed is not None:
             v1.set_random_seed(config.tf_random_seed)
         v1.train.create_global_step()
