@@ -13,7 +13,7 @@ PUBLIC = (
 #: Programs over the launcher need more of it than `horovod.run`.
 LAUNCHERS = ("poprun",)
 #: Who waits for other processes takes its limits from the settings.
-SETTINGS = ("khorovod_ipu.tensorflow.strategies",)
+SETTINGS = ("khorovod_ipu.tensorflow.cluster", "khorovod_ipu.tensorflow.ring")
 
 
 def breaches(module: Module) -> list[str]:
