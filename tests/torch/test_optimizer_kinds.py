@@ -180,6 +180,20 @@ def test_with_adasum_steps_are_combined_instead_of_gradients(passes: int) -> Non
         torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12)
 
 
+def copies_adasum() -> list[float]:
+    net = linear()
+    other = copy.deepcopy(wrapped(net, op=hvd.Adasum))
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.full_like(parameter, float(hvd.rank()))
+    other.step()
+    return [float((b - a).max()) for a, b in zip(net.parameters(), other.param_groups[0]["params"], strict=True)]
+
+
+def test_a_copy_of_one_with_adasum_is_a_plain_optimizer() -> None:
+    for rank, moved in enumerate(run_ranks(2, copies_adasum)):
+        assert moved == pytest.approx([-0.1 * rank] * 2)
+
+
 def layout(groups: Any) -> tuple[set[frozenset[str]], float]:
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8, bias=False))
     parameters = list(net.parameters())

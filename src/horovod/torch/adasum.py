@@ -32,6 +32,7 @@ class AdasumMembers:
     process_set: ProcessSet
     _groups: list[list[torch.Tensor]] | None
     _parameter_names: dict[torch.Tensor, str]
+    _settings: Settings | None = None
 
     def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
         self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
