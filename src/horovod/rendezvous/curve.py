@@ -108,8 +108,8 @@ def client_socket(
     return socket
 
 
-def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], still_there: bytes) -> None:
-    """Stay until those who were told the last word are gone, before their ROUTER is closed.
+def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], word: bytes) -> None:
+    """Stay until those who are told the last word are gone, before their ROUTER is closed.
 
     A socket of ``client_socket`` forgets what it has not read yet in the moment its connection ends. So who says the
     last word must not be the first to go; who has read it goes.
@@ -117,7 +117,7 @@ def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], still_there: bytes) 
     Args:
         socket: a ROUTER.
         peers: their routing ids.
-        still_there: what they are sent meanwhile, which tells who is gone; nobody reads it after the last word.
+        word: what they are sent until they are gone, which tells who is: the last word, or what nobody reads after it.
 
     Blocks for two seconds, at most.
     """
@@ -126,7 +126,7 @@ def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], still_there: bytes) 
     while present and time.monotonic() < deadline:
         for peer in tuple(present):
             try:
-                socket.send_multipart([peer, still_there], zmq.NOBLOCK)
+                socket.send_multipart([peer, word], zmq.NOBLOCK)
             except zmq.Again:
                 pass  # it reads nothing
             except zmq.ZMQError as error:

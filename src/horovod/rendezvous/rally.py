@@ -304,10 +304,7 @@ class _Leader:
                         joined[said.index] = said.where
         except BaseException as error:
             lost = error.rank if isinstance(error, PeerLostError) else -1
-            refusal = pack(Refusal(self._regret(error), lost))
-            for index in joined:
-                socket.send_multipart([host_id(index), refusal])
-            curve.part(socket, map(host_id, joined), refusal)
+            curve.part(socket, map(host_id, joined), pack(Refusal(self._regret(error), lost)))
             raise
         for index in joined:
             socket.send_multipart([host_id(index), pack(Go())])
