@@ -44,7 +44,7 @@ class Exporter:
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:
-        """Export the model of a checkpoint, and return where it is, or None.
+        """Export the model of a checkpoint, if it is due, and return where it is, or None.
 
         Args:
             estimator: whose.
@@ -53,26 +53,26 @@ class Exporter:
             eval_result: the metrics.
             is_the_final_export: whether training has ended.
         """
-        return estimator.export_saved_model(
+        if not self._is_due(Path(export_path), eval_result, is_the_final_export):
+            return None
+        made = estimator.export_saved_model(
             export_path, self._receive, self._assets, self._as_text, checkpoint_path=checkpoint_path
         )
+        self._has_exported(Path(export_path), eval_result)
+        return made
+
+    def _is_due(self, folder: Path, result: Mapping[str, Any], is_final: bool) -> bool:
+        return True
+
+    def _has_exported(self, folder: Path, result: Mapping[str, Any]) -> None:
+        """Nothing more is to do."""
 
 
 class FinalExporter(Exporter):
     """Exports once, when training has ended."""
 
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Any:
-        """Export at the end; see Exporter."""
-        if not is_the_final_export:
-            return None
-        return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+    def _is_due(self, folder: Path, result: Mapping[str, Any], is_final: bool) -> bool:
+        return is_final
 
 
 class LatestExporter(Exporter):
@@ -99,23 +99,11 @@ class LatestExporter(Exporter):
             raise ValueError(f"exports_to_keep must be a positive number. Received: {exports_to_keep}")
         self._kept = exports_to_keep
 
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Any:
-        """Export, and remove what is too old; see Exporter."""
-        made = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+    def _has_exported(self, folder: Path, result: Mapping[str, Any]) -> None:
         if self._kept is not None:
-            there = sorted(
-                (each for each in Path(export_path).iterdir() if each.name.isdigit()), key=lambda p: int(p.name)
-            )
+            there = sorted((each for each in folder.iterdir() if each.name.isdigit()), key=lambda p: int(p.name))
             for old in there[: -self._kept]:
                 shutil.rmtree(old)
-        return made
 
 
 def lower_loss(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
@@ -154,22 +142,14 @@ class BestExporter(LatestExporter):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._is_better = compare_fn
 
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Any:
-        """Export if it is the best one; see Exporter."""
-        noted = Path(export_path) / _BEST
-        if noted.exists() and not self._is_better(json.loads(noted.read_text()), eval_result):
-            return None
-        made = super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
-        numbers = {key: float(value) for key, value in eval_result.items() if getattr(value, "ndim", 0) == 0}
-        noted.write_text(json.dumps(numbers))
-        return made
+    def _is_due(self, folder: Path, result: Mapping[str, Any], is_final: bool) -> bool:
+        noted = folder / _BEST
+        return not noted.exists() or self._is_better(json.loads(noted.read_text()), result)
+
+    def _has_exported(self, folder: Path, result: Mapping[str, Any]) -> None:
+        super()._has_exported(folder, result)
+        numbers = {key: float(value) for key, value in result.items() if getattr(value, "ndim", 0) == 0}
+        (folder / _BEST).write_text(json.dumps(numbers))
 
 
 def checked(exporters: Any) -> list[Any]:
