@@ -68,7 +68,7 @@ def _gather_elements(run: Run, node: Node, inputs: Inputs) -> Any:
     return x.gather(axis, torch.where(whole < 0, whole + x.shape[axis], whole))
 
 
-def _each(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _each(places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Lists of places in the first dimensions, as torch takes them."""
     return tuple(place.to(torch.int64) for place in places.unbind(-1))
 
@@ -76,13 +76,13 @@ def _each(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @operator("GatherND")
 def _gather_nd(run: Run, node: Node, inputs: Inputs) -> Any:
     x, places = inputs
-    return x[_each(x, places)]
+    return x[_each(places)]
 
 
 @operator("ScatterND")
 def _scatter_nd(run: Run, node: Node, inputs: Inputs) -> Any:
     x, places, updates = inputs
-    return x.index_put(_each(x, places), updates)
+    return x.index_put(_each(places), updates)
 
 
 @operator("ReverseSequence")

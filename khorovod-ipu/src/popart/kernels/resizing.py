@@ -81,10 +81,12 @@ def _upsample(run: Run, node: Node, inputs: Inputs) -> Any:
     return _by_scales(node, inputs[0], numbers(node, inputs, "scales", 1))
 
 
-def _by_scales(node: Node, x: torch.Tensor, scales: list[float]) -> torch.Tensor:
-    """As operator sets up to 10 do it."""
+def _by_scales(
+    node: Node, x: torch.Tensor, scales: list[float], how: tuple[str, str] = ("asymmetric", "floor")
+) -> torch.Tensor:
+    """Without more words as operator sets up to 10 do it."""
     sizes = [int(np.floor(length * scale)) for length, scale in zip(x.shape, scales, strict=True)]
-    return _resized(node, x, sizes, scales, ("asymmetric", "floor"))
+    return _resized(node, x, sizes, scales, how)
 
 
 @operator("Resize", reads=(1, 2, 3))
@@ -99,6 +101,4 @@ def _resize(run: Run, node: Node, inputs: Inputs) -> Any:
     if len(inputs) > 3 and inputs[3] is not None and inputs[3].numel():
         sizes = [int(size) for size in inputs[3].tolist()]
         return _resized(node, x, sizes, [new / old for new, old in zip(sizes, x.shape, strict=True)], how)
-    scales = inputs[2].tolist()
-    sizes = [int(np.floor(length * scale)) for length, scale in zip(x.shape, scales, strict=True)]
-    return _resized(node, x, sizes, scales, how)
+    return _by_scales(node, x, inputs[2].tolist(), how)
