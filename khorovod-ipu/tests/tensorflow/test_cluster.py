@@ -6,7 +6,8 @@ import atexit
 import json
 import logging
 import socket
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,14 +103,21 @@ def test_who_has_not_come_is_named() -> None:
             Watch(cluster, print).wait_for_all(0.2)
 
 
-def test_who_is_lost_is_named_and_a_closed_connection_alone_is_no_loss() -> None:
-    found: list[str] = []
+@contextmanager
+def watched(found: list[str]) -> Iterator[tuple[Watch, socket.socket]]:
+    """A watch on another worker, and the server of that one."""
     with closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         server.settimeout(60)
         watch = Watch(two([1, server.getsockname()[1]]), found.append)
         watch.wait_for_all(60)
+        yield watch, server
+
+
+def test_who_is_lost_is_named_and_a_closed_connection_alone_is_no_loss() -> None:
+    found: list[str] = []
+    with watched(found) as (watch, server):
         server.accept()[0].close()
         again, _ = server.accept()  # it looks whether somebody is there
         assert not found
@@ -150,12 +158,7 @@ def test_when_the_process_ends_nobody_is_lost_any_more(monkeypatch: pytest.Monke
     found: list[str] = []
     at_exit: list[Any] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
-    with closing(socket.socket()) as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        server.settimeout(60)
-        watch = Watch(two([1, server.getsockname()[1]]), found.append)
-        watch.wait_for_all(60)
+    with watched(found) as (watch, server):
         connection, _ = server.accept()
         [end] = at_exit
         end()
