@@ -14,11 +14,12 @@ from pathlib import Path
 from horovod.cgroups import usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings
-from horovod.launch.console import open_standard_files, own_sinks, runnable, wanted_signals, with_own_python
+from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.hosts import Host, Place, parse_hostfile, place
 from horovod.launch.machine import is_this_host
 from horovod.launch.plan import Display, LaunchPlan, LaunchRequest
 from horovod.launch.report import exit_code, report
+from horovod.launch.signals import wanted_signals
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from poprun import bind

@@ -15,22 +15,14 @@ from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
-from horovod.launch.console import (
-    ToldToEnd,
-    open_standard_files,
-    own_sinks,
-    runnable,
-    told_to_end,
-    wanted_signals,
-    with_own_python,
-)
+from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
-from horovod.launch.hosts import Host
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
 from horovod.launch.muster import Muster
 from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
+from horovod.launch.signals import ToldToEnd, told_to_end, wanted_signals
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from horovod.phrases import discard_output, show_any_text
@@ -117,10 +109,8 @@ def _assemble(options: Options) -> Assembly:
     if options.controller == "mpi" and is_one_host and not has_mpirun(environ):
         _say("on one host without effect, as no mpirun is in PATH: --mpi")
     elif options.controller in ("mpi", "jsrun"):
-        hosts = named_hosts(options.hosts, options.hostfile)
-        if is_one_host and options.controller == "mpi" and not hosts:
-            hosts = [Host("localhost", options.num_proc)]  # else it counts cores, and refuses more ranks
-        return Assembly(mpi_plan(request, options, hosts, access, is_one_host), Muster({}))
+        plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access, is_one_host)
+        return Assembly(plan, Muster({}))
     return assemble(request, where, access)
 
 

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
 from horovod.launch.flags import UsageError
 from horovod.launch.output import FileSink, OutputSink
 
-__all__ = [
-    "ToldToEnd",
-    "open_standard_files",
-    "own_sinks",
-    "runnable",
-    "told_to_end",
-    "wanted_signals",
-    "with_own_python",
-]
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class ToldToEnd(BaseException):
-    """A signal ends what is under way; no error, and nothing to catch but where the process ends.
-
-    Args:
-        number: of the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = signal.Signals(number)
+__all__ = ["open_standard_files", "own_sinks", "runnable", "with_own_python"]
 
 
 def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
@@ -99,34 +72,3 @@ def open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def wanted_signals() -> list[signal.Signals]:
-    """Hanging up is ignored under nohup, and stays so; Ctrl-Z only means us where a shell controls jobs."""
-    return [s for s in _SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
-
-
-@contextlib.contextmanager
-def told_to_end() -> Iterator[None]:
-    """Have the first signal that ends the job raise ``ToldToEnd`` meanwhile; more of them change nothing.
-
-    Only heeded on the main thread.
-
-    Raises:
-        ToldToEnd: a signal came.
-    """
-    came: list[int] = []
-
-    def handle(number: int, _: FrameType | None) -> None:
-        came.append(number)
-        if len(came) == 1:
-            raise ToldToEnd(number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in wanted_signals() if number in _ENDING] if is_main else []
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

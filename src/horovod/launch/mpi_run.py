@@ -37,7 +37,7 @@ def mpi_plan(
     Args:
         request: what the user asked for.
         options: the command line.
-        hosts: where the ranks run.
+        hosts: where the ranks run, if the user named any.
         access: how other hosts are reached.
         is_one_host: whether the user named no other host.
 
@@ -48,6 +48,8 @@ def mpi_plan(
     launcher = _find(options.controller, request.environ)
     shares_cores = is_one_host and launcher.kind != "jsrun"  # which runs them elsewhere
     plan = make_plan(request if shares_cores else replace(request, num_proc=1))
+    if shares_cores and not hosts:
+        hosts = [Host("localhost", request.num_proc)]  # else it counts cores, and refuses more ranks
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,

@@ -13,11 +13,9 @@ import functools
 import os
 import select
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO
 
 from horovod.errors import LaunchError
@@ -27,6 +25,7 @@ from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.output import NullSink, OutputSink, RankStream
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
+from horovod.launch.signals import handled
 from horovod.phrases import list_ranks
 from horovod.rendezvous.roster import signal_name
 
@@ -70,7 +69,7 @@ def supervise(
     """
     supervision = _Supervision(plan, sinks, list(jobs) or [LocalJob(plan)], on_end)
     try:
-        with _signals_to(supervision, signals):
+        with handled(signals, supervision.signal):
             supervision.start(stdin)
             supervision.run()
     finally:
@@ -361,18 +360,3 @@ class _Supervision:
             self._drop(fd)
         os.close(self._wake)
         os.close(self._wake_end)
-
-
-@contextlib.contextmanager
-def _signals_to(supervision: _Supervision, signals: Sequence[signal.Signals]) -> Iterator[None]:
-    def handle(number: int, _: FrameType | None) -> None:
-        supervision.signal(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        signals = ()
-    before = {number: signal.signal(number, handle) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
