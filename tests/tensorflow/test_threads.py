@@ -84,10 +84,15 @@ def _calms() -> None:
     assert context.config.experimental.disable_thread_spinning
     # Of TensorFlow 1: a context that is there already would be in the way of enable_eager_execution(config=...).
     with (
-        mock.patch.object(eager_context, "executing_eagerly", return_value=False),
-        mock.patch.object(eager_context, "context", side_effect=AssertionError("made a context")),
+        mock.patch.dict("os.environ", one_core),
+        mock.patch.object(eager_context, "_context", None),
+        mock.patch.object(eager_context, "_create_context", lambda: setattr(eager_context, "_context", made)),
     ):
+        made = eager_context.Context()
         let_idle_threads_sleep()
+        assert eager_context.context_safe() is None
+        assert eager_context.context() is made
+        assert made._config.experimental.disable_thread_spinning
 
 
 def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:

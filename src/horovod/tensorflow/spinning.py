@@ -37,8 +37,19 @@ def calm(context: Any, environ: Mapping[str, str]) -> bool:
 def let_idle_threads_sleep() -> None:
     """See ``calm``; before TensorFlow's first operation.
 
-    Scripts of TensorFlow 1 have no context yet, and may ask for one with ``enable_eager_execution(config=...)``, which
-    fails where there is one; their sessions do not look at its options.
+    Where there is no context yet, none is made: a script of TensorFlow 1 may ask for one with options of its own, by
+    ``enable_eager_execution(config=...)``, which fails where there is one. So the one that TensorFlow makes by itself
+    is calmed when it does.
     """
-    if eager_context.executing_eagerly():
-        calm(eager_context.context(), os.environ)
+    if (present := eager_context.context_safe()) is not None:
+        calm(present, os.environ)
+        return
+    create = getattr(eager_context, "_create_context", None)
+    if create is None:
+        return
+
+    def create_calm() -> None:
+        create()
+        calm(eager_context.context_safe(), os.environ)
+
+    setattr(eager_context, "_create_context", create_calm)  # noqa: B010  a private name, which mypy does not know
