@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from popart.annotations import Annotations
 from popart.errors import nearest, popart_exception, unknown
 from popart.kernels import Node, known_operators
-from popart.model import OPSETS, check_opset, load_proto, read_graph
+from popart.model import OPSETS, check_opset, load_proto, read_graph, read_subgraph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
 from popart.tensors import Array, TensorInfo
@@ -24,12 +24,9 @@ __all__ = ["Builder", "DebugContext"]
 _DEFAULT_OPSET = 10
 #: Of the time of that operator set; readers of today understand it.
 _IR_VERSION = 5
-_SUBGRAPHS = ": a model is one graph here, without calls, loops and conditions"
 #: What the software device does not have, and why.
 _INSTEAD = {
-    **dict.fromkeys(
-        ("createSubgraphBuilder", "addUntypedInputTensor", "addInputTensorFromParentGraph", "setParent"), _SUBGRAPHS
-    ),
+    "setParent": ": createSubgraphBuilder() makes a builder whose graph lies inside of this one's",
     "saveInitializersExternally": ": weights are in the model's file, saveModelProto() writes it",
     "embedReplicationFactor": ": SessionOptions.replicatedGraphCount says how many replicas there are",
 }
@@ -74,6 +71,7 @@ class Builder(Annotations):
         super().__init__(onnx.GraphProto(name="BuilderGraph"))
         self._shapes = Shapes(training=True)
         self._weights: dict[str, Array] = {}
+        self._parent: Builder | None = None
         if modelProtoOrFilename is not None:
             self._go_on_with(load_proto(modelProtoOrFilename))
         self.aiOnnx = AiOnnx(self, self._opset)
@@ -109,6 +107,52 @@ class Builder(Annotations):
         self._shapes.add_input(name, info)
         return name
 
+    # -- graphs inside of this one -------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """What was built so far."""
+        return self._graph
+
+    def createSubgraphBuilder(self) -> Builder:
+        """Return a builder of a graph inside of this one, for ``logical_if``, ``loop``, ``scan`` and ``call``.
+
+        It sees the tensors of this graph by their ids; ``addInputTensor`` and ``addUntypedInputTensor`` declare what it
+        is given, ``addOutputTensor`` what it returns.
+        """
+        inner = Builder(opsets={"ai.onnx": self._opset})
+        inner._parent, inner._counts, inner._shapes = self, self._counts, self._shapes.inside()
+        return inner
+
+    def addUntypedInputTensor(self, debugContext: Any = "", debugPrefix: Any = "") -> str:
+        """Declare an input of a subgraph, whose type is that of what it is given, and return its id.
+
+        Args:
+            debugContext: the name.
+            debugPrefix: older word for the same.
+
+        Raises:
+            popart_exception: this is no subgraph: inputs from the host need a type.
+        """
+        if self._parent is None:
+            raise popart_exception("only subgraphs have inputs without a type: use addInputTensor")
+        name = self._unique("", str(debugContext or debugPrefix) or "input")
+        self._graph.input.append(onnx.ValueInfoProto(name=name))
+        self._shapes.add_unknown(name)
+        return name
+
+    def addInputTensorFromParentGraph(self, tensorId: str) -> None:
+        """Say that a tensor of the graph around this one is used; it is seen anyhow.
+
+        Raises:
+            popart_exception: there is no such tensor, or no graph around this one.
+        """
+        if self._parent is None or tensorId not in self._parent._shapes:
+            known = self._parent.getValueTensorIds() if self._parent is not None else []
+            raise unknown("a tensor of the graph around this one", tensorId, known)
+
+    # -- weights and outputs -------------------------------------------------------------------------------------
+
     def addInitializedInputTensor(self, initVal: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
         """Declare a weight, which training changes, with its initial value, and return its id.
 
@@ -117,6 +161,10 @@ class Builder(Annotations):
             debugContext: the name; ``init_input``, ``init_input/1`` and so on without one.
             debugPrefix: older word for the same.
         """
+        if self._parent is not None:
+            raise popart_exception(
+                "weights belong to the main graph: add it there, and use its id here; or aiOnnx.constant"
+            )
         array = np.array(initVal, order="C")
         TensorInfo(array)  # refuses what is no dtype of the device
         name = self._unique("", str(debugContext or debugPrefix) or "init_input")
@@ -131,8 +179,12 @@ class Builder(Annotations):
         Raises:
             popart_exception: there is no such tensor.
         """
+        is_inner = self._parent is not None
+        if is_inner and outputTensorId in self._shapes and not self._shapes.is_known(outputTensorId):
+            self._graph.output.append(onnx.ValueInfoProto(name=outputTensorId))
+            return
         info = self._info(outputTensorId)
-        if outputTensorId not in self.getOutputTensorIds():
+        if is_inner or outputTensorId not in self.getOutputTensorIds():
             value = helper.make_tensor_value_info(outputTensorId, info.onnx_dtype(), info.shape())
             self._graph.output.append(value)
 
@@ -309,6 +361,9 @@ class Builder(Annotations):
         return f"{full}/{taken}" if taken else full
 
     def _use_opset(self, version: int) -> None:
+        if self._parent is not None:
+            self._parent._use_opset(version)
+            return
         if self._opset_used not in (0, version):
             raise popart_exception(
                 f"a model has one version of ONNX's operators: this one uses {self._opset_used} already, and now "
@@ -318,8 +373,9 @@ class Builder(Annotations):
 
 
 def _arrays(attributes: dict[str, Any]) -> dict[str, Any]:
-    """As a session reads them: tensors are arrays."""
-    return {
+    """As a session reads them: tensors are arrays, graphs are subgraphs."""
+    arrays = {
         name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
         for name, value in attributes.items()
     }
+    return {k: read_subgraph(value) if isinstance(value, onnx.GraphProto) else value for k, value in arrays.items()}

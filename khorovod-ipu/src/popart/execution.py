@@ -9,7 +9,7 @@ import torch
 
 from popart.errors import popart_exception
 from popart.hostreduce import GRADIENT
-from popart.kernels import Node, Run, find
+from popart.kernels import Node, Run, compute
 from popart.shapes import misfit
 from popart.tensors import from_torch
 
@@ -115,7 +115,7 @@ class Executor:
         Returns:
             All tensors by id, and the gradients that are watched.
         """
-        run = Run({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas)
+        run = Run({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas, step=self._compute)
         caught: dict[str, torch.Tensor] = {}
         with torch.set_grad_enabled(bool(self._loss)):
             for node in self._nodes:
@@ -130,16 +130,13 @@ class Executor:
         return {**run.values, **caught}
 
     def _compute(self, run: Run, node: Node) -> None:
-        inputs = [run.values[name] if name else None for name in node.inputs]
         try:
-            found = find(node.domain, node.op).kernel(run, node, inputs)
+            compute(run, node)
         except (RuntimeError, IndexError, TypeError) as error:
             if isinstance(error, popart_exception):
                 raise
-            infos = [None if value is None else from_torch(value) for value in inputs]
+            infos = [from_torch(run.values[name]) if name else None for name in node.inputs]
             raise popart_exception(misfit(node, infos, error)) from error
-        given = (found,) if isinstance(found, torch.Tensor) else found
-        run.values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
 
     def _watch(self, run: Run, caught: dict[str, torch.Tensor]) -> None:
         for name in self._watched:

@@ -12,10 +12,10 @@ import onnx
 from onnx import numpy_helper
 
 from popart.errors import popart_exception, unknown
-from popart.kernels import Node
+from popart.kernels import Node, Subgraph
 from popart.tensors import Array, TensorInfo, torch_type
 
-__all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph"]
+__all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph", "read_subgraph"]
 
 #: Versions of ONNX's operators that the kernels are for; later ones mean other things by the same names.
 OPSETS = range(6, 12)
@@ -64,9 +64,7 @@ class Graph:
         for node in reversed(self.nodes):
             if wanted.intersection(node.outputs):
                 chosen.append(node)
-                wanted.update(filter(None, node.inputs))
-                if node.logits:
-                    wanted.add(node.logits)
+                wanted.update(node.uses)
         for missing in wanted - there:
             raise popart_exception(f"the model is not whole: nothing gives the tensor {missing!r}")
         return chosen[::-1]
@@ -93,8 +91,10 @@ def load_proto(model: Any) -> onnx.ModelProto:
 
 
 def attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return an attribute as a plain value of Python, or as an array."""
+    """Return an attribute as a plain value of Python, as an array, or as a subgraph."""
     value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.GraphProto):
+        return read_subgraph(value)
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):
@@ -130,6 +130,25 @@ def read_graph(model: Any) -> Graph:
         if opset.domain in ("", "ai.onnx"):
             check_opset(opset.version)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes, stages = _nodes(graph)
+    inputs = {value.name: _info(value) for value in graph.input if value.name not in weights}
+    return Graph(_fuse(nodes), inputs, weights, [value.name for value in graph.output], stages)
+
+
+def read_subgraph(graph: onnx.GraphProto) -> Subgraph:
+    """Read a graph inside of a node; its initializers are constants."""
+    constants = [
+        Node("Constant", "", tensor.name, (), (tensor.name,), {"value": numpy_helper.to_array(tensor)})
+        for tensor in graph.initializer
+    ]
+    known = {tensor.name for tensor in graph.initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in known)
+    nodes = (*constants, *_fuse(_nodes(graph)[0]))
+    return Subgraph(nodes, inputs, tuple(value.name for value in graph.output))
+
+
+def _nodes(graph: onnx.GraphProto) -> tuple[list[Node], tuple[int, int]]:
+    """Return the nodes of a graph, and the highest pipeline stage and number of an IPU among them."""
     nodes, stage, ipu = [], 0, 0
     for number, found in enumerate(graph.node):
         values = {attribute.name: attribute_value(attribute) for attribute in found.attribute}
@@ -138,8 +157,7 @@ def read_graph(model: Any) -> Graph:
         domain = "" if found.domain == "ai.onnx" else found.domain
         name = found.name or (found.output[0] if found.output else f"{found.op_type} {number}")
         nodes.append(Node(found.op_type, domain, name, tuple(found.input), tuple(found.output), kept))
-    inputs = {value.name: _info(value) for value in graph.input if value.name not in weights}
-    return Graph(_fuse(nodes), inputs, weights, [value.name for value in graph.output], (stage, ipu))
+    return nodes, (stage, ipu)
 
 
 def _info(value: onnx.ValueInfoProto) -> TensorInfo:

@@ -23,7 +23,7 @@ from popart.tensors import onnx_type
 __all__ = ["AiGraphcore", "AiOnnx"]
 
 #: Words of Python, as PopART calls these operators.
-_WORDS = {"logical_and": "and", "logical_or": "or", "logical_not": "not", "logical_xor": "xor"}
+_WORDS = {f"logical_{word}": word for word in ("and", "or", "not", "xor", "if")}
 #: Operators of ``ai.graphcore`` that are an operator's name and the attributes behind the inputs; with a default where
 #: they may be left out.
 _TABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,6 +50,9 @@ _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 class _Graph(Protocol):
+    @property
+    def graph(self) -> onnx.GraphProto: ...
+
     def add_node(
         self, op: str, domain: str, version: int, inputs: Sequence[str], outputs: int, attributes: dict[str, Any],
         label: str,
@@ -146,6 +149,15 @@ class AiGraphcore:
         """Add a sum over replicas; the software device takes it with one replica only."""
         return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
 
+    def call(
+        self, args: Sequence[str], num_outputs: int, callee: Any, debugContext: Any = "", debugPrefix: Any = ""
+    ) -> list[str]:
+        """Add a subgraph, of a builder that ``createSubgraphBuilder()`` made, with these inputs."""
+        label = str(debugContext or debugPrefix)
+        return self._graph.add_node(
+            "Call", "ai.graphcore", 1, list(args), int(num_outputs), {"callee": _subgraph("call", callee)}, label
+        )
+
     def gelu(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
         """Add GELU by its approximation with tanh."""
         return self._add("Gelu", args, {}, debugContext or debugPrefix)
@@ -239,12 +251,23 @@ def _signature(schema: onnx.defs.OpSchema, takes_inputs: bool, several: bool) ->
     return inspect.Signature(parameters)
 
 
+def _subgraph(what: str, builder: Any) -> onnx.GraphProto:
+    graph = getattr(builder, "graph", builder)
+    if not isinstance(graph, onnx.GraphProto):
+        raise popart_exception(
+            f"{what} takes a builder that createSubgraphBuilder() made; received {type(builder).__name__}"
+        )
+    return graph
+
+
 def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> Any:
     """A value as ONNX stores it."""
     if value is None:
         return None
     kind = schema.attributes[name].type
     types = onnx.defs.OpSchema.AttrType
+    if kind == types.GRAPH:
+        return _subgraph(schema.name.lower(), value)
     if kind == types.TENSOR:
         return numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)))
     if schema.name == "Cast" or name == "dtype":

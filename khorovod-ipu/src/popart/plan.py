@@ -66,7 +66,7 @@ class Plan:
             self.shapes.add_weight(name, array)
         for node in self.nodes:
             self.shapes.add_node(node)
-        read = {name for node in self.nodes for name in node.inputs} | set(anchors)
+        read = {name for node in self.nodes for name in node.uses} | set(anchors)
         self.inputs = {name: self.shapes.info(name) for name in self.graph.inputs if name in read}
         self.trained = self._trained() if loss else {}
         if loss and self.shapes.info(loss).nelms() != 1:
@@ -117,8 +117,9 @@ class Plan:
             if not reached.intersection(node.outputs) or node.op in _STOPS:
                 continue
             shut = (*find(node.domain, node.op).reads, *_STATISTICS.get(node.op, ()))
-            for position, name in enumerate(node.inputs):
-                if name and position not in shut and self._is_float(name):
+            closed = {name for position, name in enumerate(node.inputs) if position in shut}
+            for name in node.uses:
+                if name not in closed and self._is_float(name):
                     reached.add(name)
                     first_use[name] = place
         weights = [name for name in self.graph.weights if name in first_use]
@@ -136,11 +137,11 @@ class Plan:
             return entries
         waiting = dict.fromkeys(self.trained)
         for node in reversed(self.nodes):
-            gradients = [GRADIENT + name for name in node.inputs if name in self.shapes and self._is_float(name)]
+            gradients = [GRADIENT + name for name in node.uses if name in self.shapes and self._is_float(name)]
             if not gradients:
                 continue
             entries.append(_entry(f"{node.op}Grad", f"{node.name}Grad", [GRADIENT + node.outputs[0]], gradients))
-            final = [name for name in waiting if name in node.inputs and self._last_use(name, node)]
+            final = [name for name in waiting if name in node.uses and self._last_use(name, node)]
             for weight in final:
                 del waiting[weight]
                 entries += self._store(weight)
@@ -150,7 +151,7 @@ class Plan:
 
     def _last_use(self, weight: str, node: Node) -> bool:
         """Whether no node before this one uses the weight: then backward has no more to add to its gradient."""
-        return next(other for other in self.nodes if weight in other.inputs) is node
+        return next(other for other in self.nodes if weight in other.uses) is node
 
     def _store(self, weight: str) -> list[dict[str, Any]]:
         if not self._options.hostAllReduce:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from popart.kernels import (
+    control,
     elementwise,
     graphcore,
     losses,
@@ -14,10 +15,10 @@ from popart.kernels import (
     resizing,
     shaping,
 )
-from popart.kernels.registry import Kernel, Node, Run, find, known_operators
+from popart.kernels.registry import Kernel, Node, Run, Subgraph, compute, find, known_operators
 
-__all__ = ["Kernel", "Node", "Run", "find", "known_operators"]
+__all__ = ["Kernel", "Node", "Run", "Subgraph", "compute", "find", "known_operators"]
 
 _LOADED = (
-    elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, resizing, shaping,
+    control, elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, resizing, shaping,
 )  # fmt: skip

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from popart.errors import nearest, popart_exception
 
-__all__ = ["GRAPHCORE", "ONNX", "Inputs", "Kernel", "Node", "Operator", "Run", "find", "known_operators", "operator"]
+__all__ = [
+    "GRAPHCORE", "ONNX", "Inputs", "Kernel", "Node", "Operator", "Run", "Subgraph", "compute", "find",
+    "known_operators", "operator",
+]  # fmt: skip
 
 ONNX = ""
 GRAPHCORE = "ai.graphcore"
@@ -40,6 +44,35 @@ class Node:
     attributes: Mapping[str, Any]
     logits: str = ""
 
+    @property
+    def uses(self) -> list[str]:
+        """Ids of all that it reads: its inputs, and what its subgraphs take from the graph around them."""
+        graphs = [value for value in self.attributes.values() if isinstance(value, Subgraph)]
+        taken = [name for graph in graphs for name in graph.captured]
+        return list(dict.fromkeys(name for name in (*self.inputs, self.logits, *taken) if name))
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A graph inside of a node.
+
+    Attributes:
+        nodes: in an order that can be computed.
+        inputs: ids, which the node gives values.
+        outputs: ids.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def captured(self) -> list[str]:
+        """Ids of what is read and is of the graph around this one."""
+        own = {*self.inputs, *(name for node in self.nodes for name in node.outputs)}
+        read = (*(name for node in self.nodes for name in node.uses), *self.outputs)
+        return [name for name in dict.fromkeys(read) if name not in own]
+
 
 @dataclass
 class Run:
@@ -51,13 +84,35 @@ class Run:
         generator: source of chance.
         replicas: of the graph in this process.
         assigned: new values of weights that are no matter of gradients, such as running means.
+        step: computes a node of a subgraph.
     """
 
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
     training: bool = False
     generator: torch.Generator | None = None
     replicas: int = 1
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
+    step: Callable[[Run, Node], None] | None = None
+
+    def around(self) -> Run:
+        """Return a run that sees all values of this one, and keeps its own to itself."""
+        return replace(self, values=ChainMap({}, self.values))
+
+    def inside(self, graph: Subgraph, given: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute a subgraph.
+
+        Args:
+            graph: which.
+            given: values of its inputs.
+
+        Returns:
+            Those of its outputs.
+        """
+        inner = self.around()
+        inner.values.update(zip(graph.inputs, given, strict=True))
+        for node in graph.nodes:
+            (self.step or compute)(inner, node)
+        return [inner.values[name] for name in graph.outputs]
 
 
 Kernel = Callable[[Run, Node, Inputs], Any]
@@ -101,6 +156,18 @@ def find(domain: str, op: str) -> Operator:
         names = known_operators(domain)
         raise popart_exception(f"the software device has no operator {domain or 'ai.onnx'}.{op}{nearest(op, names)}")
     return found
+
+
+def compute(run: Run, node: Node) -> None:
+    """Compute a node of a run.
+
+    Raises:
+        popart_exception: the software device does not have it.
+    """
+    inputs = [run.values[name] if name else None for name in node.inputs]
+    found = find(node.domain, node.op).kernel(run, node, inputs)
+    given = (found,) if isinstance(found, torch.Tensor) else found
+    run.values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
 
 
 def known_operators(domain: str = ONNX) -> list[str]:
