@@ -62,6 +62,7 @@ def _numbers(local: int, folder: str) -> dict[str, Any]:
         found["numbers"] = strategy.gather(numbers, 0).numpy().tolist()
         found["mean"] = float(strategy.reduce("MEAN", strategy.run(lambda n: tf.cast(n[0], tf.float32), (numbers,))))
         found["one"] = float(strategy.reduce("SUM", tf.constant(1.0)))
+        found["looped"] = _looped(strategy)
         found["alone"] = _left_alone(first)
         found["estimated"] = _estimated(f"{folder}/{first}") if local > 1 else None
         return found
@@ -69,6 +70,41 @@ def _numbers(local: int, folder: str) -> dict[str, Any]:
         popdist.finalizeBackend()
         for name in [name for name in os.environ if name.startswith("POPDIST_")]:
             del os.environ[name]
+
+
+def _looped(strategy: Any) -> list[float]:
+    """A loop and a branch of TensorFlow inside of the step: both meet the other replicas; so does the next batch."""
+    import tensorflow as tf
+
+    with strategy.scope():
+        w = tf.Variable(1.0)
+        descent = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    data = tf.data.Dataset.range(32).map(lambda i: tf.cast(i, tf.float32) / 32).batch(8)
+
+    @tf.function
+    def train(batches, count):  # type: ignore[no-untyped-def] # AutoGraph reads it again, where there is no Any
+        seen = tf.constant(0.0)
+        for step in tf.range(count):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(w * next(batches) - 1.0)) / 8
+            gradient = tape.gradient(loss, w)
+            if step % 2 == 1:
+                descent.apply_gradients([(gradient, w)])
+            seen += loss
+        return seen, loss  # the last one is of the loop alone
+
+    results = strategy.run(train, (iter(strategy.experimental_distribute_dataset(data)), tf.constant(4)))
+    return [*(float(strategy.reduce("SUM", result)) for result in results), float(w.read_value())]
+
+
+def _looped_alone() -> list[float]:
+    w, seen, loss = 1.0, 0.0, 0.0
+    for step in range(4):
+        rows = [row / 32 for row in range(8 * step, 8 * step + 8)]
+        loss = sum((w * x - 1) ** 2 for x in rows) / 8
+        w -= (step % 2) * 0.1 * sum(2 * (w * x - 1) * x for x in rows) / 8
+        seen += loss
+    return [seen, loss, w]
 
 
 def _left_alone(first: int) -> list[float]:
@@ -171,4 +207,5 @@ def test_replicas_train_as_one_on_the_whole_batch(size: int, local: int, tmp_pat
         assert found["numbers"] == list(range(total))
         assert found["mean"] == (total - 1) / 2
         assert found["one"] == total
+        assert found["looped"] == pytest.approx(_looped_alone(), rel=1e-5)
         assert found["alone"] == list(range(local))

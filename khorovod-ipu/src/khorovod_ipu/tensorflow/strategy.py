@@ -15,7 +15,6 @@ from tensorflow.python.distribute import (
     distribute_utils,
     input_lib,
     input_util,
-    mirrored_run,
     mirrored_strategy,
     numpy_dataset,
     values,
@@ -25,6 +24,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import def_function, record
 from tensorflow.python.framework import ops
 
+from khorovod_ipu.tensorflow import replicas as meetings
 from khorovod_ipu.tensorflow.collectives import Collectives
 from khorovod_ipu.tensorflow.cross_device import HostReductions
 
@@ -48,6 +48,9 @@ class HostReducedStrategy(distribute_lib.Strategy):
         variables_on_host: bool = False,
         replicas: int = 1,
     ) -> None:
+        meetings.prepare_iterators(HostReducedStrategy)
+        if replicas > 1:
+            meetings.prepare()
         super().__init__(HostReducedExtended(self, collectives, ipu_device, variables_on_host, replicas))
 
     def experimental_run_v2(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
@@ -191,8 +194,6 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
-        if len(self._devices) > 1:  # each in a thread of its own, one at a time; they meet wherever they combine
-            return mirrored_run.call_for_each_replica(strategy, fn, args, kwargs)
         if isinstance(fn, def_function.Function):
             # The function itself, and not what calls it, is entered as a replica: merge_call cannot leave a graph.
             wrapped = self._functions.get(fn)
@@ -204,6 +205,8 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
                 wrapped = self._functions[fn] = fn._clone(python_function=on_replica)
             return wrapped(*args, **kwargs)
+        if len(self._devices) > 1:
+            return meetings.call_for_each_replica(strategy, fn, args, kwargs)
         if not tf.executing_eagerly():
             fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx(), convert_by_default=False)
         number = self._get_replica_id_in_sync_group(0)
