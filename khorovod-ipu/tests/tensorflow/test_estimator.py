@@ -184,6 +184,7 @@ def _refusals(folder: str) -> None:
 
     from khorovod_ipu.tensorflow.estimator import (
         BestExporter,
+        EstimatorSpec,
         EvalSpec,
         FinalExporter,
         IPUEstimator,
@@ -227,14 +228,19 @@ def _refusals(folder: str) -> None:
         step = v1.train.get_global_step() if params.get("counts") else None
         operation = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
         call = (lambda g: None, [loss]) if params.get("calls") else None
+        if "chief" in params:
+            scaffold = v1.train.Scaffold(init_fn=lambda _, session: session.run(w.initializer, {w.initial_value: 7.0}))
+            return EstimatorSpec(
+                mode, None, loss, operation, training_chief_hooks=[params["chief"]], scaffold=scaffold
+            )  # fmt: skip
         return IPUEstimatorSpec(mode, None, loss, operation, host_call=call)
 
     def data(params: Any) -> Any:
         return _points(1.0, params.get("batch_size", 1.0))
 
-    def trained(wanted: Any, params: dict[str, Any], loop: int = 1, **more: Any) -> Any:
+    def trained(wanted: Any, params: dict[str, Any], loop: int = 1, model_dir: str = folder, **more: Any) -> Any:
         device = IPURunConfig(loop, num_shards=2)
-        config = RunConfig(device, model_dir=folder, save_summary_steps=None, log_step_count_steps=None)
+        config = RunConfig(device, model_dir=model_dir, save_summary_steps=None, log_step_count_steps=None)
         return IPUEstimator(model, config=config, params=params, **more).train(wanted, steps=loop)
 
     with pytest.raises(ValueError, match="changes global_step"):
@@ -249,6 +255,19 @@ def _refusals(folder: str) -> None:
         trained(lambda: 1, {})
     with pytest.raises(ValueError, match="cannot be divided evenly"):
         IPUEstimator(model, config=RunConfig(train_distribute=IPUHorovodStrategy()), train_batch_size=-1)
+    with pytest.raises(ValueError, match="takes a scaffold without a saver"):
+        EstimatorSpec("train", None, one, one, scaffold=v1.train.Scaffold(saver=object()))
+    begun: list[float] = []
+
+    class Look(v1.train.SessionRunHook):
+        def begin(self) -> None:
+            self.w = v1.global_variables("w")[0].read_value()
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            begun.append(float(session.run(self.w)))
+
+    trained(data, {"chief": Look()}, model_dir=f"{folder}/scaffolded")
+    assert begun == [7.0]
     estimator = trained(data, {}, 4, train_batch_size=2)
     w = 2.0
     for _ in range(4):

@@ -54,7 +54,7 @@ class RunConfig:
         keep_checkpoint_every_n_hours: of these one is kept for ever.
         log_step_count_steps: steps between two lines of the log.
         train_distribute: strategy for training.
-        eval_distribute: accepted if it is None: every worker evaluates for itself.
+        eval_distribute: accepted if it is None: worker 0 evaluates alone, on all of the data.
         protocol: accepted; TF_CONFIG says it.
         device_fn: accepted.
         experimental_distribute: accepted.

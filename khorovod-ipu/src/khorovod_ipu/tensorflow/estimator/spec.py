@@ -75,7 +75,9 @@ class IPUEstimatorSpec(
         prediction_hooks: for predict().
     """
 
-    __slots__ = ()
+    #: Of an EstimatorSpec.
+    training_chief_hooks: Sequence[Any] = ()
+    scaffold: Any = None
 
     def __new__(
         cls,
@@ -133,14 +135,13 @@ class EstimatorSpec(IPUEstimatorSpec):
         train_op: what makes one step.
         eval_metric_ops: name to (value, update operation).
         export_outputs: accepted.
-        training_chief_hooks: accepted; worker 0's.
+        training_chief_hooks: session hooks for train(), of worker 0 only.
         training_hooks: session hooks for train().
-        scaffold: accepted if it is None; the Estimator makes its own.
+        scaffold: for train(), a ``tf.compat.v1.train.Scaffold`` without a saver. Its ``init_fn`` runs on every worker
+            before worker 0 restores a checkpoint and gives its values to the others.
         evaluation_hooks: for evaluate().
         prediction_hooks: for predict().
     """
-
-    __slots__ = ()
 
     def __new__(
         cls,
@@ -156,12 +157,19 @@ class EstimatorSpec(IPUEstimatorSpec):
         evaluation_hooks: Sequence[Any] | None = None,
         prediction_hooks: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        if scaffold is not None or training_chief_hooks:
-            raise ValueError("an IPUEstimator takes neither a scaffold nor training_chief_hooks")
-        return super().__new__(  # type: ignore[return-value]
+        if scaffold is not None and not isinstance(scaffold, tf.compat.v1.train.Scaffold):
+            raise TypeError(f"scaffold must be a tf.train.Scaffold. Received: {type(scaffold).__name__}")
+        if scaffold is not None and scaffold.saver is not None:
+            raise ValueError(
+                "an IPUEstimator takes a scaffold without a saver: its own knows which variables are a worker's part. "
+                "RunConfig's keep_checkpoint_max says how many checkpoints are kept"
+            )
+        made: Any = super().__new__(
             cls, mode, predictions, loss, train_op, eval_metric_ops, None, None, training_hooks, evaluation_hooks,
             prediction_hooks,
         )  # fmt: skip
+        made.training_chief_hooks, made.scaffold = tuple(training_chief_hooks or ()), scaffold
+        return made  # type: ignore[no-any-return]
 
 
 class TrainSpec(NamedTuple):

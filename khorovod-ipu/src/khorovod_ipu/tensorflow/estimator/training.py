@@ -92,17 +92,30 @@ def train(
             stop,
             *_own_hooks(estimator, state, loss, listeners),
             *spec.training_hooks,
+            *(spec.training_chief_hooks if config.is_chief else ()),
             *hooks,
         ]
-        scaffold = v1.train.Scaffold(
-            init_fn=lambda _, session: state.start(session, estimator.model_dir if config.is_chief else None),
-            saver=state.saver,
-            summary_op=_summaries(),
-        )
+        scaffold = _scaffold(spec.scaffold, state, estimator.model_dir if config.is_chief else None)
         # Not one that begins again when a worker is lost: the others have gone on.
         with v1.train.SingularMonitoredSession(all_hooks, scaffold, target, session_config) as session:
             while not session.should_stop() and not stop.is_done:
                 _run_loop(session, train_op, config.device.iterations_per_loop)
+
+
+def _scaffold(given: Any, state: State, model_dir: str | None) -> Any:
+    """Return what begins a session: what the model function wants of it, then worker 0's values for all."""
+
+    def start(_: Any, session: Any) -> None:
+        if given is not None and given.init_fn is not None:
+            given.init_fn(session)
+        state.start(session, model_dir)
+
+    names = (
+        "init_op", "init_feed_dict", "ready_op", "ready_for_local_init_op", "local_init_op", "local_init_feed_dict",
+    )  # fmt: skip
+    wanted = {name: getattr(given, name) for name in names} if given is not None else {}
+    summaries = given.summary_op if given is not None and given.summary_op is not None else _summaries()
+    return v1.train.Scaffold(init_fn=start, saver=state.saver, summary_op=summaries, **wanted)
 
 
 def _session_of(strategy: Any, config: Any) -> tuple[Any, str]:
