@@ -48,18 +48,21 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def wait_for_all(self, timeout_s: float) -> None:
+    def wait_for_all(self, timeout_s: float) -> bool:
         """Wait until every worker's server has been reached; then watch them.
 
         Args:
             timeout_s: how long, for all together.
+
+        Returns:
+            Whether it was the first time.
 
         Raises:
             WorkerLostError: who has not come.
         """
         with self._lock:
             if self._thread is not None or self._cluster.size == 1:
-                return
+                return False
             deadline = time.monotonic() + timeout_s
             told = time.monotonic()
             missing = [rank for rank in range(self._cluster.size) if rank != self._cluster.rank]
@@ -80,6 +83,18 @@ class Watch:
             atexit.register(self.close)
             self._thread = threading.Thread(target=self._run, name="khorovod-ipu-workers", daemon=True)
             self._thread.start()
+            return True
+
+    def end(self, why: str) -> None:
+        """End what waits for others, as if one were lost.
+
+        Args:
+            why: words for it.
+        """
+        first = not self._lost
+        self._lost.setdefault(self._cluster.rank, why)
+        if first:
+            self._on_loss(why)
 
     def _names(self, ranks: list[int]) -> str:
         return ", ".join(self._cluster.describe(rank) for rank in ranks)
@@ -159,6 +174,9 @@ class Watch:
             return
         del self._connections[rank]
         first = not self._lost
-        self._lost[rank] = f"{self._cluster.describe(rank)} was lost: its server is gone, the process probably died"
+        self._lost[rank] = (
+            f"{self._cluster.describe(rank)} was lost: its server is gone. The process died, or ended "
+            "before this one: with fewer batches, for instance"
+        )
         if first:
             self._on_loss(self._lost[rank])

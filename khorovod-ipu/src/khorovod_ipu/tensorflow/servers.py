@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import functools
 import threading
 from typing import Any
@@ -11,12 +13,14 @@ from tensorflow.python.training import server_lib
 
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError
 
-__all__ = ["note", "note_leader", "prepare", "target_of"]
+__all__ = ["limit_exit", "note", "note_leader", "prepare", "target_of"]
 
 #: Servers cannot be stopped: one per address and process. None stands for one that eager execution has started.
 _servers: dict[str, Any] = {}
 #: Who leads the collectives of a server, which has to know it when it starts.
 _leaders: dict[str, str] = {}
+#: How many seconds the interpreter may take to end, with what else ends with it.
+_EXIT_S = 300.0
 
 
 class _Running:
@@ -37,6 +41,15 @@ def note(address: str) -> None:
         address: host and port.
     """
     _servers[address] = None
+
+
+@functools.cache
+def limit_exit() -> None:
+    """Let the process end when its interpreter does not: TensorFlow's servers are taken down then, without a limit.
+
+    It ends with code 1, and says on stderr where its threads were.
+    """
+    atexit.register(lambda: faulthandler.dump_traceback_later(_EXIT_S, exit=True))
 
 
 def note_leader(cluster: Cluster) -> None:
