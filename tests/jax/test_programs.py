@@ -95,8 +95,19 @@ def _order(rank_matters: bool) -> list[str]:
     return _names(jax.jit(program), jnp.arange(100.0))
 
 
-def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ() -> None:
-    for names in run_ranks(3, _order, True, framework="jax"):
+def _order_by(way: str, rank_matters: bool) -> list[str]:
+    from horovod.jax import lowering
+
+    lowering.register(getattr(lowering, way))
+    try:
+        return _order(rank_matters)
+    finally:
+        lowering.register()
+
+
+@pytest.mark.parametrize("way", ["_directly", "_through_buffers", "_through_arrays"])
+def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ(way: str) -> None:
+    for names in run_ranks(3, _order_by, way, True, framework="jax"):
         assert names == [f"allreduce.part{i}" for i in range(8)]
 
 

@@ -97,3 +97,34 @@ def test_changing_a_sparse_gradient_that_others_count_on_is_an_error() -> None:
     for texts in run_ranks(2, clips_sparse_ones):
         assert len(texts) == 2
         assert all("the gradient of weight was changed" in text for text in texts)
+
+
+def lie_in_one_tensor() -> torch.Tensor:
+    net = linear()
+    flat = torch.zeros(8, dtype=torch.float64)
+    net.weight.grad, net.bias.grad = flat[:6].view(2, 3), flat[6:]
+    optimizer = wrapped(net)
+    for step in range(3):
+        if step == 2:
+            # Gradients lie in the buckets of the one before.
+            optimizer = wrapped(net)
+        optimizer.zero_grad(set_to_none=False)
+        net(rows(step)).square().mean().backward()
+        optimizer.step()
+    return net.weight.detach()
+
+
+def test_gradients_that_are_parts_of_one_tensor_are_not_changed_by_each_other() -> None:
+    first, second = run_ranks(2, lie_in_one_tensor)
+    net = linear()
+    for step in range(3):
+        net.zero_grad()
+        for rank in range(2):
+            source = torch.Generator().manual_seed(10 * step + rank)
+            x = torch.randn(4, 3, generator=source, dtype=torch.float64)
+            (net(x).square().mean() / 2).backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, net.weight.detach(), rtol=0, atol=1e-12)

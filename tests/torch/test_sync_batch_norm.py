@@ -84,16 +84,19 @@ def test_options_of_batch_norm(options: dict[str, Any]) -> None:
     assert max(run_ranks(2, compare, "2d", [3, 5], 0.0, options)) < 1e-10
 
 
-def trains() -> torch.Tensor:
+def trains(passes: int) -> torch.Tensor:
     torch.manual_seed(1)
     net = torch.nn.Sequential(
         torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
     )
     net = hvd.SyncBatchNorm.convert_sync_batchnorm(net.double())
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), backward_passes_per_step=passes
+    )
     for step in range(4):
         optimizer.zero_grad()
-        net(inputs(step, hvd.rank())).square().mean().backward()
+        for part in range(passes):
+            net(inputs(step + 4 * part, hvd.rank())).square().mean().backward()
         optimizer.step()
     return torch.cat([value.flatten().double() for value in net.state_dict().values()])
 
@@ -102,7 +105,8 @@ def inputs(step: int, rank: int) -> torch.Tensor:
     return torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-def test_trains_as_one_process() -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_trains_as_one_process(passes: int) -> None:
     torch.manual_seed(1)
     net = torch.nn.Sequential(
         torch.nn.Linear(3, CHANNELS), torch.nn.BatchNorm1d(CHANNELS), torch.nn.Linear(CHANNELS, 1)
@@ -111,10 +115,11 @@ def test_trains_as_one_process() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(4):
         optimizer.zero_grad()
-        net(torch.cat([inputs(step, 0), inputs(step, 1)])).square().mean().backward()
+        for part in range(passes):
+            net(torch.cat([inputs(step + 4 * part, rank) for rank in range(2)])).square().mean().backward()
         optimizer.step()
     alone = torch.cat([value.flatten().double() for value in net.state_dict().values()])
-    for together in run_ranks(2, trains):
+    for together in run_ranks(2, trains, passes):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
 
 

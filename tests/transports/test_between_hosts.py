@@ -73,3 +73,26 @@ def test_the_address_of_a_host_is_the_one_that_leads_to_rank_0() -> None:
     assert address_towards("tcp://127.0.0.1:5555") == "127.0.0.1"
     assert address_towards("tcp://[::1]:5555") == "::1"
     assert address_towards("ipc://@anything") == "127.0.0.1"
+
+
+def _leaves_at_once() -> str:
+    import horovod.torch as hvd
+    from horovod.rendezvous import store
+
+    if os.environ["HOROVOD_RANK"] == "0":
+        hvd.init()
+        hvd.shutdown()
+        return ""
+    found, store.local_address = store.local_address, lambda *_: "ipc://@nobody-listens-here"
+    try:
+        hvd.init()
+    except errors.PeerLostError as error:
+        return str(error)
+    finally:
+        store.local_address = found
+    return "no error"
+
+
+def test_a_rank_that_leaves_while_another_looks_for_its_store_is_named() -> None:
+    found = run_ranks(2, _leaves_at_once, init=False, env={"HOROVOD_CPU_OPERATIONS": "GLOO"})[1]
+    assert "rank 0" in found

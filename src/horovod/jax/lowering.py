@@ -4,7 +4,7 @@ There are three ways to do it, the best first:
 
     direct      XLA's own target for Python callbacks, without an effect that JAX would know: costs a microsecond
     buffers     jax.experimental.buffer_callback, where the parts of jaxlib that ``direct`` needs have moved
-    arrays      jax.pure_callback, on devices other than the CPU: their memory is copied
+    arrays      jax.experimental.io_callback, on devices other than the CPU: their memory is copied
 
 All calls in one block of a program are chained: each takes a token that the one before has made, and the results of
 loops, branches and functions between the two that have collectives in them. So XLA, which is free to move what does not
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
@@ -38,6 +39,11 @@ _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
 #: What JAX notes of an argument that is donated.
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+#: Of values that loops and branches give.
+_DTYPES = (
+    bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, jnp.bfloat16,
+    np.float32, np.float64, np.complex64, np.complex128,
+)  # fmt: skip
 _TARGET = "xla_buffer_python_cpu_callback"
 #: Two calls that look the same are two calls. Older versions of JAX lower each by itself anyway.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
@@ -116,16 +122,26 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     here = InProgram(call, base, number, len(operands), block)
     before = [other.token for other in earlier if other.block == block][-1:]
     avals = [_TOKEN] * len(before)
-    if way is _directly and any(other.block != block for other in earlier):
+    if any(other.block != block for other in earlier):
         since = before[0].owner.operation if before else None
-        nested = results_before(block, since, module.module, _TARGET)
+        nested = results_before(block, since, module.module)
         before += nested
-        # Of these, only the shapes matter.
-        avals += [ShapedArray(tuple(value.type.shape), np.dtype(np.int8)) for value in nested]
+        avals += [ShapedArray(tuple(value.type.shape), _dtype_of(value)) for value in nested]
     ctx = ctx.replace(avals_in=[*ctx.avals_in, *avals], avals_out=[*ctx.avals_out, _TOKEN])
     *results, here.token = way(ctx, here, (*operands, *before))
     module.add_keepalive(here)
     return results
+
+
+def _dtype_of(value: Any) -> Any:
+    """Return the dtype of a value of MLIR; one of a byte for what numpy has none for."""
+    return _dtypes().get(str(value.type.element_type), np.dtype(np.int8))
+
+
+@functools.cache
+def _dtypes() -> dict[str, Any]:
+    """Return the dtypes by MLIR's names of them."""
+    return {str(mlir.dtype_to_ir_type(np.dtype(dtype))): np.dtype(dtype) for dtype in _DTYPES}
 
 
 def _key(call: Call, module: Any) -> str:
@@ -175,6 +191,8 @@ def _through_buffers(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequ
 
 
 def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
+    from jax.experimental import io_callback
+
     shapes = ctx.avals_out
 
     def called(*inputs: Any) -> list[Any]:
@@ -183,7 +201,11 @@ def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Seque
         return outputs
 
     def inner(*arrays: Any) -> Any:
-        return jax.pure_callback(called, [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes], *arrays)
+        # Of what only comes before it, an element is enough, and what is copied to the host.
+        count = here.operands
+        given = [*arrays[:count], *(jnp.ravel(array)[:1] for array in arrays[count:])]
+        # Not a pure one, of which XLA would make several one, or leave one out of a loop.
+        return io_callback(called, [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes], *given)
 
     return _flat(mlir.lower_fun(inner, multiple_results=True)(ctx, *operands))
 

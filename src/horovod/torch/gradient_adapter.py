@@ -80,14 +80,17 @@ class TorchGradients:
         return 0 if grad is None or grad.layout is torch.strided else grad.sparse_dim()
 
     def mark(self, parameter: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-        """Return the gradient and torch's count of what was written to it."""
+        """Return the gradient and torch's count of what was written to it; -1 for a part of something larger.
+
+        There the count is that of the whole: where all gradients lie in one tensor, it counts those of the others.
+        """
         grad = parameter.grad
-        return None if grad is None else (grad, grad._version)
+        return None if grad is None else (grad, -1 if grad._is_view() else grad._version)
 
     def has_changed(self, parameter: torch.Tensor, mark: tuple[torch.Tensor, int]) -> bool:
         """Whether the gradient is another one than when it was marked."""
         grad = parameter.grad
-        return grad is not None and (grad is not mark[0] or grad._version != mark[1])
+        return grad is not None and (grad is not mark[0] or mark[1] not in (-1, grad._version))
 
     def adopt(self, slot: Slot) -> bool:
         """Make the gradient, if there is one, lie in ``slot.view``; return whether there is one."""

@@ -17,4 +17,7 @@ def ordinary(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     with torch.inference_mode(False):
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            alias = alias.conj()
+        return torch._neg_view(alias) if tensor.is_neg() else alias

@@ -28,8 +28,11 @@ def cut(state: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
     parameter = piece.slot.parameter
     found: dict[str, Any] = {}
     for key, value in state.items():
-        if not isinstance(value, torch.Tensor) or (value.dim() == 0 and (parameter.dim() or key == "step")):
+        if not isinstance(value, torch.Tensor):
             found[key] = copy.deepcopy(value)
+        elif value.dim() == 0 and (parameter.dim() or key == "step"):
+            # A fused optimizer of a device has it there.
+            found[key] = value.detach().to("cpu", copy=True)
         elif value.shape == parameter.shape:
             flat = torch.empty_strided(parameter.shape, dense_stride(parameter), dtype=value.dtype, device="cpu")
             flat.copy_(value)

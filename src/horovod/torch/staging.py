@@ -153,7 +153,8 @@ class Stage:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for tensor in tensors:
-                source = tensor.detach().contiguous()
+                # What is only said to be negated would be negated on the host before it has arrived.
+                source = tensor.detach().resolve_conj().resolve_neg().contiguous()
                 block = _pool.take(source.nbytes)
                 host = block.memory[: source.nbytes].view(source.dtype).view(source.shape)
                 host.copy_(source, non_blocking=True)

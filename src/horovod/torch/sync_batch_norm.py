@@ -151,7 +151,8 @@ class _Normalize(torch.autograd.Function):
         grad_wide = grad.to(mean.dtype)
         normal = (input.to(mean.dtype) - _wide(mean, input)) * _wide(inverse, input)
         sums = torch.stack([grad_wide.sum(dims), (grad_wide * normal).sum(dims)])
-        grad_bias, grad_weight = sums.clone()
+        # Each has memory of its own: views of one tensor count as changed when another of them is accumulated into.
+        grad_bias, grad_weight = sums[0].clone(), sums[1].clone()
         comm.allreduce_(sums, name="sync_batch_norm.sum_dy", op=ReduceOp.SUM, process_set=ctx.process_set)
         mean_grad, mean_dot = sums / ctx.count
         scale = inverse if weight is None else inverse * weight

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
 from horovod.rendezvous.messages import Meeting
 from horovod.rendezvous.unix import meet
-from horovod.transports.base import Watch
 from horovod.transports.between import make_transport
 from horovod.transports.groups import Store
 from horovod.transports.shm import futex
@@ -80,9 +80,15 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         channel = WorkerChannel(control)
     watch = Liveness(world.rank, generation, peers, board, observer)
     shm = ShmTransport(control, arenas, watch)
+
+    def check() -> None:
+        if world.rank != 0:
+            # Who has left is not in the middle of anything that would have to be waited for.
+            watch.check(0, math.inf if peers.has_left(0) else 0.0)
+
     try:
         # An engine that the user has named instead.
-        topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, watch)
+        topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, check)
         transport = make_transport(settings, world.launcher, topology, shm, open_store, watch)
     except BaseException:
         shm.close()
@@ -95,21 +101,20 @@ def topology_of(world: World) -> Topology:
     return Topology(world.rank, (tuple(range(world.size)),))
 
 
-def local_store(world: World, number: int, timeout_s: float, watch: Watch) -> Store:
+def local_store(world: World, number: int, timeout_s: float, check: Callable[[], None]) -> Store:
     """Return the store of a job on one host; rank 0 holds it.
 
     Args:
         world: who this process is.
         number: of the meeting.
         timeout_s: how long to wait for rank 0.
-        watch: asked about it meanwhile.
+        check: called meanwhile; what it raises ends that.
     """
     # ZeroMQ takes a while to load, and few jobs on one host need it.
     from horovod.rendezvous.store import StoreClient, StoreServer, local_address
 
     address = local_address(world.key, world.job, number)
     server = StoreServer(world.key, [address]) if world.rank == 0 else None
-    check = (lambda: None) if world.rank == 0 else lambda: watch.check(0, 0.0)
     return StoreClient(world.key, [address], timeout_s, check, server)
 
 
