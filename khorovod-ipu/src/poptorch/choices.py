@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 __all__ = [
+    "AnchorMode",
     "AutoStage",
     "ConnectionType",
     "DataLoaderMode",
@@ -14,6 +15,7 @@ __all__ = [
     "OutputMode",
     "OverlapMode",
     "ReductionType",
+    "SharingStrategy",
     "SyncPattern",
 ]
 
@@ -44,6 +46,15 @@ class DataLoaderMode(enum.IntEnum):
     AsyncRebatched = 2
 
 
+class SharingStrategy(enum.IntEnum):
+    """How a process that loads data hands it over; there is no such process here but torch's own."""
+
+    SharedMemory = 0
+    FileSystem = 1
+    Fork = 2
+    ForkServer = 3
+
+
 class ConnectionType(enum.IntEnum):
     """When to attach to a device."""
 
@@ -72,6 +83,9 @@ class HalfFloatCastingBehavior(enum.IntEnum):
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
+
+
+AnchorMode = OutputMode  # as it was called first
 
 
 class OverlapMode(enum.IntEnum):

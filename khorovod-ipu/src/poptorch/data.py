@@ -156,6 +156,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The options that it was made with."""
         return self._options
 
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+
     def terminate(self) -> None:
         """End the processes that load data."""
         iterator = self._iterator

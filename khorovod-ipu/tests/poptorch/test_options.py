@@ -148,11 +148,18 @@ def test_what_instances_cannot_divide_is_refused() -> None:
     assert len(list(poptorch.DataLoader(options, Stream(), batch_size=5, auto_distributed_partitioning=False))) == 2
 
 
+def test_the_first_names_of_output_modes_are_known() -> None:
+    options = poptorch.Options().anchorMode(poptorch.AnchorMode.All)
+    assert options.output_mode == poptorch.OutputMode.All
+
+
 def test_one_process_loads_what_torch_would() -> None:
     loader = poptorch.DataLoader(
         poptorch.Options().replicationFactor(2), Rows(10), batch_size=2, mode=poptorch.DataLoaderMode.Async
     )
-    accessor = poptorch.AsynchronousDataAccessor(loader)
+    accessor = poptorch.AsynchronousDataAccessor(loader, sharing_strategy=poptorch.SharingStrategy.FileSystem)
+    with loader as entered:
+        assert len(list(entered)) == 2
     assert [batch.tolist() for batch in accessor] == [[0, 1, 2, 3], [4, 5, 6, 7]] and len(accessor) == 2
     accessor.terminate()
 
