@@ -161,6 +161,32 @@ def test_a_loop_of_ones_own_trains_as_one_process(ranks: Callable[..., list[Any]
     assert max(ranks(_own_loop)) < 1e-12
 
 
+def _compiled_by_torch() -> Any:
+    import keras
+    import torch
+
+    import horovod.keras as hvd
+
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    optimizer.build([variable])
+
+    @torch.compile(backend="eager")  # looks at the program as ever, and makes no machine code of it
+    def step(gradient: Any) -> None:
+        with torch.no_grad():
+            optimizer.apply([gradient * 2], [variable])
+
+    step(torch.full((2,), 1.0 + hvd.rank()))
+    return optimizer._momentums[0].numpy().tolist()
+
+
+@pytest.mark.slow
+def test_a_step_that_torch_compiles_combines_gradients() -> None:
+    # torch.compile went past the distributed class, as optimizers show the plain one: each rank trained alone.
+    for momentum in run_ranks(2, _compiled_by_torch, framework="keras-torch"):
+        assert momentum == pytest.approx([0.3, 0.3])
+
+
 def _values() -> list[Any]:
     import numpy as np
 

@@ -75,6 +75,9 @@ class Backend(Protocol):
     def refuses_xla(self) -> bool:
         """Return whether a step that XLA compiles cannot hold a collective."""
 
+    def shield(self, optimizer: Any) -> None:
+        """Have a distributed optimizer's ``apply`` called as it is by what compiles steps."""
+
     def reraise(self, error: BaseException) -> None:
         """Raise what a collective raised, where ``error`` is what the framework made of it; else return."""
 

@@ -59,6 +59,9 @@ class _Jax:
     def refuses_xla(self) -> bool:
         return False
 
+    def shield(self, optimizer: Any) -> None:
+        del optimizer
+
     def reraise(self, error: BaseException) -> None:
         try:
             with typed_errors():

@@ -72,6 +72,9 @@ class _TensorFlow:
         # Only programs for the CPU can call back; for others Keras chooses XLA by itself.
         return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
 
+    def shield(self, optimizer: Any) -> None:
+        del optimizer
+
     def reraise(self, error: BaseException) -> None:
         del error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
 from typing import Any
 
 import torch
@@ -66,6 +67,11 @@ class _Torch:
 
     def refuses_xla(self) -> bool:
         return False
+
+    def shield(self, optimizer: Any) -> None:
+        # torch.compile believes ``__class__``, which shows the plain class, and would go past the distributed one's.
+        apply = torch.compiler.disable(type(optimizer).apply)  # type: ignore[no-untyped-call]
+        optimizer.__dict__["apply"] = MethodType(apply, optimizer)
 
     def reraise(self, error: BaseException) -> None:
         del error

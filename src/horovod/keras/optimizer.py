@@ -43,6 +43,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     _accumulate(inner, settings.passes)
     backend = choice.of_name(keras.backend.backend())
     make_distributed(inner, DistributedMembers, lambda self: Reduction(settings, backend, self._var_key))
+    backend.shield(inner)
     return optimizer
 
 
