@@ -36,7 +36,7 @@ def _count(ranks: Ranks, rank: int) -> float:
 def test_a_small_allreduce_calls_few_functions() -> None:
     with pytest.MonkeyPatch.context() as patch:
         stage = Stage({}, frozenset())
-        on_stage(stage, patch)
+        on_stage(stage, patch, looks=2)
         ranks = Ranks(stage, 2)
         try:
             counts = [actor.result for actor in stage.play(lambda: _count(ranks, 0), lambda: _count(ranks, 1))]

@@ -5,67 +5,49 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import CodeType, SimpleNamespace
-from typing import Any
+from types import CodeType
 
 import pytest
 
-from horovod.engine import progress
-from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED
+from horovod.engine import pauses
+from horovod.engine.pauses import Courtesy
 from horovod.links.local import LocalDoorbell
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    return slept
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    times: list[float] = []
+    monkeypatch.setattr("time.sleep", times.append)
+    return times
 
 
-def _engine(*quiet: float) -> Progress:
-    """Whose caller has submitted something so long ago, in seconds, at each look."""
-    nothing: Any = SimpleNamespace()
-    made = Progress(nothing, nothing, LocalDoorbell())
+def _courtesy(*quiet: float) -> Courtesy:
+    """To a caller that has submitted something so long ago, in seconds, at each look."""
+    made = Courtesy()
     looks = iter(quiet)
     made._quiet_s = lambda: next(looks)  # type: ignore[method-assign]
     return made
 
 
-def test_a_caller_that_has_stopped_submitting_is_not_waited_for(pauses: list[float]) -> None:
-    _engine(1.0)._let_the_caller_submit()
-    assert not pauses
+def test_a_caller_that_has_stopped_submitting_is_not_waited_for(slept: list[float]) -> None:
+    _courtesy(1.0).wait(lambda: False)
+    assert not slept
 
 
-def test_the_pause_ends_when_the_caller_could_have_been_quiet_for_long_enough(pauses: list[float]) -> None:
-    wanted = progress._QUIET_S
-    _engine(wanted / 4, wanted / 2, wanted)._let_the_caller_submit()
-    assert pauses == pytest.approx([wanted * 3 / 4, wanted / 2])
+def test_the_pause_ends_when_the_caller_could_have_been_quiet_for_long_enough(slept: list[float]) -> None:
+    wanted = pauses._QUIET_S
+    _courtesy(wanted / 4, wanted / 2, wanted).wait(lambda: False)
+    assert slept == pytest.approx([wanted * 3 / 4, wanted / 2])
 
 
-def test_who_waits_for_a_result_is_not_kept_waiting(pauses: list[float]) -> None:
-    engine = _engine(0.0)
-    record: list[Any] = [None] * 8
-    record[ENDED] = 0
-    engine._awaited.add(record)
-    engine._let_the_caller_submit()
-    assert not pauses
-    record[ENDED] = 1
-    engine._quiet_s = lambda: 1.0  # type: ignore[method-assign]
-    engine._let_the_caller_submit()
-    assert not pauses
+def test_who_waits_for_a_result_is_not_kept_waiting(slept: list[float]) -> None:
+    _courtesy(0.0).wait(lambda: True)
+    assert not slept
 
 
-def test_a_caller_that_never_stops_is_not_waited_for_for_ever(pauses: list[float]) -> None:
-    _engine(*[0.0] * 1000)._let_the_caller_submit()
-    assert 0.001 < sum(pauses) < 0.1
-
-
-def test_a_job_that_ends_is_not_held_up(pauses: list[float]) -> None:
-    engine = _engine(0.0)
-    engine._reason = "the end"
-    engine._let_the_caller_submit()
-    assert not pauses
+def test_a_caller_that_never_stops_is_not_waited_for_for_ever(slept: list[float]) -> None:
+    _courtesy(*[0.0] * 1000).wait(lambda: False)
+    assert 0.001 < sum(slept) < 0.1
 
 
 def test_a_ring_wakes_all_threads_that_sleep() -> None:

@@ -40,22 +40,29 @@ _ARENA_BYTES = 1 << 20
 _ADAPTER = NumpyAdapter()
 
 
-def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False) -> None:
+def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, looks: int = 0) -> None:
     """Let engines that are made from now on sleep, lock and start threads on a stage.
 
     Args:
         stage: which.
         patch: undone by the caller.
         hands_over: whether callers may be interrupted, and so must not do the engine's work themselves.
+        looks: how often to look before sleeping; others may go on before each.
     """
+
+    def let_go_on(spinner: Spinner) -> Iterator[None]:
+        for _ in range(looks):
+            stage.sleep(0)
+            yield
+
     patch.setattr(progress, "threading", SimpleNamespace(Lock=stage.lock, Thread=stage.thread))
     patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: stage.clock, sleep=stage.sleep))
     for module in (progress, local):
         patch.setattr(module, "allocate_lock", stage.lock)
     patch.setattr(futex, "wait", stage.futex_wait)
     patch.setattr(futex, "wake", stage.futex_wake)
-    # To look again and again before sleeping changes nothing but the time.
-    patch.setattr(Spinner, "looks", lambda self: iter(()))
+    # To look again and again before sleeping changes nothing but the time, and who goes without the coordinator.
+    patch.setattr(Spinner, "looks", let_go_on)
     patch.setattr(interrupts.Guard, "install", lambda self: None)
     patch.setattr(interrupts.Guard, "allows", lambda self: not hands_over)
 

@@ -29,11 +29,12 @@ def play(
     hands_over: bool = False,
     interrupt: int = 0,
     files: frozenset[str] = FILES,
+    looks: int = 0,
 ) -> Stage:
     """Play a scenario once, with a schedule; nothing may be in flight afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         stage = Stage(schedule, files, ("interrupted", interrupt, Boom) if interrupt else None)
-        on_stage(stage, patch, hands_over)
+        on_stage(stage, patch, hands_over, looks)
         stage.is_recording = False
         try:
             ranks = Ranks(stage, size)

@@ -19,7 +19,7 @@ from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, WAITED, new_ring, now
+from horovod.engine.records import ENDED, WAITED, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
 from horovod.engine.stepper import Stepper
@@ -58,8 +58,10 @@ class Engine:
         # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
         is_home = link.coordinator is not None
         self._signatures = SignatureTable(link.channel, max(1, config.cache_capacity), rank, sets, transport)
-        self._log = LogRunner(rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home)
-        self.ring = new_ring()
+        self._log = LogRunner(
+            rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home, lane=link.lane
+        )
+        self.ring = self._log.ring
         self._waits = self._wait_ns = 0
         self._born_ns = now()
         self._stepper = Stepper(link, self._log, observer)
@@ -131,7 +133,7 @@ class Engine:
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
         try:
-            self._hand_in(handle)
+            self._log.submit(handle)
         finally:
             self._progress.kick(handle, patient)
         return handle
@@ -149,7 +151,7 @@ class Engine:
         record = handle.record
         record[WAITED] = began = now()
         self._waits += 1
-        self._progress.run(handle, self._hand_in)
+        self._progress.run(handle, self._log.submit)
         spent = record[ENDED] - began
         if spent > 0:
             self._wait_ns += spent
@@ -174,10 +176,6 @@ class Engine:
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
             record=[signature.request, submitted, 0, 0, 0, 0, 0, None], transfer=transfer,
         )  # fmt: skip
-
-    def _hand_in(self, handle: Handle) -> None:
-        self._log.submit(handle)
-        self.ring.append(handle.record)
 
     def wait(self, handle: Handle) -> Sequence[Buffer]:
         """Block until a handle is done; it may be waited for again if that was interrupted.

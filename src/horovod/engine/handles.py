@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from horovod.core.requests import ITEMSIZE, Request
+from horovod.core.requests import ITEMSIZE, NO_NOTE, Request
 from horovod.engine.records import ENDED, ERROR, Record, now
-from horovod.transports.base import Inline, Work
+from horovod.transports.base import Entry, Inline, Work
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Allocator", "Handle", "Signature", "Transfer"]
@@ -47,12 +47,13 @@ class Signature:
         nbytes: of all tensors.
         inline: what the transport needs to send the data along with the request; None if it does not.
         name: its process set and its name; None if it has no name.
+        entry: what was executed for it last, if all ranks took part; else None.
         in_flight: submissions that are not done.
         uses: all submissions.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
+    __slots__ = ("entry", "id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
 
     def __init__(self, request: Request, pin: object) -> None:
         self.id = -1
@@ -60,6 +61,7 @@ class Signature:
         self.name = (request.process_set, request.name) if request.name else None
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
         self.inline: Inline | None = None
+        self.entry: Entry | None = None
         self.in_flight = 0
         self.uses = 0
         self.pin = pin
@@ -73,6 +75,7 @@ class Handle(Work, kw_only=True, eq=False):
         signature: what was submitted.
         record: when what happened to it.
         transfer: for tensors of a device, else None.
+        note: what the transport has sent along, or ``NO_NOTE``.
         accepted: whether the engine has taken it over from the thread that submitted it.
         done: whether it ended, well or not.
         error: why it failed, or None.
@@ -85,6 +88,7 @@ class Handle(Work, kw_only=True, eq=False):
     signature: Signature
     record: Record
     transfer: Transfer | None = None
+    note: int = NO_NOTE
     accepted: bool = False
     done: bool = False
     error: BaseException | None = None
@@ -110,6 +114,15 @@ class Handle(Work, kw_only=True, eq=False):
         over = getattr(self.allocator, "over", None)
         memory = lend(math.prod(shape) * ITEMSIZE[dtype]) if over is not None else None
         return over(memory, shape, dtype) if over is not None and memory is not None else None
+
+    def deliver(self) -> Exception | None:
+        """Bring the outputs to their device, now that no other rank writes to them; return what went wrong on it."""
+        assert self.transfer is not None
+        try:
+            self.transfer.after(self.outputs)
+        except Exception as error:  # all have done their part, so nobody is out of step
+            return error
+        return None
 
     def finish(self, error: BaseException | None = None, wake: bool = True) -> None:
         """Mark the handle as ended, and wake who sleeps on it.

@@ -12,20 +12,18 @@ from collections.abc import Callable
 
 from horovod import errors
 from horovod.core.coordinator import Run
-from horovod.core.departures import waited_in_vain
 from horovod.core.mismatch import describe_waiting
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_NOTE, Kind, Response
-from horovod.engine.handles import Handle, Transfer
-from horovod.engine.ports import Channel
-from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
+from horovod.engine.answers import to_exception
+from horovod.engine.handles import Handle
+from horovod.engine.ports import Channel, Lane
+from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, new_ring, now
 from horovod.engine.signatures import SignatureTable
-from horovod.transports.base import Entry, Transport
+from horovod.transports.base import Entry, Inline, Transport
 
-__all__ = ["LEFT", "LogRunner"]
+__all__ = ["LogRunner"]
 
-#: What those are told who still wait for something when their rank leaves.
-LEFT = "hvd.shutdown() was called"
 #: How many small operations are executed before who waits for the first is woken, which may cost as much as ten.
 _MOST_DELAYED = 64
 
@@ -40,9 +38,11 @@ class LogRunner:
         sets: the process sets.
         signatures: numbers of the requests.
         owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
+        lane: by which ranks agree without the coordinator, or None.
 
     Attributes:
         inbox: what was handed in, and not taken over yet.
+        ring: the records of all operations.
         culprit: the rank that the log last named as lost, or -1.
         fused: how many operations were executed together with others.
         fusions: how many executions these took.
@@ -56,6 +56,7 @@ class LogRunner:
         sets: ProcessSetTable,
         signatures: SignatureTable,
         owns_sets: bool,
+        lane: Lane | None = None,
     ) -> None:
         self._rank = rank
         self._channel = channel
@@ -63,12 +64,16 @@ class LogRunner:
         self._sets = sets
         self._signatures = signatures
         self._owns_sets = owns_sets
+        self._lane = lane
+        self._most = 0 if lane is None else lane.most
+        self._declared = 0
         self._entries: dict[int, Entry] = {}
         self._named: dict[tuple[int, str], Handle] = {}
         self._unnamed: dict[int, collections.deque[Handle]] = {}
         self._sequence = 0
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
         self.inbox: collections.deque[Handle] = collections.deque()
+        self.ring = new_ring()
         self._to_wake: list[Handle] = []
         self._delayed = 0
         self.culprit = -1
@@ -94,8 +99,10 @@ class LogRunner:
                 )
             # This one step decides. What is in the inbox is the engine's, and nothing but the engine changes the rest.
             self.inbox.append(handle)
+            self.ring.append(handle.record)
         except BaseException:
             self._withdraw(handle)
+            self._transport.skip(handle)
             raise
 
     def _withdraw(self, handle: Handle) -> None:
@@ -114,6 +121,8 @@ class LogRunner:
             patient: whether somebody waits for a result, so that others need not be woken at once.
         """
         inbox = self.inbox
+        if self._lane is not None:
+            self._lane.decline(self._sequence)
         while inbox:
             try:
                 handle = inbox[0]
@@ -130,7 +139,7 @@ class LogRunner:
             signature.uses += 1
             inline = signature.inline
             try:
-                note = self._transport.offer(handle, inline) if inline is not None else NO_NOTE
+                note = self._note_of(handle, inline)
             except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
                 if signature.name is not None:
                     del self._named[signature.name]
@@ -217,7 +226,8 @@ class LogRunner:
                 self._sequence += 1
                 self._execute(entry)
             else:
-                self._entries[entry.id] = Entry(entry.response, self._rank)
+                self._declared += 1
+                self._entries[entry.id] = Entry(entry.response, self._rank, self._declared)
             entry = take()
         if self._to_wake:
             self.wake()
@@ -235,7 +245,7 @@ class LogRunner:
 
     def _finish(self, handle: Handle, ended_ns: int) -> None:
         handle.record[ENDED] = ended_ns
-        handle.finish(None if handle.transfer is None else _deliver(handle.transfer, handle), wake=False)
+        handle.finish(None if handle.transfer is None else handle.deliver(), wake=False)
         if handle.waiters:
             # Who is woken now would have to wait for the interpreter until this thread has nothing more to do.
             self._to_wake.append(handle)
@@ -267,12 +277,60 @@ class LogRunner:
             self._delayed += 1
             if not run.notes or self._delayed >= _MOST_DELAYED:
                 self.wake()
+        if len(ids) == 1:
+            handle.signature.entry = entry if 0 < entry.number <= self._most else None
+        self._carry_out(entry, batch, run.notes)
+
+    def run_in_lane(self, handle: Handle) -> bool:
+        """Execute a submission that was not handed in, if all ranks submit the same at this moment.
+
+        Returns:
+            Whether it was, so that it is done, or settles; if not, it is to be handed in.
+
+        Raises:
+            HorovodInternalError: it could not be executed; this rank is out of step for good.
+        """
+        signature, lane = handle.signature, self._lane
+        entry = signature.entry
+        if entry is None or lane is None or not self.is_idle() or self._channel.has_news():
+            return False
         try:
-            if handle.transfer is not None or len(ids) > 1:
+            note = self._note_of(handle, signature.inline)
+        except Exception:  # there was no memory; it will say so again
+            return False
+        signature.in_flight += 1
+        try:
+            notes = lane.meet(self._sequence, entry.number, note, self.has_news)
+        except BaseException:
+            self._put_back(handle)
+            raise
+        if notes is None:
+            signature.in_flight -= 1
+            return False
+        signature.uses += 1
+        self._sequence = sequence = self._sequence + 1
+        record = handle.record
+        record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, 1
+        self.ring.append(record)
+        self._carry_out(entry, [(entry, handle)], () if NO_NOTE in notes else notes)
+        return True
+
+    def _note_of(self, handle: Handle, inline: Inline | None) -> int:
+        """Send the data of a submission along, unless that was done before."""
+        if inline is None:
+            return NO_NOTE
+        if handle.note == NO_NOTE:
+            handle.note = self._transport.offer(handle, inline)
+        return handle.note
+
+    def _carry_out(self, entry: Entry, batch: list[tuple[Entry, Handle]], notes: tuple[int, ...]) -> None:
+        handle = batch[0][1]
+        try:
+            if handle.transfer is not None or len(batch) > 1:
                 for _, one in batch:
                     if one.transfer is not None:
                         one.transfer.before()
-            fence = self._transport.run(sequence, batch, run.notes)
+            fence = self._transport.run(self._sequence, batch, notes)
         except BaseException as error:
             if len(entry.response.members) == 1 and isinstance(error, Exception):
                 # Nobody else is out of step: only what failed fails.
@@ -287,7 +345,7 @@ class LogRunner:
             handle.received_splits = tuple(row[entry.me] for row in entry.splits)
         if fence:
             self._unsettled.append((fence, entry.response.members, [one for _, one in batch]))
-        elif len(ids) == 1:
+        elif len(batch) == 1:
             self._finish(handle, now())
         else:
             ended = now()
@@ -333,22 +391,7 @@ class LogRunner:
         handle.finish()
 
     def _error(self, response: Response, handle: Handle) -> Exception:
-        if response.error_type == "ValueError":
-            return ValueError(response.error)
-        if response.error_type == "PeerLostError" and response.result == self._rank:
-            return errors.NotInitializedError(LEFT)
-        if response.error_type == "PeerLostError":
-            self.culprit = response.result
-            text = waited_in_vain(response.error, self._rank, self.describe(handle))
-            return errors.PeerLostError(text, rank=response.result)
-        kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
-        return kind(response.error)
-
-
-def _deliver(transfer: Transfer, handle: Handle) -> Exception | None:
-    """Bring the outputs to their device, now that no other rank writes to them; return what went wrong on it."""
-    try:
-        transfer.after(handle.outputs)
-    except Exception as error:  # all have done their part, so nobody is out of step
+        error = to_exception(response, self._rank, lambda: self.describe(handle))
+        if isinstance(error, errors.PeerLostError):
+            self.culprit = error.rank
         return error
-    return None

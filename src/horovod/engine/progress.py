@@ -7,8 +7,7 @@ than the operation. Elsewhere, such as in a main thread with the handler of an a
 rank's own thread, which no signal interrupts, looks for a while before it sleeps. So whatever a handler does to a
 caller, the engine goes on.
 
-On the caller's only core the thread does not interrupt a caller who submits one operation after the other (to take
-turns made fifty allreduces of 1 MiB a fifth slower).
+What all ranks submit at the same time, and wait for, is executed at once; see ``Lane``.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from typing import Any
 from horovod.engine.awaited import Awaited
 from horovod.engine.handles import Handle
 from horovod.engine.interrupts import Guard
+from horovod.engine.pauses import Courtesy, Nap
 from horovod.engine.ports import Channel, Doorbell
-from horovod.engine.records import SUBMITTED, Record, now
+from horovod.engine.records import SUBMITTED, Record
 from horovod.engine.stepper import Stepper
 
 __all__ = ["Progress"]
@@ -34,10 +34,6 @@ _SLICE_S = 0.1
 _BEHIND_SLICE_S = 0.001
 #: A rank with nothing in flight is rung for whatever concerns it; and to run at all, after a pause, may take 20 ms.
 _IDLE_SLICE_S = 30.0
-#: A caller that has submitted nothing for so long does something else now; and how often to wait for that.
-_QUIET_S, _PAUSES = 0.0005, 40
-#: Who calls one operation after the other comes back within that; to wake a thread that naps costs least.
-_NAP_S = 0.0002
 
 
 class Progress:
@@ -65,11 +61,9 @@ class Progress:
         self._direct: Record | None = None
         # Whether the last one to wait could not do the work himself.
         self._hands_over = False
-        self._submitted_ns = 0
+        self._courtesy, self._nap = Courtesy(), Nap()
         self._last_look = 0.0
-        self._is_asleep = self._is_napping = self._is_concluding = False
-        self._nap = allocate_lock()
-        self._nap.acquire()
+        self._is_asleep = self._is_concluding = False
         self._reason: str | None = None
         self.is_over = False
         self._turn = threading.Lock()
@@ -92,11 +86,11 @@ class Progress:
             patient: whether the caller is about to wait for it.
         """
         if not patient:
-            self._submitted_ns = handle.record[SUBMITTED]
+            self._courtesy.submitted_ns = handle.record[SUBMITTED]
             if self._is_asleep and not self._is_alone:
                 self._wake()
-            elif self._is_napping:
-                self._end_nap()
+            elif self._nap.is_taken:
+                self._nap.end()
         elif self._guard.allows():
             self._direct = handle.record
         else:
@@ -112,9 +106,12 @@ class Progress:
         if guard.allows():
             try:
                 guard.enter()
-                hand_in(handle)
-                if self._turn.acquire(False):
-                    self._work(handle)
+                if handle.signature.entry is not None and self._turn.acquire(False):
+                    self._run_at_once(handle, hand_in)
+                else:
+                    hand_in(handle)
+                    if self._turn.acquire(False):
+                        self._work(handle)
             finally:
                 guard.leave()
             if self.is_over:
@@ -126,6 +123,30 @@ class Progress:
                 self.kick(handle, patient=True)
         if not handle.done:
             self.wait(handle)
+
+    def _run_at_once(self, handle: Handle, hand_in: Callable[[Handle], None]) -> None:
+        """Execute what all ranks submit at this moment, or else hand it in and work; the caller has the turn, and gives
+        it up here.
+        """
+        stepper = self._stepper
+        has_turn = True
+        try:
+            try:
+                is_run = stepper.run_in_lane(handle)
+            except BaseException as error:
+                stepper.abandon(error)
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                return
+            if not is_run:
+                hand_in(handle)
+                has_turn = False
+                self._work(handle)
+        finally:
+            if has_turn:
+                self._turn.release()
+                if self._reason is not None or self._is_awaited() or stepper.has_news():
+                    self._wake()
 
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
@@ -175,9 +196,9 @@ class Progress:
         self._awaited.add(handle.record)
         if self._is_asleep:
             self._wake()
-        elif self._is_napping:
+        elif self._nap.is_taken:
             # Last of all: it needs the interpreter, which this thread gives up in the next step.
-            self._end_nap()
+            self._nap.end()
         return signal
 
     def pause(self, act: Callable[[], None]) -> None:
@@ -222,10 +243,6 @@ class Progress:
             # What it has to tell takes as long as it takes, within limits of its own.
             self._thread.join(_SLICE_S)
         return not self._thread.is_alive()
-
-    def _end_nap(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended already
-            self._nap.release()
 
     def _wake(self) -> None:
         # What it rings through is gone when the engine has ended.
@@ -284,7 +301,7 @@ class Progress:
             if self._is_alone and not self._await_question():
                 continue
             if doorbell.share == 1 and not self._is_awaited():
-                self._let_the_caller_submit()
+                self._courtesy.wait(lambda: self._is_awaited() or self._reason is not None)
             heard = doorbell.heard()
             slice_s = _SLICE_S
             if self._turn.acquire(False):
@@ -332,7 +349,8 @@ class Progress:
         if has_looked:
             self._last_look = clock
             stepper.tick(self._awaited.waited_s(_SLICE_S))
-        if self._hands_over and is_awaited and not self._is_awaited() and self._take_nap():
+        came = self._hands_over and is_awaited and not self._is_awaited()
+        if came and self._nap.take(lambda: stepper.has_news() or self._reason is not None):
             return 0
         slice_s = _BEHIND_SLICE_S if self._channel.is_behind() else _SLICE_S
         doorbell.ring_deferred()
@@ -361,29 +379,6 @@ class Progress:
                 doorbell.succeeded()
                 return True
         return False
-
-    def _take_nap(self) -> bool:
-        """Wait for a caller that is likely to come back at once; True if it has.
-
-        Other ranks see this one awake, and do not ring: they are heard at the end of the nap.
-        """
-        self._is_napping = True
-        came = self._stepper.has_news() or self._reason is not None or self._nap.acquire(True, _NAP_S)
-        self._is_napping = False
-        return came
-
-    def _let_the_caller_submit(self) -> None:
-        """Pause while the caller, who has no other core, submits one operation after the other."""
-        for _ in range(_PAUSES):
-            left = _QUIET_S - self._quiet_s()
-            if left <= 0 or self._is_awaited() or self._reason is not None:
-                return
-            time.sleep(left)
-
-    def _quiet_s(self) -> float:
-        """Return how long ago the caller has submitted what it does not wait for."""
-        submitted = self._submitted_ns
-        return (now() - submitted) / 1e9 if submitted else math.inf
 
     def _end(self) -> None:
         stepper = self._stepper

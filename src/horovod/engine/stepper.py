@@ -8,8 +8,10 @@ from __future__ import annotations
 import threading
 
 from horovod import errors
+from horovod.engine.answers import LEFT
+from horovod.engine.handles import Handle
 from horovod.engine.liveness import Liveness, encode_reason
-from horovod.engine.log import LEFT, LogRunner
+from horovod.engine.log import LogRunner
 from horovod.engine.ports import Link, Observer
 
 __all__ = ["Stepper"]
@@ -67,6 +69,11 @@ class Stepper:
         if log.inbox:
             log.accept(awaited)
         log.step()
+
+    def run_in_lane(self, handle: Handle) -> bool:
+        """Execute a submission at once, instead of handing it in; see ``LogRunner``."""
+        self._transport.is_awaited = True
+        return self._log.run_in_lane(handle)
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting.

@@ -18,6 +18,7 @@ from horovod.errors import InitError
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
+from horovod.links.shm.lane import ShmLane
 from horovod.links.shm.peers import ShmPeers
 from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
@@ -93,7 +94,8 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     except BaseException:
         shm.close()
         raise
-    return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board)
+    doorbell, lane = ShmDoorbell(control), ShmLane(control, watch)
+    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, lane)
 
 
 def topology_of(world: World) -> Topology:
