@@ -118,3 +118,31 @@ def test_a_timer_is_there_to_end_a_wait(guard: Guard) -> None:
     assert not guard.allows()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert guard.allows()
+
+
+def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_well(guard: Guard) -> None:
+    came: list[int] = []
+
+    class Interrupted(int):
+        """A number that is compared at the moment at which the next signal comes."""
+
+        def __eq__(self, other: object) -> bool:
+            if not came:
+                came.append(0)
+                signal.raise_signal(signal.SIGUSR2)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, handler)
+    assert guard.allows()
+    guard.enter()
+    guard._handlers[signal.SIGHUP] = handler
+    guard._waiting.append((Interrupted(signal.SIGHUP), None))
+    signal.raise_signal(signal.SIGUSR1)
+    guard.leave()
+    assert came == [0, signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1]

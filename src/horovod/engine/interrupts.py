@@ -10,6 +10,7 @@ for Python's own handler of Ctrl-C, always. A second Ctrl-C, or SIGTERM, does no
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib
 import signal
 import sys
@@ -144,13 +145,15 @@ class Guard:
 
     def _stand_in(self, number: int, frame: FrameType | None) -> None:
         if self._is_inside:
-            first = next((one for one in self._waiting if one[0] == number), None)
+            # In one step: the handler of another signal may add to it.
+            first = next((one for one in list(self._waiting) if one[0] == number), None)
             if first is None:
                 self._waiting.append((number, frame))
             if first is None or number not in _INSISTENT:
                 self.is_pending = True
                 return
-            self._waiting.remove(first)
+            with contextlib.suppress(ValueError):  # such a handler has
+                self._waiting.remove(first)
         self._wake()
         self._handlers[number](number, frame)
 
