@@ -30,6 +30,7 @@ from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.jax.calls import Call, run_in_program, split_watched
 from horovod.jax.failures import let_go, remember
+from horovod.jax.gpus import warn_once
 from horovod.jax.ordering import results_before
 from horovod.jax.primitives import collective_p
 
@@ -193,6 +194,7 @@ def _through_buffers(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequ
 def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
     from jax.experimental import io_callback
 
+    warn_once()
     shapes = ctx.avals_out
 
     def called(*inputs: Any) -> list[Any]:

@@ -1,0 +1,44 @@
+"""Whose GPU is whose: in JAX every rank sees all GPUs of its host, computes on the first, and takes memory of each."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+import jax
+
+from horovod import context
+from horovod.logs import logger
+
+__all__ = ["is_left_to_chance", "warn_once"]
+
+
+def is_left_to_chance(local_rank: int, platform: str, visible: str, environment: Mapping[str, str]) -> bool:
+    """Return whether this is the second rank of a host, and nobody has said which GPU it is to use, or share.
+
+    Args:
+        local_rank: of this rank; the second one speaks for all.
+        platform: of what JAX computes on.
+        visible: JAX's setting of the GPUs that it may use.
+        environment: of this process.
+    """
+    return (
+        local_rank == 1
+        and platform in ("gpu", "cuda")
+        and visible in ("", "all")
+        and "CUDA_VISIBLE_DEVICES" not in environment
+        and environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() not in ("false", "0")
+    )
+
+
+@functools.cache
+def warn_once() -> None:
+    """Warn, where ranks are about to fight for the first GPU of their host."""
+    visible = str(getattr(jax.config, "read", lambda name: "all")("jax_cuda_visible_devices"))
+    if is_left_to_chance(context.world().local_rank, jax.default_backend(), visible, os.environ):
+        logger.warning(
+            "the ranks of this host compute on the same GPU, and each takes three quarters of the memory of every GPU "
+            "that it sees: call jax.config.update('jax_cuda_visible_devices', str(hvd.local_rank())) after hvd.init(), "
+            "before JAX is used; ranks that share one on purpose need XLA_PYTHON_CLIENT_PREALLOCATE=false"
+        )
