@@ -24,6 +24,7 @@ __all__ = [
     "SETTINGS",
     "Config",
     "Setting",
+    "gpu_variables",
     "load",
     "openmp_threads",
     "parse",
@@ -323,6 +324,12 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
 def openmp_threads() -> str:
     """Return what OMP_NUM_THREADS says, which numerical libraries follow; empty when it is not set."""
     return os.environ.get("OMP_NUM_THREADS", "")
+
+
+def gpu_variables() -> dict[str, str]:
+    """Return those variables that say which GPUs JAX may use, and whether it takes their memory at once."""
+    names = ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

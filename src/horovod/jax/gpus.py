@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 
 import jax
 
 from horovod import context
+from horovod.config import gpu_variables
 from horovod.logs import logger
 
 __all__ = ["is_left_to_chance", "warn_once"]
@@ -21,7 +21,7 @@ def is_left_to_chance(local_rank: int, platform: str, visible: str, environment:
         local_rank: of this rank; the second one speaks for all.
         platform: of what JAX computes on.
         visible: JAX's setting of the GPUs that it may use.
-        environment: of this process.
+        environment: the variables that say something of GPUs.
     """
     return (
         local_rank == 1
@@ -36,7 +36,7 @@ def is_left_to_chance(local_rank: int, platform: str, visible: str, environment:
 def warn_once() -> None:
     """Warn, where ranks are about to fight for the first GPU of their host."""
     visible = str(getattr(jax.config, "read", lambda name: "all")("jax_cuda_visible_devices"))
-    if is_left_to_chance(context.world().local_rank, jax.default_backend(), visible, os.environ):
+    if is_left_to_chance(context.world().local_rank, jax.default_backend(), visible, gpu_variables()):
         logger.warning(
             "the ranks of this host compute on the same GPU, and each takes three quarters of the memory of every GPU "
             "that it sees: call jax.config.update('jax_cuda_visible_devices', str(hvd.local_rank())) after hvd.init(), "
