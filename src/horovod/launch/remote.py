@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod.errors import LaunchError
-from horovod.launch import frames
+from horovod.launch import frames, leash
 from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.orphans import keep
@@ -41,11 +43,13 @@ class Connection:
 
     def __init__(self, host: str, access: Access) -> None:
         self.host, self._access = host, access
-        self._stderr = os.memfd_create("horovodrun-ssh")
         self._gone_by = 0.0
+        if shutil.which("ssh") is None:
+            raise LaunchError("there is no ssh in PATH; install OpenSSH's client on this host")
+        self._stderr = os.memfd_create("horovodrun-ssh")
         try:
             self._process = subprocess.Popen(
-                command_line(host, access),
+                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command_line(host, access)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -54,7 +58,7 @@ class Connection:
             )
         except OSError as error:
             os.close(self._stderr)
-            raise LaunchError(f"cannot run ssh ({error.strerror}); install OpenSSH's client on this host") from error
+            raise LaunchError(f"cannot run ssh ({error.strerror})") from error
         keep(self._process.pid)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.wire = frames.Wire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
