@@ -99,3 +99,11 @@ def test_where_ranks_share_cores_hyperthreads_make_no_difference(counted: _Count
         assert _in_vain(Spinner(crowded=True, siblings=siblings), counted) == 0
         offers.append(counted.offers - before)
     assert offers[0] == offers[1]
+
+
+def test_in_a_job_of_several_hosts_who_waits_sleeps_after_the_eager_looks(counted: _Counted) -> None:
+    alone, one_of_several = (Spinner(crowded=False, polite=polite) for polite in (True, False))
+    assert _in_vain(one_of_several, counted) == _in_vain(alone, counted) > 0
+    before = counted.offers
+    _in_vain(one_of_several, counted)
+    assert counted.offers == before + 1

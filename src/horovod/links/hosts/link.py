@@ -87,6 +87,7 @@ def assemble(
         with _in_local_ranks(world, tell):
             shared = stack.enter_context(sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)))
         meeting = shared.meeting
+        shared.control.polite = False
         mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
         mirror.come(world.local_rank, world.rank)
         met: Met | None = None

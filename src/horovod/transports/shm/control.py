@@ -84,6 +84,7 @@ class Control:
         crowded: whether ranks share cores, so that who waits had better give the core away at once.
         siblings: whether ranks are hyperthreads of one core, so that who looks takes cycles from who works.
         share: cores that there are for each rank, at least 1.
+        polite: whether who waits looks for a while before it sleeps; see ``Spinner``.
     """
 
     def __init__(self, fd: int, rank: int, size: int, cores: int | None = None, siblings: bool = False) -> None:
@@ -93,6 +94,7 @@ class Control:
         self.crowded = size > self.cores
         self.siblings = siblings
         self.share = max(1, self.cores // size)
+        self.polite = True
         self._deferred: set[int] = set()
         nbytes = self.nbytes(size)
         self._map = map_shared(fd, nbytes)

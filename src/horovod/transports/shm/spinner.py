@@ -28,12 +28,14 @@ class Spinner:
     Args:
         crowded: whether ranks share cores, so that eager looks are of no use at all.
         siblings: whether ranks are hyperthreads of one core, so that any look slows down who is waited for.
+        polite: whether to look politely. Not in jobs of several hosts: what is waited for comes through several threads
+            of each rank there, the engine's between hosts, and a core that is given away comes back before they had it.
     """
 
-    def __init__(self, crowded: bool, siblings: bool = False) -> None:
+    def __init__(self, crowded: bool, siblings: bool = False, polite: bool = True) -> None:
         turns = 0 if crowded else _SIBLINGS_TURNS if siblings else _TURNS
         # With more ranks than cores there is always somebody to whom giving the core away is of use.
-        self._polite_s = _SIBLINGS_POLITE_S if siblings and not crowded else _POLITE_S
+        self._polite_s = 0.0 if not polite else _SIBLINGS_POLITE_S if siblings and not crowded else _POLITE_S
         self._short, self._long, self._none = range(turns), range(turns * _LONGER), range(0)
         self._in_vain = 0
         self._eager = True
