@@ -22,7 +22,7 @@ def main(words: list[str]) -> None:
     parent, program, *_ = words
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() == int(parent):  # else it has ended before
-        os.execvp(program, words[1:])  # noqa: S606 - no shell is wanted
+        os.execvp(program, words[1:])
 
 
 if __name__ == "__main__":

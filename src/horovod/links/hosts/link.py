@@ -30,6 +30,9 @@ from horovod.world import ON_HOST, World
 
 __all__ = ["MakeTransport", "MeetHosts", "Met", "assemble"]
 
+#: Through so many threads of a rank comes what it waits for: the engine's, and those that move data between hosts.
+_THREADS = 2
+
 
 @dataclass(frozen=True)
 class Met:
@@ -87,7 +90,7 @@ def assemble(
         with _in_local_ranks(world, tell):
             shared = stack.enter_context(sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)))
         meeting = shared.meeting
-        shared.control.polite = False
+        shared.control.polite = shared.control.share > _THREADS
         mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
         mirror.come(world.local_rank, world.rank)
         met: Met | None = None

@@ -28,8 +28,8 @@ class Spinner:
     Args:
         crowded: whether ranks share cores, so that eager looks are of no use at all.
         siblings: whether ranks are hyperthreads of one core, so that any look slows down who is waited for.
-        polite: whether to look politely. Not in jobs of several hosts: what is waited for comes through several threads
-            of each rank there, the engine's between hosts, and a core that is given away comes back before they had it.
+        polite: whether to look politely. Not in jobs of several hosts with few cores: what is waited for comes through
+            several threads of each rank there, and a core that is given away comes back before they had it.
     """
 
     def __init__(self, crowded: bool, siblings: bool = False, polite: bool = True) -> None:
