@@ -107,7 +107,8 @@ class Config:
         unit="bytes", flag="--fusion-threshold-mb", yaml_path="params.fusion_threshold_mb", scale=MIB,
     )  # fmt: skip
     cache_capacity: int = _setting(
-        "HOROVOD_CACHE_CAPACITY", 1024, "Request signatures that each rank remembers; 0 = none.",
+        "HOROVOD_CACHE_CAPACITY", 1024,
+        "Request signatures that each rank remembers; 0 = none, and every call goes through the coordinator.",
         unit="entries", flag="--cache-capacity", yaml_path="params.cache_capacity",
     )  # fmt: skip
     bucket_bytes: int = _setting(
