@@ -93,6 +93,7 @@ class LogRunner:
         name = handle.signature.name
         try:
             if name is not None and (other := self._named.setdefault(name, handle)) is not handle:
+                self._transport.skip(handle)
                 raise errors.DuplicateNameError(
                     f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
                     f"{other.signature.request.site}; synchronize() it first, or give this one another name"
@@ -102,7 +103,6 @@ class LogRunner:
             self.ring.append(handle.record)
         except BaseException:
             self._withdraw(handle)
-            self._transport.skip(handle)
             raise
 
     def _withdraw(self, handle: Handle) -> None:
