@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from interleaving import Stage
 from pairs import FILES, Ranks
 from plays import Scenario, on_all, once, play, play_many, raise_all
 
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.core.requests import Kind
+from horovod.engine.calls import call
 from horovod.engine.log import LogRunner
+from horovod.engine.progress import Progress
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 from horovod.links.shm import lane
 
@@ -128,3 +133,29 @@ def test_it_finds_what_is_counted_on_one_rank_only(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(LogRunner, "run_in_lane", forgets)
     play(run, 2, {}, looks=2)
+
+
+def test_what_the_others_are_not_through_with_wakes_nobody_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of the arena: each rank reduces a part of it for all, so it settles after this rank has done its own."""
+    woken: list[int] = []
+
+    def run(stage: Stage, ranks: Ranks) -> None:
+        def act(rank: int) -> float:
+            engine = ranks.engines[rank]
+            value = np.frombuffer(engine.transport.allocate(64 << 10), np.float32)
+            for number in range(4):
+                if number == 2:
+                    monkeypatch.setattr(Progress, "_wake", lambda progress: woken.append(rank))
+                value[:] = rank + 1
+                engine.run(call(Kind.ALLREDUCE, "big"), NumpyAdapter(), [value], [value])
+            return float(value.sum())
+
+        stage.is_recording = False
+        actors = stage.play(*on_all(ranks, act))
+        monkeypatch.undo()
+        raise_all(actors)
+        assert [actor.result for actor in actors] == [3.0 * (16 << 10)] * 2
+        assert _agreed(ranks) == [3, 3]
+
+    play(run, 2, {}, looks=2)
+    assert not woken

@@ -36,7 +36,7 @@ __all__ = ["FILES", "Ranks", "on_stage"]
 
 #: Whose lines are moments: what several threads of a rank run at the same time.
 FILES = frozenset(str(module.__file__) for module in (awaited, engines, handles, log, progress, stepper))
-_ARENA_BYTES = 1 << 20
+_ARENA_BYTES = 32 << 20
 _ADAPTER = NumpyAdapter()
 
 

@@ -140,6 +140,8 @@ class Progress:
                 return
             if not is_run:
                 hand_in(handle)
+            if not handle.done:
+                # Or it settles: the others are not through with their part.
                 has_turn = False
                 self._work(handle)
         finally:
