@@ -43,6 +43,6 @@ def test_a_small_allreduce_calls_few_functions() -> None:
             ranks.stop()
         finally:
             stage.close()
-    # Rank 0 decides for both. Where there are more, something that could be worked out once is done in every call.
-    assert 20 < counts[0] < 84, counts
-    assert 20 < counts[1] < 70, counts
+    # Where there are more, something that could be worked out once is done in every call, or all go by the coordinator.
+    assert 20 < counts[0] < 46, counts
+    assert 20 < counts[1] < 46, counts
