@@ -94,7 +94,8 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     except BaseException:
         shm.close()
         raise
-    doorbell, lane = ShmDoorbell(control), ShmLane(control, watch)
+    # Of ranks that share cores, some have to sleep for the others to come.
+    doorbell, lane = ShmDoorbell(control), None if control.crowded else ShmLane(control, watch)
     return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, lane)
 
 
