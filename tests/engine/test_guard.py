@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,14 +26,20 @@ def guard() -> Iterator[Guard]:
         signal.signal(number, handler)
 
 
-def test_another_handler_stands_in_for_the_scripts_only_during_the_work(guard: Guard) -> None:
-    came: list[int] = []
+def _handled(came: list[int]) -> Callable[[int, FrameType | None], None]:
+    """Have the script's handler of SIGUSR1 and SIGUSR2 note what came; return it."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
+    return handler
+
+
+def test_another_handler_stands_in_for_the_scripts_only_during_the_work(guard: Guard) -> None:
+    came: list[int] = []
+    handler = _handled(came)
     assert guard.allows()
     guard.enter()
     assert signal.getsignal(signal.SIGUSR1) is not handler
@@ -134,11 +140,7 @@ def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_wel
 
         __hash__ = int.__hash__
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, handler)
+    handler = _handled(came)
     assert guard.allows()
     guard.enter()
     guard._handlers[signal.SIGHUP] = handler
