@@ -53,6 +53,26 @@ def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Calla
     assert ranks(_start) == [[True, True, False, True]] * 2
 
 
+def _again() -> list[bool]:
+    from keras_models import data, is_same_everywhere, shard, small
+
+    import horovod.keras as hvd
+
+    callback, equal = hvd.callbacks.BroadcastGlobalVariablesCallback(0), []
+    kept = small(seed=9)
+    for fold in range(4):  # first with new models on all ranks, then on rank 0 alone
+        model = small(seed=10 * fold + hvd.rank()) if fold < 2 or hvd.rank() == 0 else kept
+        model.compile(hvd.DistributedOptimizer("sgd"), "mse")
+        model.fit(*map(shard, data()), batch_size=8, verbose=0, callbacks=[callback])
+        equal.append(is_same_everywhere(model.weights))
+    return equal
+
+
+@pytest.mark.slow
+def test_one_callback_serves_one_model_after_another(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(_again) == [[True] * 4] * 2
+
+
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
     """Collect what horovod logs."""

@@ -44,7 +44,8 @@ class Broadcast:
     """Gives all ranks the model and the optimizer of one, before the first step.
 
     Where TensorFlow makes variables in the first step only, they are broadcast there, before they change.
-    Random states of layers such as Dropout stay each rank's own.
+    Random states of layers such as Dropout stay each rank's own. One ``fit()`` after another goes on with the model it
+    has; another model, on any of the ranks, is broadcast in its turn.
 
     Args:
         root_rank: whose values to take.
@@ -63,6 +64,7 @@ class Broadcast:
         del device
         self.root_rank = root_rank
         self.broadcast_done = False
+        self._seen: Any = None
         self._local: list[Any] = []
         for variable in local_variables or ():
             self.register_local_var(variable)
@@ -86,6 +88,8 @@ class Broadcast:
         Args:
             model: that is trained.
         """
+        if self._seen is not model:
+            self._seen, self.broadcast_done = model, False
         super().set_model(model)  # type: ignore[misc]
         if model.jit_compile and self._kit.reduction_of(model.optimizer) is not None and self._kit.refuses_xla():
             model.jit_compile = False
@@ -98,7 +102,7 @@ class Broadcast:
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast what is there; compare how many steps the ranks are going to take."""
         del logs
-        self._compare_steps()
+        self._compare_plans()
         self._look_at_optimizer()
         if self.broadcast_done:
             return
@@ -144,10 +148,12 @@ class Broadcast:
                 model.name, type(model.optimizer).__name__, world.size,
             )  # fmt: skip
 
-    def _compare_steps(self) -> None:
-        """Tell all ranks at once if they are going to take different numbers of steps."""
-        steps = (self.params or {}).get("steps")
-        found = allgather_object(steps, name="BroadcastGlobalVariablesCallback.steps")
+    def _compare_plans(self) -> None:
+        """Tell all ranks at once if they are going to take different numbers of steps; broadcast if one has to."""
+        own = ((self.params or {}).get("steps"), self.broadcast_done)
+        plans = allgather_object(own, name="BroadcastGlobalVariablesCallback.steps")
+        self.broadcast_done = all(done for _, done in plans)
+        found = [steps for steps, _ in plans]
         if len({count for count in found if count is not None}) > 1:
             who: dict[Any, list[int]] = {}
             for rank, count in enumerate(found):
