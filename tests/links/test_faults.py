@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,3 +166,31 @@ def test_hosts_meet_after_a_meeting_to_which_one_rank_did_not_come(tmp_path: Pat
     assert sums == (4.0,) * 4
     assert "ranks 2, 3" in said[0] and "HOROVOD_START_TIMEOUT" in said[0]
     assert "on host host-b, by local rank: rank 1 did not call init() within 1 s" in said[2]
+
+
+def _looks_for_the_store_late(folder: Path) -> str:
+    import horovod.numpy as hvd
+    from horovod.links.hosts import meeting
+
+    if os.environ["HOROVOD_RANK"] == "0":
+        hvd.init()
+        hvd.shutdown()
+        (folder / "left").touch()
+        return ""
+
+    class LateClient(meeting.StoreClient):
+        def __init__(self, *args: Any) -> None:
+            _await(folder, 1)
+            super().__init__(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "StoreClient", LateClient)
+        with pytest.raises(PeerLostError) as caught:
+            hvd.init()
+    return str(caught.value)
+
+
+def test_who_looks_for_the_store_of_a_rank_0_that_has_left_is_told(tmp_path: Path) -> None:
+    alone = {"HOROVOD_GLOO_IFACE": "lo"}  # else rank 0 waits for what the second host says in its store
+    texts = run_ranks(2, _looks_for_the_store_late, tmp_path, hosts=(1, 1), init=False, env=alone)
+    assert "rank 0 (pid " in texts[1] and "has left the job: it called hvd.shutdown()" in texts[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from horovod import _version
@@ -90,7 +91,13 @@ class _Parts:
 
         def open_store() -> StoreClient:
             server, self._server = self._server, None
-            check = (lambda: None) if world.rank == 0 else lambda: watch.check(0, 0.0)
+            began_s = time.monotonic()
+
+            def check() -> None:
+                if world.rank != 0:
+                    # The time counts: rank 0 may have left, and its store with it.
+                    watch.check(0, time.monotonic() - began_s)
+
             return StoreClient(self._secret, roster.hosts[0].store, settings.start_timeout_s, check, server)
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
