@@ -19,6 +19,8 @@ from horovod.launch.ssh import Access
 __all__ = ["Muster", "muster"]
 
 _MOST_QUOTED = 80
+#: Who wakes up so much later than it wanted to did not run meanwhile.
+_LATE_S = 1.0
 
 
 class Muster:
@@ -34,6 +36,8 @@ class Muster:
         self.hellos: dict[str, frames.Hello] = {}
         #: What is wrong, by name of the host.
         self.problems: dict[str, list[str]] = {}
+        #: For how long this process was stopped meanwhile, in seconds.
+        self.stood_s = 0.0
 
     def close(self) -> None:
         """End all agents. Blocks until they have ended."""
@@ -69,7 +73,7 @@ def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: 
     try:
         for host in hosts:
             found.connections[host] = Connection(host, access)
-        _listen(found, check, time.monotonic() + access.timeout_s)
+        _listen(found, check, access.timeout_s)
         _find_twins(found, here)
         wrong = [sentence for host in hosts for sentence in found.problems.get(host, [])]
         if wrong:
@@ -80,21 +84,31 @@ def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: 
     return found
 
 
-def _listen(found: Muster, check: frames.Check, deadline: float) -> None:
+def _listen(found: Muster, check: frames.Check, timeout_s: float) -> None:
     poll = select.poll()
-    waiting = {connection.wire.incoming: host for host, connection in found.connections.items()}
-    for fd in waiting:
+    hosts = {connection.wire.incoming: host for host, connection in found.connections.items()}
+    waiting = set(found.connections)
+    for fd in hosts:
         poll.register(fd, select.POLLIN)
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(min(left, frames.ALIVE_S) * 1000 + 1):
-            if _hear(found, waiting[fd], check):
-                del waiting[fd]
+    deadline = time.monotonic() + timeout_s
+    while waiting and (left := deadline - (asked := time.monotonic())) > 0:
+        limit_s = min(left, frames.ALIVE_S)
+        news = poll.poll(limit_s * 1000 + 1)
+        late_s = time.monotonic() - asked - limit_s
+        if late_s > _LATE_S:
+            # No host is to blame for time in which this process did not run.
+            found.stood_s += late_s
+            deadline += late_s
+        for fd, _ in news:
+            if _hear(found, hosts[fd], check):
+                waiting.discard(hosts[fd])
+            if found.connections[hosts[fd]].wire.is_closed or hosts[fd] in found.problems:
                 poll.unregister(fd)
         for connection in found.connections.values():
             connection.wire.flush()
             if connection.host in found.hellos:
                 connection.wire.show_life()
-    for host in waiting.values():
+    for host in waiting:
         found.problems[host] = [found.connections[host].why()]
 
 
@@ -126,8 +140,19 @@ def _hear(found: Muster, host: str, check: frames.Check) -> bool:
         found.problems[host] = [f"{host}: its agent speaks another protocol ({error}); install version {__version__}"]
         return True
     if connection.wire.is_closed:
-        found.problems[host] = [connection.why()]
+        found.problems[host] = [_ended(connection, found.stood_s) if host in found.hellos else connection.why()]
     return connection.wire.is_closed
+
+
+def _ended(connection: Connection, stood_s: float) -> str:
+    """Why there is an agent no more."""
+    if stood_s:
+        return (
+            f"{connection.host}: its agent has given up, for horovodrun itself did not run for {stood_s:.0f} s "
+            f"(Ctrl-Z, SIGSTOP, or a machine that stood still); start it again"
+        )
+    last = "".join(f" ({line})" for line in connection.stderr.strip().splitlines()[-1:])
+    return f"{connection.host}: the connection with its agent ended before all hosts were checked{last}; start it again"
 
 
 def _find_twins(found: Muster, here: str) -> None:
