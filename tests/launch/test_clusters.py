@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -127,3 +128,24 @@ def test_a_function_runs_on_other_hosts(cluster: Cluster) -> None:
     ended = horovodrun(program=[*on(cluster, program=[sys.executable]), "-c", program])
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == "[(7, 'a', 200000), (7, 'login', 200000), (7, 'b', 200000)]\n"
+
+
+SUM = "import numpy as np, horovod.numpy as hvd; hvd.init(); print(hvd.allreduce(np.ones(2), op=hvd.Sum).tolist())"
+
+
+def test_of_several_interfaces_one_that_leads_nowhere_is_passed_over(cluster: Cluster) -> None:
+    """As on hosts with docker: each has a bridge of its own, with the same address."""
+    machines = [cluster.machines[name] for name in ("login", "a", "b")]
+    add = "ip link add lonely type bridge; ip addr add 172.31.0.1/16 dev lonely; ip link set lonely up"
+    try:
+        for machine in machines:
+            subprocess.run(machine.command("sh", "-ec", add), check=True)
+        ended = horovodrun(
+            "-np", "2", "-H", "a,b", "--network-interfaces", "lonely,eth0", sys.executable, "-c", SUM,
+            program=on(cluster),
+        )  # fmt: skip
+    finally:
+        for machine in machines:
+            subprocess.run(machine.command("ip", "link", "del", "lonely"), check=False)
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(ended.lines) == ["[0]<stdout>:[2.0, 2.0]", "[1]<stdout>:[2.0, 2.0]"]

@@ -116,8 +116,9 @@ def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str
         interfaces: their names, the best one first; empty leaves it to the libraries.
         tcp: whether InfiniBand is not to be used.
     """
-    names = {"HOROVOD_GLOO_IFACE": interfaces[0], "NCCL_SOCKET_IFNAME": ",".join(interfaces)} if interfaces else {}
-    return names | ({"NCCL_IB_DISABLE": "1"} if tcp else {})
+    names = ",".join(interfaces)
+    variables = {"HOROVOD_GLOO_IFACE": names, "NCCL_SOCKET_IFNAME": names} if names else {}
+    return variables | ({"NCCL_IB_DISABLE": "1"} if tcp else {})
 
 
 def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> Assembly:

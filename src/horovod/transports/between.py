@@ -107,8 +107,9 @@ def _groups(
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
     module = importlib.import_module("horovod.transports.torch_dist")
-    # As above.
-    listener = module.listen(settings.gloo_iface) if settings.gloo_iface else None
+    # As above. Of several interfaces, that which leads to rank 0 is known once its store was reached over one of them.
+    is_certain = settings.gloo_iface and "," not in settings.gloo_iface
+    listener = module.listen(settings.gloo_iface) if is_certain else None
     store = open_store()
     if listener is None:
         address = _address(topology, store, module.address_towards, watch, settings.start_timeout_s)

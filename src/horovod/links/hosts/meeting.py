@@ -55,7 +55,7 @@ class _Parts:
     def __init__(self, world: World, settings: Config, number: int) -> None:
         self._world, self._settings, self._number = world, settings, number
         self._secret = purpose_key(world.key, f"store {number}")
-        self._interfaces = tuple(name for name in settings.gloo_iface.split(",") if name)
+        self._interfaces = tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip())
         self._server: StoreServer | None = None
 
     def meet(self, ranks: Sequence[int], pids: Sequence[int], check: Callable[[], None]) -> link.Met:
