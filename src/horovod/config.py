@@ -191,7 +191,8 @@ class Config:
         yaml_path="params.hierarchical_allreduce",
     )  # fmt: skip
     gloo_iface: str = _setting(
-        "HOROVOD_GLOO_IFACE", "", "Network interface for Gloo and the meeting, or a list a,b of those to try; by default what leads to rank 0.",
+        "HOROVOD_GLOO_IFACE", "",
+        "Network interface for Gloo and the meeting, or a list a,b of those to try; by default what leads to rank 0.",
     )  # fmt: skip
     gloo_timeout_s: float = _setting(
         "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, "How long Gloo waits for a rank, in the middle of an operation too.",

@@ -69,6 +69,27 @@ def test_command_lines(launcher: Launcher, expected: str) -> None:
     assert words == [*wanted, "--more", "python", "t.py"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "names", "expected"),
+    [
+        ("mpich", ["localhost", "b"], "node:2,b:2"),
+        ("intel", ["b", "127.0.0.1"], "b:2,node:2"),
+        ("mpich", ["::1"], "localhost:2"),
+        ("openmpi", ["localhost", "b"], "localhost:2,b:2"),
+    ],
+)
+def test_hydra_is_told_what_other_hosts_call_this_one(kind: str, names: list[str], expected: str) -> None:
+    hosts = [Host(name, 2) for name in names]
+    words = command_line(Launcher(kind, "mpirun", 5), 4, hosts, ["x"], [], Access("python"), nodename="node")
+    assert words[words.index("--host" if kind == "openmpi" else "-hosts") + 1] == expected
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "spectrum", "mpich", "intel"])
+def test_an_address_that_mpirun_would_cut_in_two_is_an_error(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"-H \[fd00::2\]: mpirun takes no addresses of IPv6; give the host a name"):
+        command_line(Launcher(kind, "mpirun", 5), 2, [Host("a", 1), Host("fd00::2", 1)], ["x"], [], Access("python"))
+
+
 def test_binding_flags_replace_ours() -> None:
     words = command_line(
         Launcher("openmpi", "mpirun", 5), 2, [], ["x"], [], Access("python"), binding_args=["--bind-to", "core"]

@@ -73,6 +73,7 @@ def command_line(
     tcp: bool = False,
     is_root: bool = False,
     output_dir: str = "",
+    nodename: str = "",
 ) -> list[str]:
     """The command that starts the ranks.
 
@@ -88,18 +89,38 @@ def command_line(
         tcp: whether InfiniBand is not to be used.
         is_root: whether the superuser starts them, as is usual in containers; Open MPI wants to be told.
         output_dir: where each rank's output goes as well, or with some launchers goes instead; empty for nowhere.
+        nodename: what other hosts call this one.
 
     Returns:
         Program and arguments.
 
     Raises:
-        ValueError: this launcher cannot write output to files of each rank.
+        ValueError: this launcher cannot write output to files of each rank, or takes no such names of hosts.
     """
+    hosts = _named(launcher, hosts, nodename)
     words = {"openmpi": _open_mpi, "spectrum": _open_mpi, "mpich": _hydra, "intel": _hydra, "cray": _pals}.get(
         launcher.kind, _jsrun
     )(launcher, num_proc, hosts, variables, access, tuple(binding_args), tcp)
     root = ["--allow-run-as-root"] if is_root and launcher.kind in ("openmpi", "spectrum") else []
     return [launcher.program, *root, *words, *_output_words(launcher, output_dir), *mpi_args, *command]
+
+
+def _named(launcher: Launcher, hosts: Sequence[Host], nodename: str) -> list[Host]:
+    """The hosts under names that the launcher understands: it cuts them at the first colon."""
+    hosts = [Host("localhost", host.slots) if host.name == "::1" else host for host in hosts]
+    if launcher.kind in ("mpich", "intel") and len({host.name for host in hosts}) > 1:
+        # It tells the others to come to the host with this name.
+        hosts = [Host(nodename or host.name, host.slots) if _is_loopback(host.name) else host for host in hosts]
+    if wrong := [host.name for host in hosts if ":" in host.name and launcher.kind not in ("cray", "jsrun")]:
+        raise ValueError(
+            f"-H [{wrong[0]}]: {launcher.program} takes no addresses of IPv6; give the host a name (in DNS or "
+            f"/etc/hosts), or leave --mpi out"
+        )
+    return list(hosts)
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or name.startswith("127.")
 
 
 def _output_words(launcher: Launcher, folder: str) -> list[str]:

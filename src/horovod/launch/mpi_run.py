@@ -54,7 +54,7 @@ def mpi_plan(
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
         mpi_args=options.mpi_args, binding_args=options.binding_args, tcp=options.tcp, is_root=os.geteuid() == 0,
-        output_dir=request.output_dir,
+        output_dir=request.output_dir, nodename=os.uname().nodename,
     )  # fmt: skip
     if request.output_dir:
         try:

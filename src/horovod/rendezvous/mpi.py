@@ -35,6 +35,12 @@ __all__ = ["exchange", "introduce", "limit_end"]
 _TAG, _LOOK_S, _SLICE_S, _KEY_BYTES = 77, 0.002, 0.1, 32
 #: How long the end of MPI may take in a rank that has failed: it waits for all ranks, and some may never come.
 _END_S = 10
+#: What it may be, if they did.
+_BROUGHT_TOGETHER = (
+    "; or they did, and MPI does not bring them together: where hosts have networks that lead nowhere, such as "
+    "docker0, name the one that leads to the others (Open MPI: --mca btl_tcp_if_include eth0; MPICH: -iface eth0; "
+    "horovodrun --mpi: --network-interfaces eth0)"
+)
 _communicators: dict[tuple[int, ...], Any] = {}
 _introductions: dict[tuple[int, ...], _Introduction] = {}
 
@@ -80,12 +86,12 @@ class _Introduction:
         except Exception as error:
             self.error = error
 
-    def wait(self, patience: Patience, otherwise: str) -> list[_Card]:
+    def wait(self, patience: Patience, otherwise: str, hint: str) -> list[_Card]:
         """Return what all ranks have told."""
         while self._thread.is_alive():
             left_s = patience.deadline - time.monotonic()
             if left_s <= 0:
-                raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
+                raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT){hint}")
             self._thread.join(min(_SLICE_S, left_s))
             patience.check()
         if self.error is not None:
@@ -123,7 +129,7 @@ def introduce(world: World, timeout_s: float) -> World:
             own = _Card(machine_name(), daemon, key if world.rank == 0 else b"", world.local_rank)
             _introductions[members] = _Introduction(own, lambda: _communicator(members))
         introduction = _introductions[members]
-        cards = introduction.wait(patience, f"not all of the {world.size} ranks called init()")
+        cards = introduction.wait(patience, f"not all of the {world.size} ranks called init()", _BROUGHT_TOGETHER)
     card = introduction.card
     hosts: dict[tuple[str, str], list[int]] = {}
     for rank, each in enumerate(cards):

@@ -102,7 +102,7 @@ def connect_first(
                 chosen = ready
                 return ready, probes[ready]
             if left <= 0:
-                raise InitError(f"{nobody} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
+                raise InitError(f"{nobody} (waited {patience.total_s:g} s, HOROVOD_START_TIMEOUT)")
     finally:
         for probe in probes:
             if probe is not chosen:
