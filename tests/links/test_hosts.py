@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import socket
 
 import numpy as np
 import pytest
@@ -154,3 +157,34 @@ def test_a_deadlock_between_hosts_is_proven_with_stacks_of_both() -> None:
         assert "rank 1 " in text, text
         assert "rank 2 " in text
         assert text.count("its main thread:") >= 2
+
+
+def _is_connected(stranger: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(stranger.getpeername())
+    return False
+
+
+def _knocks() -> list[bool]:
+    import horovod.numpy as hvd
+    from horovod.transports.doors import listening
+
+    found = []
+    for members in ([0, 2], [1, 2]):
+        hvd.add_process_set(members)
+        hvd.allreduce(np.ones(1000), name="x")
+        for fd in listening().values() if hvd.rank() == 2 else ():  # with nothing of the control between hosts
+            with socket.socket(fileno=os.dup(fd)) as port, socket.socket() as stranger:
+                if port.family != socket.AF_INET:
+                    continue
+                stranger.settimeout(0.5)
+                with contextlib.suppress(TimeoutError):
+                    stranger.connect(port.getsockname())
+                found.append(_is_connected(stranger))
+    hvd.barrier()
+    return found
+
+
+def test_no_stranger_gets_to_the_port_at_which_data_moves() -> None:
+    found = run_ranks(3, _knocks, hosts=(2, 1))[2]
+    assert found and not any(found)

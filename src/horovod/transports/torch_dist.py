@@ -17,6 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from horovod.errors import HorovodInternalError, InitError
 from horovod.transports.base import Watch
+from horovod.transports.doors import Door
 from horovod.transports.groups import Bytes, Group, Pending, Store, failed, wait_until
 
 __all__ = ["TorchGroups", "address_towards", "listen"]
@@ -159,7 +160,7 @@ class TorchGroups:
         store: where ranks say where they listen.
         watch: asked while waiting.
         timeout_s: how long the engine waits for a rank.
-        listener: of ``listen``.
+        listener: of ``listen``, with its door.
     """
 
     name = "gloo"
@@ -168,7 +169,7 @@ class TorchGroups:
         self._rank, self._store, self._watch, self._timeout_s = rank, store, watch, timeout_s
         self._groups: dict[tuple[int, ...], _TorchGroup] = {}
         self._makers: list[threading.Thread] = []
-        self._listener = listener
+        self._listener, self._door = listener
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Return the group of some ranks; connects them when they ask for it first."""
@@ -211,7 +212,9 @@ class TorchGroups:
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
-        return gloo(table, me, size, options)
+        # Who knows where we listen, and so may come, has it from what this call says in the table.
+        with self._door.opened():
+            return gloo(table, me, size, options)
 
     def close(self) -> None:
         """End all groups, and close the store."""
@@ -224,8 +227,8 @@ class TorchGroups:
         self._groups.clear()
 
 
-def listen(interface: str = "", address: str = _LOOPBACK) -> Any:
-    """Return what Gloo listens with.
+def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
+    """Return what Gloo listens with, and the door to it.
 
     Args:
         interface: network interface; empty for the one with ``address``.
@@ -237,8 +240,17 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> Any:
     if not dist.is_gloo_available():
         raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
     gloo = c10d.ProcessGroupGloo
+    place = {"interface": interface} if interface else {"hostname": address}
+
+    def create() -> Any:
+        try:
+            # Or ranks would come whenever one has something to say to another (TORCH_GLOO_LAZY_INIT).
+            return gloo.create_device(**place, lazy_init=False)
+        except TypeError:
+            return gloo.create_device(**place)  # an older torch, which knows no such thing
+
     try:
-        return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
+        return Door.of(create)
     except RuntimeError as error:
         where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
         raise InitError(f"Gloo cannot listen on {where}: {error}") from None
