@@ -28,6 +28,7 @@ def _mismatch(mode: str) -> str:
             (tf.function(reduce) if mode == "function" else reduce)(tf.ones([2 + hvd.rank()]))
     if mode == "eager":
         assert isinstance(caught.value, hvd.HorovodInternalError)
+        assert caught.value.args == (str(caught.value),)
     # The job goes on.
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == 2.0
     return str(caught.value)

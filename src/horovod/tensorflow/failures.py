@@ -60,5 +60,6 @@ def translated(error: Exception) -> Exception:
         return error
     found: Exception = Exception.__new__(_both(kind))
     tf.errors.OpError.__init__(found, None, None, str(error), _mapped(kind)[1])
+    found.args = (str(error),)  # which repr() shows; TensorFlow's classes leave none
     found.__dict__.update(error.__dict__)
     return found.with_traceback(error.__traceback__)
