@@ -20,6 +20,8 @@ classes keep those scripts right.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __all__ = [
     "DeadlockError",
     "DuplicateNameError",
@@ -39,6 +41,10 @@ __all__ = [
 
 class HorovodInternalError(RuntimeError):
     """A collective could not be completed."""
+
+    if not TYPE_CHECKING:
+        # AutoGraph makes errors anew to add the user's code; it takes their class only where this is how that is made.
+        __init__ = Exception.__init__
 
 
 class NotInitializedError(HorovodInternalError, ValueError):

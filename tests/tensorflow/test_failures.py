@@ -65,6 +65,32 @@ def _wrong(mode: str) -> None:
         run(lambda x: hvd.allreduce(x, op=99))
 
 
+def _wrong_in_converted_code() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    @tf.function
+    def before_init(x):
+        return x * hvd.size()
+
+    @tf.function
+    def odd():
+        return hvd.allreduce(tf.ragged.constant([[1.0], [1.0, 2.0]]))
+
+    with pytest.raises(hvd.HorovodInternalError, match=r"hvd\.init") as caught:
+        before_init(tf.ones([3]))
+    assert isinstance(caught.value, ValueError)
+    hvd.init()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot be sent as it is") as wrong:
+        odd()
+    assert isinstance(wrong.value, ValueError)
+
+
+def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
+    run_ranks(1, _wrong_in_converted_code, init=False, framework="tensorflow")
+
+
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
     run_ranks(2, _wrong, mode, framework="tensorflow")

@@ -197,6 +197,27 @@ def test_collectives_run_in_loops_branches_and_nested_functions() -> None:
     _run(2, _control_flow)
 
 
+def _found_around() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)  # has no name
+
+    @tf.function
+    def step():
+        return hvd.allreduce(x), *hvd.grouped_allreduce([x, 2 * x], op=hvd.Sum), hvd.allgather(x), hvd.broadcast(x, 1)
+
+    for found, wanted in zip(
+        step(), ([1.5, 3.0], [3.0, 6.0], [6.0, 12.0], [1.0, 2.0, 2.0, 4.0], [2.0, 4.0]), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted)
+
+
+def test_a_function_reduces_eager_tensors_that_it_finds_around_it() -> None:
+    _run(2, _found_around)
+
+
 def _unused() -> int:
     import tensorflow as tf
 

@@ -37,9 +37,15 @@ _both_of: dict[type[Exception], type[Exception]] = {}
 
 def _both(kind: type[Exception]) -> type[Exception]:
     if kind not in _both_of:
-        namespace = {"__module__": kind.__module__, "__reduce__": _reduce}
+        namespace = {"__module__": kind.__module__, "__init__": _init, "__reduce__": _reduce}
         _both_of[kind] = type(kind.__name__, (kind, _mapped(kind)[0]), namespace)
     return _both_of[kind]
+
+
+def _init(self: Exception, node_def: object, op: object, message: str, *args: object) -> None:
+    # With the arguments of TensorFlow's own classes: AutoGraph makes errors anew to add the user's code to the text.
+    tf.errors.OpError.__init__(self, node_def, op, message, code_of(self), *args)
+    self.args = (message,)  # which repr() shows; TensorFlow's classes leave none
 
 
 def _reduce(error: Exception) -> tuple[object, ...]:
@@ -58,8 +64,6 @@ def translated(error: Exception) -> Exception:
     kind = type(error)
     if isinstance(error, tf.errors.OpError) or not isinstance(error, errors.HorovodInternalError | ValueError):
         return error
-    found: Exception = Exception.__new__(_both(kind))
-    tf.errors.OpError.__init__(found, None, None, str(error), _mapped(kind)[1])
-    found.args = (str(error),)  # which repr() shows; TensorFlow's classes leave none
+    found: Exception = _both(kind)(None, None, str(error))
     found.__dict__.update(error.__dict__)
     return found.with_traceback(error.__traceback__)

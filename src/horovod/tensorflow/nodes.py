@@ -51,7 +51,8 @@ def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_n
         ignore_name_scope: whether the key leaves out the scopes that the node stands in.
     """
     if not name:
-        of = tensors[0].name if len(tensors) else ""
+        # An eager tensor that a function has found around it has no name.
+        of = tensors[0].name if len(tensors) and tf.is_symbolic_tensor(tensors[0]) else ""
         name = f"{op_type}_{re.sub(r'[^A-Za-z0-9_]', '_', of)}" if of else op_type
     name = _UNFIT.sub("_", name)
     if not (name[0].isalnum() or name[0] == "."):
