@@ -226,6 +226,24 @@ def test_learning_rates_warm_up_and_follow_their_schedule(ranks: Callable[..., l
     assert first[2] == second[2]
 
 
+def _two_lengths() -> list[Any]:
+    import horovod.keras as hvd
+
+    counted = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False)
+    given = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False, steps_per_epoch=3)
+    found = []
+    for steps in (4, 8):
+        for callback in (counted, given):
+            callback.set_params({"steps": steps})
+            callback.on_train_begin()
+            found.append(callback.steps_per_epoch)
+    return found
+
+
+def test_a_schedule_counts_the_steps_of_each_fit(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(_two_lengths) == [[4, 3, 8, 3]] * 2
+
+
 def _momentum() -> list[float]:
     import keras
     import numpy as np

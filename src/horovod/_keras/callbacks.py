@@ -238,6 +238,7 @@ class RateSchedule:
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
+        self._counts_steps = False
         self.current_epoch = 0
         if callable(multiplier):
             self.multiplier, self.staircase = multiplier, staircase
@@ -248,7 +249,8 @@ class RateSchedule:
     def on_train_begin(self, logs: Any = None) -> None:
         """Find out how many steps an epoch has, where that matters."""
         del logs
-        if not self.staircase and not self.steps_per_epoch:
+        if not self.staircase and (self._counts_steps or not self.steps_per_epoch):
+            self._counts_steps = True  # and again in the next fit(), which may have others
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise wrong_argument(
