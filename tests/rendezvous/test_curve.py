@@ -173,6 +173,28 @@ def test_garbage_has_no_effect(context: Context, data: bytes, caplog: pytest.Log
         assert caplog.text.count("without this job's key") <= 1
 
 
+def test_who_speaks_another_protocol_is_logged_once_and_who_has_the_key_is_not(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+    caplog.handler.addFilter(lambda record: told.set() or True)  # type: ignore[func-returns-value]
+    with caplog.at_level(logging.WARNING, "horovod"), _listening(context) as (server, where):
+        socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))).close()  # looks whether somebody listens
+        _exchange(context, server, where)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "horovod"), _listening(context) as (server, where):
+        address = ("127.0.0.1", int(where.rpartition(":")[2]))
+        for _ in range(2):
+            with socket.create_connection(address) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while stranger.recv(100):
+                    pass
+        assert told.wait(LONG_MS / 1000)
+        _exchange(context, server, where)
+    curve.terminate(context)
+    assert len([record for record in caplog.records if "without this job's key" in record.message]) == 1
+
+
 def test_what_went_over_the_wire_is_worth_nothing_when_it_is_sent_again(context: Context) -> None:
     with _listening(context) as (server, where):
         with socket.create_server(("127.0.0.1", 0)) as middle:

@@ -23,6 +23,9 @@ __all__ = ["Gate", "gate_of", "terminate"]
 
 _ZAP, _CONTROL = "inproc://zeromq.zap.01", "inproc://horovod-gate"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+#: How a handshake ends with which nothing is wrong: well, or because the other end has gone, or says nothing.
+_ENDS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EVENTS = _FAILURES | _ENDS | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _MAPPED = re.compile(r"\[::ffff:([\d.]+)\]")  # an IPv4 address, as sockets for both kinds spell it
 _lock = threading.Lock()
 _gates: dict[int, Gate] = {}
@@ -36,11 +39,29 @@ class _Door:
         client: public key that opens it.
         has_complained: whether a stranger was logged.
         addresses: where the strangers of the present moment came from.
+        ends: counts handshakes that have ended.
+        accepted: what ``ends`` was when each connection came, by its descriptor.
     """
 
     client: bytes
     has_complained: bool = False
     addresses: list[str] = field(default_factory=list)
+    ends: int = 0
+    accepted: dict[int, int] = field(default_factory=dict)
+
+    def is_turned_away(self, event: int, value: int) -> bool:
+        """Whether an event says that a stranger was turned away.
+
+        Who does not even speak ZeroMQ's protocol is cut off without a word about a handshake: if none has ended since
+        the connection came, it was not its own.
+        """
+        if event & _ENDS:
+            self.ends += 1
+        elif event == zmq.EVENT_ACCEPTED:
+            self.accepted[value] = self.ends
+        elif event == zmq.EVENT_DISCONNECTED:
+            return self.accepted.pop(value, -1) == self.ends
+        return bool(event & _FAILURES)
 
 
 class Gate:
@@ -75,7 +96,7 @@ class Gate:
         self._doors[domain] = _Door(client)
         socket.zap_domain = domain
         socket.zap_enforce_domain = True  # no gate, no entry
-        socket.monitor(_monitor(domain), _FAILURES)
+        socket.monitor(_monitor(domain), _EVENTS)
         with self._context.socket(zmq.PUSH) as sender:
             sender.linger = -1
             sender.connect(_CONTROL)
@@ -100,6 +121,7 @@ class Gate:
                         monitor = self._context.socket(zmq.PAIR)
                         monitors[monitor] = domain
                         monitor.linger = 0
+                        monitor.rcvhwm = 0  # or a crowd of strangers would make libzmq wait for this thread
                         monitor.connect(_monitor(domain))
                         poller.register(monitor, zmq.POLLIN)
                     elif self._has_stopped(socket, self._doors[monitors[socket]]):
@@ -137,7 +159,7 @@ class Gate:
         event = parse_monitor_message(monitor.recv_multipart())
         if event["event"] == zmq.EVENT_MONITOR_STOPPED:
             return True
-        if not door.has_complained:
+        if door.is_turned_away(event["event"], event["value"]) and not door.has_complained:
             door.has_complained = True
             where = _MAPPED.sub(r"\1", event["endpoint"].decode(errors="replace"))
             came = f" from {door.addresses[0].removeprefix('::ffff:')}" if door.addresses else ""
