@@ -89,13 +89,33 @@ def _reduce_large(high: float, hosts_in_arena: int) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("high", "rates_known"), [(0.0, [True]), (1e9, [False])])
-def test_a_large_tensor_of_the_arena_is_reduced_in_rounds_of_either_length(
-    high: float, rates_known: list[bool]
-) -> None:
-    assert run_ranks(4, _reduce_large, high, 2, hosts=(2, 2)) == [[True] * 5 + rates_known] * 4
+@pytest.mark.parametrize(("high", "is_high"), [(0.0, True), (1e9, False)])
+@pytest.mark.parametrize("hosts_in_arena", [0, 1, 2])
+def test_a_large_tensor_is_reduced_in_rounds_of_either_length(high: float, is_high: bool, hosts_in_arena: int) -> None:
+    assert run_ranks(4, _reduce_large, high, hosts_in_arena, hosts=(2, 2)) == [[True] * 5 + [is_high]] * 4
+
+
+def _reduce_large_group(high: float) -> bool:
+    import torch
+
+    import horovod.torch as hvd
+
+    before, rates._HIGH = rates._HIGH, high
+    try:
+        group = [torch.empty(LARGE // 16 + 5, dtype=dtype) for dtype in (torch.float32, torch.int32)]
+        steps = torch.arange(len(group[0])) % 1000
+        is_right = True
+        for call in range(5):
+            for tensor in group:
+                tensor.copy_(steps * (hvd.rank() + 1) + call)
+            hvd.grouped_allreduce_(group, op=hvd.Sum, name="group")
+            is_right &= all(torch.equal(tensor, (steps * 10 + 4 * call).to(tensor.dtype)) for tensor in group)
+        return is_right
+    finally:
+        rates._HIGH = before
 
 
 @pytest.mark.slow
-def test_hosts_of_which_one_has_it_elsewhere_cut_it_alike() -> None:
-    assert run_ranks(4, _reduce_large, 0.0, 1, hosts=(2, 2)) == [[True] * 5] * 4
+def test_members_agree_between_two_dtypes_of_a_group() -> None:
+    # The third large stream is the first of the second call: the second one's buffers are those they agreed in.
+    assert run_ranks(4, _reduce_large_group, 0.0, hosts=(3, 1)) == [True] * 4

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
 from horovod.transports.hierarchical.places import InPlace, Placed, Places, Staged
-from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory
+from horovod.transports.hierarchical.stage import CHUNK_BYTES, LARGE_CHUNKS, Memory
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.kernels import Buffer
@@ -59,20 +59,21 @@ def allreduce(team: Team, stream: Stream, placed: Placed) -> None:
         stream: the tensors, of this rank.
         placed: where the only one lies, if it is to be reduced in place.
     """
-    # In place, an owner's slice of a round may be as long as a whole round of the stage.
-    rounds = _rounds(team, stream, CHUNK_BYTES * (team.slots if placed.is_everywhere and team.rate.is_high else 1))
+    # All hosts cut alike: by what all know of each other. An owner's slice of a round is at most a chunk.
+    most = team.slots if placed.is_everywhere else min(team.slots, LARGE_CHUNKS)
+    rounds = _rounds(team, stream, CHUNK_BYTES * (most if team.rate.is_high else 1))
     tensors = placed.memories
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
+    began_ns = monotonic_ns()
     if tensors:
         # Each owner has its slice to itself, until it writes it to all arenas; so they meet at the end only.
-        began_ns = monotonic_ns()
         for k in range(count + 2) if team.me < pipeline.slots else ():
             pipeline.advance(k)
         took_ns = monotonic_ns() - began_ns
         stage.post(base + 1)
         stage.wait(base + 1)
-        if placed.is_everywhere and team.rate.is_due(stream.total):
+        if team.rate.is_due(stream.total):
             team.rate.agree(team, base + 2, stream.total, took_ns)
         return
     for k in range(count + _DEPTH):
@@ -87,6 +88,12 @@ def allreduce(team: Team, stream: Stream, placed: Placed) -> None:
         if k >= _DEPTH:
             stage.wait(base + 2 * k)
             pipeline.collect(k - _DEPTH)
+    took_ns = monotonic_ns() - began_ns
+    if team.rate.is_due(stream.total):
+        phase = base + 2 * (count + _DEPTH) + 1
+        stage.post(phase)
+        stage.wait(phase)
+        team.rate.agree(team, phase + 1, stream.total, took_ns)
 
 
 def _rounds(team: Team, stream: Stream, step: int) -> list[_Round]:

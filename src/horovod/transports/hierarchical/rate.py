@@ -1,7 +1,8 @@
 """Whether the network between hosts is as fast as what the hosts do themselves.
 
 If it is not, rounds are small, so that it is idle neither before the first nor after the last; if it is, large ones
-cost less. All members must cut a tensor alike, so they agree on it: after a few calls, and again now and then.
+cost less, in the arena and outside of it. All members must cut a tensor alike, so they agree on it: after a few calls,
+and again now and then.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Rate:
             team: all members.
             phase: of the entry, in which the buffers of the stage are free.
             nbytes: of the tensor.
-            took_ns: how long this rank was at work on its slice.
+            took_ns: how long this rank was at work.
         """
         stage = team.stage
         if team.is_owner:
@@ -68,3 +69,6 @@ class Rate:
         stage.wait(phase)
         slowest_ns = max(int(stage.raw(slot, 0, 0, 8).view(np.int64)[0]) for slot in range(team.slots))
         self.is_high = nbytes > _HIGH * slowest_ns
+        # Before all have looked, nobody uses the buffers again.
+        stage.post(phase + 1)
+        stage.wait(phase + 1)
