@@ -14,6 +14,9 @@ from horovod.errors import RequestError
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reductions", "Sum", "resolve_op"]
 
+# An attribute of an enum class costs more than a name, in every operation.
+_ALLREDUCE = Kind.ALLREDUCE
+
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
 Adasum = ReduceOp.ADASUM
@@ -193,8 +196,8 @@ class Reductions(Submission):
 def _allreduce(
     name: str | None, op: int | None, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Call:
-    how = resolve_op(op, average)
-    return call(Kind.ALLREDUCE, name, id_of(process_set), how, prescale, postscale)
+    how = op if average is None and type(op) is ReduceOp else resolve_op(op, average)
+    return call(_ALLREDUCE, name, id_of(process_set), how, prescale, postscale)
 
 
 def _reducescatter(name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Call:

@@ -19,7 +19,7 @@ from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, WAITED, now
+from horovod.engine.records import ENDED, WAITED, Record, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
 from horovod.engine.stepper import Stepper
@@ -147,9 +147,16 @@ class Engine:
         transfer: Transfer | None = None,
     ) -> Handle:
         """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part."""
-        handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
-        record = handle.record
-        record[WAITED] = began = now()
+        submitted = now()
+        if self._stepper.failure is not None:
+            raise self._stepper.error()
+        signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
+        began = now()
+        record: Record = [signature.request, submitted, began, 0, 0, 0, 0, None]
+        handle = Handle(
+            allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
+            record=record, transfer=transfer,
+        )  # fmt: skip
         self._waits += 1
         self._progress.run(handle, self._log.submit)
         spent = record[ENDED] - began

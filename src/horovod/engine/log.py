@@ -294,8 +294,11 @@ class LogRunner:
         entry = signature.entry
         if entry is None or lane is None or not self.is_idle() or self._channel.has_news():
             return False
+        transport, inline = self._transport, signature.inline
+        transport.is_awaited = True
         try:
-            note = self._note_of(handle, signature.inline)
+            note = NO_NOTE if inline is None else transport.offer(handle, inline)
+            handle.note = note
         except Exception:  # there was no memory; it will say so again
             return False
         signature.in_flight += 1

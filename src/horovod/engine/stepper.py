@@ -9,7 +9,6 @@ import threading
 
 from horovod import errors
 from horovod.engine.answers import LEFT
-from horovod.engine.handles import Handle
 from horovod.engine.liveness import Liveness, encode_reason
 from horovod.engine.log import LogRunner
 from horovod.engine.ports import Link, Observer
@@ -30,6 +29,7 @@ class Stepper:
         has_news: whether ``step`` has something to do; spun on, so without a detour.
         goal: what all must have settled before ``step`` has something to do again, or 0.
         attend: answers other ranks' questions.
+        run_in_lane: executes a submission at once, instead of handing it in; see ``LogRunner``.
     """
 
     def __init__(self, link: Link, log: LogRunner, observer: Observer) -> None:
@@ -46,6 +46,7 @@ class Stepper:
             self._liveness = Liveness(link.rank, link.generation, link.peers, link.board, observer)
         self.has_news = log.has_news
         self.goal = log.goal
+        self.run_in_lane = log.run_in_lane
         self.attend = observer.attend
 
     @property
@@ -69,11 +70,6 @@ class Stepper:
         if log.inbox:
             log.accept(awaited)
         log.step()
-
-    def run_in_lane(self, handle: Handle) -> bool:
-        """Execute a submission at once, instead of handing it in; see ``LogRunner``."""
-        self._transport.is_awaited = True
-        return self._log.run_in_lane(handle)
 
     def tick(self, waited_s: float) -> None:
         """Look after the other ranks; raises when there is no point in waiting.

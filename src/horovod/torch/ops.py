@@ -245,6 +245,11 @@ def reducescatter(
 
     Blocks until all ranks called.
     """
+    if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
+        plain: torch.Tensor = comm.reducescatter(
+            tensor, name, ReduceOp(op), process_set, prescale_factor, postscale_factor
+        )
+        return plain
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 

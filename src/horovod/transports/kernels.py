@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Buffer", "Copier", "Kernels", "Reducer", "scale_on_entry"]
+__all__ = ["Buffer", "Copier", "Kernels", "Pair", "Reducer", "scale_on_entry"]
 
 Buffer = Any
-Copier = Callable[[Buffer, Buffer], None]
+Copier = Callable[[Buffer, Buffer], object]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
+#: Called as ``fn(first, second, out=dst)``.
+Pair = Callable[..., object]
 
 _SCALED_ON_ENTRY = frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"})
 #: Further down, small values would lose bits that their sum would have kept.
@@ -73,6 +75,9 @@ class Kernels(Protocol):
 
         ``dst`` may be one of the first two ``srcs``, and no other. The order of ``srcs`` fixes the bits.
         """
+
+    def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
+        """Return what does the same as ``reducer`` for two arrays in one call of the library; None if nothing does."""
 
     def gram(self, srcs: Sequence[Buffer]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""

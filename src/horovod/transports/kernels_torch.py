@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Copier, Reducer
+from horovod.transports.kernels import Copier, Pair, Reducer
 from horovod.transports.kernels_numpy import NumpyKernels
 
 __all__ = ["DTYPES", "TorchKernels"]
@@ -117,7 +117,7 @@ class TorchKernels:
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
-            return self.copy
+            return torch.Tensor.copy_
         by, mul = torch.tensor(factor, dtype=DTYPES[dtype], device="cpu"), torch.mul
 
         def copy(dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -148,6 +148,13 @@ class TorchKernels:
         if prescale == 1.0 and postscale == 1.0:
             return _integer_average(kind, divisor)
         return _scaled(pair, prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale, floating)
+
+    def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
+        """Return one of torch's own functions, see ``Kernels.pair``."""
+        if prescale != 1.0 or postscale != 1.0 or op is ReduceOp.AVERAGE or dtype in _NOT_IN_TORCH:
+            return None
+        pair: Pair = _BOOL_PAIR[op] if dtype == "bool" else _PAIR[op]
+        return pair
 
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""

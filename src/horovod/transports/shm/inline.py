@@ -8,7 +8,7 @@ from typing import NamedTuple
 from horovod.core.requests import Kind, ReduceOp
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Reducer
+from horovod.transports.kernels import Buffer, Pair, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.eviction import LEAST_BYTES, Eviction
@@ -19,6 +19,8 @@ __all__ = ["Plan"]
 
 #: Of how many combinations of places the views are found at once; ranks that keep in step have few.
 _MOST_ROWS = 64
+#: Of what others send, a member takes some rows.
+_CUT = (Kind.ALLTOALL, Kind.REDUCESCATTER)
 
 
 class _Reduction(NamedTuple):
@@ -26,11 +28,13 @@ class _Reduction(NamedTuple):
 
     Attributes:
         reduce: does it.
+        pair: does it for two ranks in one call; None if that needs more.
         own: which source is this rank's own tensor, not what it has sent; -1 if none.
         alone: whether nobody else reads what the other of two ranks has sent, and it is worth evicting.
     """
 
     reduce: Reducer
+    pair: Pair | None
     own: int
     alone: bool
 
@@ -76,16 +80,25 @@ class Plan:
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
-                self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, worth_it and own >= 0))
+                pair = library.pair(spec.dtype, *how) if len(members) == 2 else None
+                reducer = library.reducer(spec.dtype, *how)
+                self._reductions.append(_Reduction(reducer, pair, own, worth_it and own >= 0))
+        # Of what a member sends, the rows that this rank takes: all unless each takes others.
+        self._taken: list[list[slice | None]] = [
+            [self._rows_of(request.kind, index, i) for i in range(len(members))]
+            for index in range(len(request.tensors))
+        ]
         self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
-            Kind.ALLREDUCE: self._reduce_one if len(request.tensors) == 1 else self._reduce,
+            Kind.ALLREDUCE: self._reduce,
             Kind.BROADCAST: self._broadcast,
             Kind.ALLGATHER: self._gather,
-            Kind.ALLTOALL: self._exchange,
+            Kind.ALLTOALL: self._gather,
             Kind.REDUCESCATTER: self._scatter,
             Kind.BARRIER: self._nothing,
         }[request.kind]
+        if request.kind is Kind.ALLREDUCE and len(request.tensors) == 1:
+            self._run = self._reduction_of_one()
 
     def run(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Execute the entry; every member's data lies at its offset."""
@@ -95,11 +108,36 @@ class Plan:
         try:
             rows = [[known[offset] for known, offset in zip(row, offsets, strict=True)] for row in self._views]
         except KeyError:
-            return self._learn(offsets)
+            return self._cut(self._learn(offsets))
+        rows = self._cut(rows)
+        if self._entry.response.kind in _CUT:
+            self._budget.charge(self, len(offsets) * len(rows))
         if len(self._rows) >= _MOST_ROWS:
             self._rows.clear()
         self._rows[offsets] = rows
         return rows
+
+    def _rows_of(self, kind: Kind, index: int, member: int) -> slice | None:
+        me = self._entry.me
+        if kind is Kind.ALLTOALL:
+            row = self._entry.splits[member]
+            start = sum(row[:me])
+            return slice(start, start + row[me])
+        if kind is Kind.REDUCESCATTER:
+            response = self._entry.response
+            return slice(*part_of(response.requests[0].tensors[index].shape[0], len(response.members), me))
+        return None
+
+    def _cut(self, rows: list[list[Buffer]]) -> list[list[Buffer]]:
+        both = zip(rows, self._taken, strict=True)
+        return [
+            [src if part is None else src[part] for src, part in zip(srcs, parts, strict=True)] for srcs, parts in both
+        ]
+
+    def _input(self, work: Work, index: int) -> Buffer:
+        """Return of this rank's own tensor what this rank takes."""
+        part = self._taken[index][self._entry.me]
+        return work.inputs[index] if part is None else work.inputs[index][part]
 
     def forget(self) -> None:
         """Keep no views; see ``Budget``."""
@@ -111,16 +149,33 @@ class Plan:
     def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
         outputs = work.outputs or [work.allocate(index, tuple(srcs[0].shape)) for index, srcs in enumerate(views)]
         for srcs, how, source, out in zip(_own(views), self._reductions, work.inputs, outputs):  # noqa: B905  hot
-            reduce, own, alone = how
+            reduce, _, own, alone = how
             if own >= 0:
                 srcs[own] = source
             reduce(out, srcs)
             if alone:
                 self._evict(srcs[1 - own])
 
+    def _reduction_of_one(self) -> Callable[[Work, list[list[Buffer]]], None]:
+        """Return what does as ``_reduce`` for the usual case."""
+        pair, own, alone = self._reductions[0][1:]
+        if pair is None or alone:
+            return self._reduce_one
+        shape = self._shape
+
+        def reduce_pair(work: Work, views: list[list[Buffer]]) -> None:
+            first, second = views[0]
+            if own == 0:
+                first = work.inputs[0]
+            elif own == 1:
+                second = work.inputs[0]
+            outputs = work.outputs
+            pair(first, second, out=outputs[0] if outputs else work.allocate(0, shape))
+
+        return reduce_pair
+
     def _reduce_one(self, work: Work, views: list[list[Buffer]]) -> None:
-        """Do as ``_reduce`` for the usual case."""
-        reduce, own, alone = self._reductions[0]
+        reduce, _, own, alone = self._reductions[0]
         srcs = views[0]
         if own >= 0:
             srcs = srcs.copy()
@@ -148,44 +203,28 @@ class Plan:
     def _gather(self, work: Work, views: list[list[Buffer]]) -> None:
         me = self._entry.me
         for index, srcs in enumerate(_own(views)):
-            srcs[me] = work.inputs[index]
-            rows = [src.shape[0] for src in srcs]
-            out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
-            start = 0
-            for src, count in zip(srcs, rows, strict=True):
-                if count:
-                    self._copy(out[start : start + count], src)
-                start += count
+            srcs[me] = self._input(work, index)
+            if not work.join(index, srcs):
+                rows = [src.shape[0] for src in srcs]
+                out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
+                start = 0
+                for src, count in zip(srcs, rows, strict=True):
+                    if count:
+                        self._copy(out[start : start + count], src)
+                    start += count
             if self._worth_it[index]:
                 self._evict(srcs[1 - me])
 
-    def _exchange(self, work: Work, views: list[list[Buffer]]) -> None:
-        (srcs,) = _own(views)
-        srcs[self._entry.me] = work.inputs[0]
-        rows = self._entry.splits
-        me, first = self._entry.me, srcs[0]
-        out = work.allocate(0, (sum(row[me] for row in rows), *first.shape[1:]))
-        at = 0
-        for src, row in zip(srcs, rows, strict=True):
-            start = sum(row[:me])
-            if row[me]:
-                self._copy(out[at : at + row[me]], src[start : start + row[me]])
-            at += row[me]
-        if self._worth_it[0]:
-            start = sum(rows[1 - me][:me])
-            self._evict(srcs[1 - me][start : start + rows[1 - me][me]])
-
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(_own(views)):
-            reduce, own, alone = self._reductions[index]
+            reduce, _, own, alone = self._reductions[index]
             if own >= 0:
-                srcs[own] = work.inputs[index]
-            start, stop = part_of(srcs[0].shape[0], len(srcs), self._entry.me)
-            out = work.allocate(index, (stop - start, *srcs[0].shape[1:]))
-            if stop > start:
-                reduce(out, [src[start:stop] for src in srcs])
+                srcs[own] = self._input(work, index)
+            out = work.allocate(index, tuple(srcs[0].shape))
+            if len(out):
+                reduce(out, srcs)
                 if alone:
-                    self._evict(srcs[1 - own][start:stop])
+                    self._evict(srcs[1 - own])
 
     def _nothing(self, work: Work, views: list[list[Buffer]]) -> None:
         """Everybody has come: that is all a barrier is for."""

@@ -159,20 +159,22 @@ class ShmTransport:
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
-        with self._busy:
-            return self._run(sequence, batch, notes)
-
-    def _run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         entry, work = batch[0]
-        members = entry.response.members
         done = sequence << PHASE_BITS | DONE
         if notes and entry.cache is not None and entry.cache.small is not None:
             # What is small and comes again and again, without the steps that only others need.
-            entry.cache.small.run(work, notes)
+            with self._busy:
+                entry.cache.small(work, notes)
             slot = work.slot
-            slot.readers, slot.fence = members, done
+            slot.readers, slot.fence = entry.response.members, done
             self.control.post(done, ())
             return 0
+        with self._busy:
+            return self._run(done, sequence, batch, notes)
+
+    def _run(self, done: int, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
+        entry, work = batch[0]
+        members = entry.response.members
         lends = entry.most_bytes >= LEAST_BYTES or len(batch) > 1
         if lends:
             for _, one in batch:
@@ -198,8 +200,8 @@ class ShmTransport:
             entry.cache = Recurring()
         if notes:
             entry.cache.get(_INLINE, lambda: self._plan(entry, work.kernels)).run(work, notes)
-            if not entry.is_large and entry.most_bytes < LEAST_BYTES:
-                entry.cache.small = entry.cache.kept.get(_INLINE)
+            if not entry.is_large and entry.most_bytes < LEAST_BYTES and _INLINE in entry.cache.kept:
+                entry.cache.small = entry.cache.kept[_INLINE].run
         elif len(entry.response.members) == 1:
             for entry, work in batch:
                 run_alone(entry, work)
