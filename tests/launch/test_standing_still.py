@@ -12,6 +12,7 @@ import pytest
 from horovod._version import __version__
 from horovod.errors import LaunchError
 from horovod.launch import frames, muster
+from horovod.launch.remote import RemoteJob
 from horovod.launch.ssh import Access
 
 STOPPED_S = 100.0
@@ -88,6 +89,22 @@ def check(
 
 
 REAL = muster.select
+
+
+@pytest.mark.parametrize("stood_s", [0.0, STOPPED_S])
+def test_a_host_whose_agent_gave_up_is_lost_by_the_launcher(stood_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = Agent("far", Access("python"))
+    plan: Any = SimpleNamespace(hostname="far", size=1)
+    job = RemoteJob(plan, 0, agent)
+    agent.far.put_mark()
+    agent.say(HELLO)
+    agent.end()
+    at = agent.wire.alive_at + stood_s
+    monkeypatch.setattr(frames, "time", SimpleNamespace(monotonic=lambda: at))
+    told = [*job.news(), *job.news()]
+    agent.close()
+    told_of_stop = "(horovodrun itself did not run for 100 s, so that its agent took it for lost)"
+    assert told == [{"lost": f"the connection ended {told_of_stop}" if stood_s else "the connection ended"}]
 
 
 def test_a_host_that_answers_after_the_stop_is_in_time(check: Any) -> None:

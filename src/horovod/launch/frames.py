@@ -248,6 +248,11 @@ class Wire:
             if not self._waiting:  # what waits would be one, too
                 self.send(Alive())
 
+    @property
+    def late_s(self) -> float:
+        """For how long a sign of life is overdue: who did not run meanwhile has sent none."""
+        return max(0.0, time.monotonic() - self.alive_at)
+
     def is_silent(self, limit_s: float) -> bool:
         """Whether the other end has given no sign of life for so long."""
         return self._unanswered > _FEWEST_UNANSWERED and time.monotonic() - self.heard_at > limit_s

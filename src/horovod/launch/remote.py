@@ -203,6 +203,9 @@ class RemoteJob(Job):
             yield from self._lost(f"what came over ssh was no frame: {error}")
         if self._wire.is_closed:
             lines = self._connection.stderr.strip().splitlines()
+            stood_s = self._wire.late_s
+            if stood_s > frames.SILENCE_S / 2:  # what the agent had waited for before counts, too
+                lines = [f"horovodrun itself did not run for {stood_s:.0f} s, so that its agent took it for lost"]
             yield from self._lost("the connection ended" + (f" ({lines[-1]})" if lines else ""))
 
     def silence(self) -> Iterator[dict[str, Any]]:
