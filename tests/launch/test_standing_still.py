@@ -101,7 +101,9 @@ def test_a_host_whose_agent_gave_up_is_lost_by_the_launcher(stood_s: float, monk
     agent.end()
     at = agent.wire.alive_at + stood_s
     monkeypatch.setattr(frames, "time", SimpleNamespace(monotonic=lambda: at))
-    told = [*job.news(), *job.news()]
+    told = [*job.news()]  # what had come before
+    job.tend()
+    told += [*job.news()]
     agent.close()
     told_of_stop = "(horovodrun itself did not run for 100 s, so that its agent took it for lost)"
     assert told == [{"lost": f"the connection ended {told_of_stop}" if stood_s else "the connection ended"}]

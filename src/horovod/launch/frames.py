@@ -190,6 +190,7 @@ class Wire:
         self.heard_at = time.monotonic()
         #: When to send the next sign of life.
         self.alive_at = self.heard_at + ALIVE_S
+        self._stood = (0.0, 0.0)  # for how long this process did not run, and until when
         self._unanswered = 0  # signs of life since then: who stood still for a while has sent none
         self._seeks_mark = is_launcher
         self._received = bytearray()
@@ -243,6 +244,8 @@ class Wire:
         """Send a sign of life, if it is time."""
         now = time.monotonic()
         if now >= self.alive_at:
+            if now - self.alive_at > ALIVE_S:
+                self._stood = now - self.alive_at, now
             self.alive_at = now + ALIVE_S
             self._unanswered += 1
             if not self._waiting:  # what waits would be one, too
@@ -250,8 +253,10 @@ class Wire:
 
     @property
     def late_s(self) -> float:
-        """For how long a sign of life is overdue: who did not run meanwhile has sent none."""
-        return max(0.0, time.monotonic() - self.alive_at)
+        """For how long a sign of life is overdue, or lately was: who did not run meanwhile has sent none."""
+        now = time.monotonic()
+        late_s, at = self._stood
+        return max(0.0, now - self.alive_at, late_s if now - at < 2 * SILENCE_S else 0.0)
 
     def is_silent(self, limit_s: float) -> bool:
         """Whether the other end has given no sign of life for so long."""
