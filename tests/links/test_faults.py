@@ -194,3 +194,36 @@ def test_who_looks_for_the_store_of_a_rank_0_that_has_left_is_told(tmp_path: Pat
     alone = {"HOROVOD_GLOO_IFACE": "lo"}  # else rank 0 waits for what the second host says in its store
     texts = run_ranks(2, _looks_for_the_store_late, tmp_path, hosts=(1, 1), init=False, env=alone)
     assert "rank 0 (pid " in texts[1] and "has left the job: it called hvd.shutdown()" in texts[1]
+
+
+def _has_no_engine(folder: Path, victim: int) -> str:
+    import horovod.numpy as hvd
+    from horovod.links.hosts import meeting
+    from horovod.links.shm import link
+
+    rank = int(os.environ["HOROVOD_RANK"])
+
+    def fail(*args: Any) -> None:
+        raise InitError("there is no engine here")
+
+    if rank == victim:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(InitError):
+            for module in (meeting, link):
+                patch.setattr(module, "make_transport", fail)
+            hvd.init()
+        _await(folder, 3)  # it lives on
+        return ""
+    with pytest.raises(PeerLostError) as caught:
+        hvd.init()
+        hvd.allreduce(np.ones(3), name="never")
+    (folder / str(rank)).touch()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("hosts", "victim"), [(HOSTS, 0), (HOSTS, 2), (HOSTS, 3), ((), 0), ((), 3)])
+def test_nobody_waits_for_a_rank_whose_init_fails_after_all_have_met(
+    hosts: tuple[int, ...], victim: int, tmp_path: Path
+) -> None:
+    for rank, text in enumerate(run_ranks(4, _has_no_engine, tmp_path, victim, hosts=hosts, init=False)):
+        if rank != victim:
+            assert f"rank {victim} (pid " in text and "failed: there is no engine here" in text

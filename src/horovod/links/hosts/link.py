@@ -23,7 +23,7 @@ from horovod.links.hosts.relay import HUB, HostMemory, Relay
 from horovod.links.hosts.roster import Roster, await_places, await_roster, ended, publish, publish_refusal
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
-from horovod.links.shm.link import sharing
+from horovod.links.shm.link import give_up, sharing
 from horovod.rendezvous.messages import Meeting
 from horovod.transports.shm.transport import ShmTransport
 from horovod.world import ON_HOST, World
@@ -127,7 +127,8 @@ def assemble(
         if board.relay is not None:
             board.relay.await_clock()  # before the hosts wait for each other, and so before anything is recorded
         transport = make_transport(roster, shm, watch)
-    except BaseException:
+    except BaseException as error:
+        give_up(board, peers, world.rank, error)
         board.close()
         peers.close()
         raise

@@ -12,9 +12,9 @@ from horovod.cgroups import usable_cores
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator
 from horovod.core.generation import Generation, Member
-from horovod.engine.liveness import Liveness
+from horovod.engine.liveness import Liveness, encode_reason
 from horovod.engine.ports import Channel, Link, Observer
-from horovod.errors import InitError
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
@@ -35,7 +35,7 @@ from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import World
 
-__all__ = ["Shared", "assemble", "sharing"]
+__all__ = ["Shared", "assemble", "give_up", "sharing"]
 
 
 class Shared(NamedTuple):
@@ -91,12 +91,29 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         # An engine that the user has named instead.
         topology, open_store = topology_of(world), lambda: local_store(world, number, settings.start_timeout_s, check)
         transport = make_transport(settings, world.launcher, topology, shm, open_store, watch)
-    except BaseException:
+    except BaseException as error:
+        give_up(board, peers, world.rank, error)
         shm.close()
         raise
     # Of ranks that share cores, some have to sleep for the others to come.
     doorbell, lane = ShmDoorbell(control), None if control.crowded else ShmLane(control, watch)
     return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, lane)
+
+
+def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:
+    """Let nobody wait for this rank, whose ``init()`` fails after all have met.
+
+    Args:
+        board: where others read why.
+        peers: where they see it.
+        rank: this rank.
+        error: why.
+    """
+    if not isinstance(error, HorovodInternalError):
+        error = HorovodInternalError(f"init() ended with {error!r}")
+    board.give_reason(encode_reason(error, str(error)))
+    culprit = error.rank if isinstance(error, PeerLostError) else rank
+    peers.fail(culprit if culprit >= 0 else rank)
 
 
 def topology_of(world: World) -> Topology:
