@@ -118,3 +118,24 @@ def test_sync_batch_normalization_is_that_of_the_whole_batch() -> None:
     for part in parts:
         np.testing.assert_allclose(part[2], mean, rtol=1e-12)
         np.testing.assert_allclose(part[3], variance, rtol=1e-12)
+
+
+def _recorded_asynchronously(kind: str) -> list[float]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        x = tf.ones(4) * float(hvd.rank())
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(getattr(hvd, kind)(x))
+        return [float(total), *tape.gradient(total, x).numpy().tolist()]
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+
+
+@pytest.mark.parametrize(("kind", "total"), [("allreduce", 2.0), ("allgather", 4.0)])
+def test_a_tape_does_not_keep_the_interpreter_from_an_asynchronous_kernel(kind: str, total: float) -> None:
+    assert run_ranks(2, _recorded_asynchronously, kind, framework="tensorflow") == [[total, 1.0, 1.0, 1.0, 1.0]] * 2

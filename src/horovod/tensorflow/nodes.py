@@ -108,7 +108,11 @@ def node(
     )  # fmt: skip
     made: Any
     if tf.executing_eagerly():
-        made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager_context.context())
+        eager = eager_context.context()
+        made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager)
+        if eager.is_async():
+            # To record it, a tape waits for the results, and holds the interpreter, which the kernel needs.
+            eager.executor.wait()
     else:
         _decide_order()
         made = op_def_library.apply_op(op_type, tensors=inputs, U=list(outputs), request=attributes[5], name=name)
