@@ -26,8 +26,10 @@ for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
 settings.register_profile("khorovod", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("khorovod")
 
-# Under nohup this process ignores hang-ups, and what the tests start would inherit that.
+# Under nohup this process ignores hang-ups, in the background of a shell Ctrl-C; what tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,6 +23,7 @@ def metrics_of_validation_and_training() -> None:
             gathered = hvd.allgather(torch.ones(rows, 1))
         assert torch.equal(average(torch.ones(rows)), inside)
         assert gathered.shape[0] == rows * hvd.size()
+        assert not gathered.is_inference()
         # What comes out may go into what is differentiated.
         weight = torch.ones(rows, requires_grad=True)
         (weight * inside).sum().backward()

@@ -147,6 +147,7 @@ class Engine:
         transfer: Transfer | None = None,
     ) -> Handle:
         """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part."""
+        # As ``_describe``, without another call: this is on the way of every synchronous operation.
         submitted = now()
         if self._stepper.failure is not None:
             raise self._stepper.error()
