@@ -16,7 +16,8 @@ IDENTITY = lambda weight, gradient: gradient  # noqa: E731
 
 def firsts(arrays: dict[str, Any]) -> dict[str, float]:
     """One number for each array, which is the same everywhere in it."""
-    assert all((array == array.flat[0]).all() for array in arrays.values())
+    # But for the last bit: some processors' kernels add up the columns at the edge in another order.
+    assert all(np.allclose(array, array.flat[0], rtol=1e-6, atol=0) for array in arrays.values())
     return {name: float(array.flat[0]) for name, array in arrays.items()}
 
 
