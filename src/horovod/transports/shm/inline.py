@@ -19,8 +19,6 @@ __all__ = ["Plan"]
 
 #: Of how many combinations of places the views are found at once; ranks that keep in step have few.
 _MOST_ROWS = 64
-#: Of what others send, a member takes some rows.
-_CUT = (Kind.ALLTOALL, Kind.REDUCESCATTER)
 
 
 class _Reduction(NamedTuple):
@@ -83,11 +81,8 @@ class Plan:
                 pair = library.pair(spec.dtype, *how) if len(members) == 2 else None
                 reducer = library.reducer(spec.dtype, *how)
                 self._reductions.append(_Reduction(reducer, pair, own, worth_it and own >= 0))
-        # Of what a member sends, the rows that this rank takes: all unless each takes others.
-        self._taken: list[list[slice | None]] = [
-            [self._rows_of(request.kind, index, i) for i in range(len(members))]
-            for index in range(len(request.tensors))
-        ]
+        # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
+        self._taken = self._rows_for_each()
         self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
             Kind.ALLREDUCE: self._reduce,
@@ -110,34 +105,32 @@ class Plan:
         except KeyError:
             return self._cut(self._learn(offsets))
         rows = self._cut(rows)
-        if self._entry.response.kind in _CUT:
+        if self._taken:
             self._budget.charge(self, len(offsets) * len(rows))
         if len(self._rows) >= _MOST_ROWS:
             self._rows.clear()
         self._rows[offsets] = rows
         return rows
 
-    def _rows_of(self, kind: Kind, index: int, member: int) -> slice | None:
-        me = self._entry.me
-        if kind is Kind.ALLTOALL:
-            row = self._entry.splits[member]
-            start = sum(row[:me])
-            return slice(start, start + row[me])
-        if kind is Kind.REDUCESCATTER:
-            response = self._entry.response
-            return slice(*part_of(response.requests[0].tensors[index].shape[0], len(response.members), me))
-        return None
+    def _rows_for_each(self) -> list[list[slice]]:
+        response, me = self._entry.response, self._entry.me
+        if response.kind is Kind.ALLTOALL:
+            starts = [sum(row[:me]) for row in self._entry.splits]
+            return [[slice(at, at + row[me]) for at, row in zip(starts, self._entry.splits, strict=True)]]
+        if response.kind is Kind.REDUCESCATTER:
+            size = len(response.members)
+            return [[slice(*part_of(spec.shape[0], size, me))] * size for spec in response.requests[0].tensors]
+        return []
 
     def _cut(self, rows: list[list[Buffer]]) -> list[list[Buffer]]:
+        if not self._taken:
+            return rows
         both = zip(rows, self._taken, strict=True)
-        return [
-            [src if part is None else src[part] for src, part in zip(srcs, parts, strict=True)] for srcs, parts in both
-        ]
+        return [[src[part] for src, part in zip(srcs, parts, strict=True)] for srcs, parts in both]
 
     def _input(self, work: Work, index: int) -> Buffer:
         """Return of this rank's own tensor what this rank takes."""
-        part = self._taken[index][self._entry.me]
-        return work.inputs[index] if part is None else work.inputs[index][part]
+        return work.inputs[index][self._taken[index][self._entry.me]] if self._taken else work.inputs[index]
 
     def forget(self) -> None:
         """Keep no views; see ``Budget``."""
