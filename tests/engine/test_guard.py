@@ -12,6 +12,8 @@ import pytest
 from horovod.engine import interrupts
 from horovod.engine.interrupts import Guard
 
+_RARE = (signal.SIGWINCH, signal.SIGIO, signal.SIGRTMIN)
+
 
 class Alarm(Exception):
     pass
@@ -123,6 +125,36 @@ def test_a_timer_is_there_to_end_a_wait(guard: Guard) -> None:
     signal.signal(signal.SIGALRM, lambda *_: None)
     assert not guard.allows()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert guard.allows()
+
+
+def test_the_handler_of_a_rare_signal_is_found_within_a_moment(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, came = [10**9], list[int]()
+    monkeypatch.setattr(interrupts, "now", lambda: clock[0])
+    assert guard.allows()
+    usual = [signal.signal(number, lambda number, frame: came.append(number)) for number in _RARE]
+    try:
+        clock[0] += 10**6
+        assert guard.allows()
+        guard.enter()
+        for number in _RARE:
+            signal.raise_signal(number)
+        assert came == []
+        guard.leave()
+        assert came == list(_RARE)
+    finally:
+        for number, handler in zip(_RARE, usual, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF])
+def test_the_handler_of_any_timer_is_found_at_once(guard: Guard, number: int) -> None:
+    assert guard.allows()
+    usual = signal.signal(number, lambda *_: None)
+    try:
+        assert not guard.allows()
+    finally:
+        signal.signal(number, usual)
     assert guard.allows()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from injection import at_line
 
 from horovod.transports.results import LEAST_BYTES, ResultPool
 
@@ -31,6 +32,15 @@ def test_memory_comes_back_with_the_last_view_of_it() -> None:
     assert pool.free_bytes == MIB, "the one that was looked at"
     del part
     assert {_array(pool).ctypes.data for _ in range(4)} >= {address}
+
+
+def test_an_interrupt_as_the_last_view_goes_neither_loses_the_memory_nor_is_lost() -> None:
+    pool = ResultPool()
+    first = _array(pool)
+    with at_line(1) as raised:
+        del first
+    assert not raised, "nothing of ours runs there"
+    assert pool.free_bytes == MIB
 
 
 def test_little_is_left_to_the_c_library() -> None:

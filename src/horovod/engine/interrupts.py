@@ -33,9 +33,11 @@ def _numbers(*names: str) -> tuple[int, ...]:
     return tuple([int(getattr(signal, f"SIG{name}")) for name in names if hasattr(signal, f"SIG{name}")])
 
 
-#: Looked at in every call; the others every tenth of a second.
-_COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD")
-_EVERY_NS = 100_000_000
+#: Looked at in every call. To look at all takes as long as a fifth of a small call, so the others wait until so much
+#: time has passed: a handler that was set in between, and whose signal comes in between, would break into the work.
+_COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "CHLD")
+_ALL = tuple(sorted(map(int, signal.valid_signals())))
+_EVERY_NS = 500_000
 _OF_TIMERS = _numbers("ALRM", "VTALRM", "PROF")
 #: By whose second signal somebody insists: the work in hand may wait for a rank that does not go on.
 _INSISTENT = _numbers("INT", "TERM")
@@ -63,6 +65,7 @@ class Guard:
         self._wake = wake
         self._main = threading.main_thread().ident
         self._found: tuple[Any, ...] = ()
+        self._found_of_all: tuple[Any, ...] = ()
         self._looked_ns = 0
         self._is_inside = self._is_interrupted = False
         # Signals with handlers of the script's, those handlers, and what came while another stood in for them.
@@ -96,10 +99,12 @@ class Guard:
         found = tuple(map(_handler_of, _COMMON))
         if found == self._found and now() - self._looked_ns < _EVERY_NS:
             return True
-        foreign = tuple([int(number) for number in signal.valid_signals() if not _is_trusted(number)])
-        if not all(number not in _OF_TIMERS and callable(_handler_of(number)) for number in foreign):
-            return False
-        self._foreign = foreign
+        found_of_all = tuple(map(_handler_of, _ALL))
+        if found_of_all != self._found_of_all:
+            foreign = tuple([number for number in _ALL if not _is_trusted(number)])
+            if not all(number not in _OF_TIMERS and callable(_handler_of(number)) for number in foreign):
+                return False
+            self._foreign, self._found_of_all = foreign, found_of_all
         self._found, self._looked_ns = found, now()
         return True
 

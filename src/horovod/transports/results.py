@@ -174,8 +174,13 @@ class ResultPool:
         self._is_closed = True
         self._make = lambda nbytes: None
         with self._lock:
-            for _, block in list(self._lent.values()):
+            for told, block in list(self._lent.values()):
                 block.fence, block.writers = 0, ()
+                # From now on nobody looks now and then at what has come back.
+                if (view := told()) is not None:
+                    again = weakref.ref(view, self._back)
+                    self._lent[id(again)] = again, block
+                    del self._lent[id(told)], view
             self._unsettled.clear()
         _survivors.add(self)
         self.shrink()
@@ -192,7 +197,8 @@ class ResultPool:
         block.writers = None
         # Not a memoryview: numpy would keep alive what is below it, not the view itself.
         view = block.view.from_buffer(region.memory, region.start)
-        told = weakref.ref(view, self._back)
+        # In a function of ours an interrupt could come first: Python would drop it, and the block would be lost.
+        told = weakref.ref(view, self._back if self._is_closed else self._returned.append)
         self._lent[id(told)] = told, block
         if region.place >= 0:
             self._unsettled.append(block)
@@ -201,7 +207,7 @@ class ResultPool:
 
     def _back(self, told: weakref.ref[Any]) -> None:
         self._returned.append(told)
-        if self._is_closed and os.getpid() == self._owner:
+        if os.getpid() == self._owner:
             self.shrink()
 
     def _collect(self) -> None:
