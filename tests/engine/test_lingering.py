@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from harness import run_ranks
 
@@ -34,6 +36,47 @@ def _lingers(late: int) -> None:
     assert handle.done or done.acquire(timeout=300)
     assert handle.outputs[0].tolist() == [2, 2, 2]
     hvd.synchronize(go)
+
+
+def _runs_for_a_while(late: int, has_met: bool) -> None:
+    import threading
+
+    import numpy as np
+
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.bindings.numpy_adapter import NumpyAdapter
+    from horovod.core.requests import Kind
+    from horovod.engine.calls import call
+
+    engine, values = context.engine(), np.ones(3)
+    what = call(Kind.ALLREDUCE, "x")
+
+    def run(limit_s: float) -> Any:
+        return engine.run(what, NumpyAdapter(), [values], limit_s=limit_s)
+
+    for _ in range(3 * has_met):
+        assert run(300.0).outputs[0].tolist() == [2, 2, 2]
+    if hvd.rank() == late:
+        # The other one has waited in vain by now.
+        hvd.allreduce(np.ones(1), name="go")
+        assert run(300.0).outputs[0].tolist() == [2, 2, 2]
+        return
+    handle = run(0.01)
+    assert not handle.done
+    done = threading.Lock()
+    done.acquire()
+    handle.waiters.append(done)
+    go = hvd.allreduce_async(np.ones(1), name="go")
+    assert handle.done or done.acquire(timeout=300)
+    assert handle.outputs[0].tolist() == [2, 2, 2]
+    hvd.synchronize(go)
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, has_met: bool) -> None:
+    run_ranks(2, _runs_for_a_while, late, has_met)
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -7,6 +7,7 @@ anywhere in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -145,8 +146,12 @@ class Engine:
         inputs: Sequence[Buffer] = (),
         outputs: Sequence[Buffer] | None = None,
         transfer: Transfer | None = None,
+        limit_s: float = math.inf,
     ) -> Handle:
-        """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part."""
+        """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part.
+
+        What takes longer than ``limit_s`` goes on in the background; then the handle is not done.
+        """
         # As ``_describe``, without another call: this is on the way of every synchronous operation.
         submitted = now()
         if self._stepper.failure is not None:
@@ -159,7 +164,7 @@ class Engine:
             record=record, transfer=transfer,
         )  # fmt: skip
         self._waits += 1
-        self._progress.run(handle, self._log.submit)
+        self._progress.run(handle, self._log.submit, limit_s)
         spent = record[ENDED] - began
         if spent > 0:
             self._wait_ns += spent

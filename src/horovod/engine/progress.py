@@ -100,18 +100,20 @@ class Progress:
         if self.is_over:
             self._stepper.sweep()
 
-    def run(self, handle: Handle, hand_in: Callable[[Handle], None]) -> None:
-        """Hand in a submission and block until it is done; do the work meanwhile, if that is possible."""
-        guard = self._guard
+    def run(self, handle: Handle, hand_in: Callable[[Handle], None], limit_s: float = math.inf) -> None:
+        """Hand in a submission and block until it is done, or as ``linger`` does; do the work if that is possible."""
+        guard, has_worked = self._guard, False
         if guard.allows():
             try:
                 guard.enter()
                 if handle.signature.entry is not None and self._turn.acquire(False):
-                    self._run_at_once(handle, hand_in)
+                    has_worked = True
+                    self._run_at_once(handle, hand_in, limit_s)
                 else:
                     hand_in(handle)
                     if self._turn.acquire(False):
-                        self._work(handle)
+                        has_worked = True
+                        self._work(handle, limit_s)
             finally:
                 guard.leave()
             if self.is_over:
@@ -122,12 +124,13 @@ class Progress:
             finally:
                 self.kick(handle, patient=True)
         if not handle.done:
-            self.wait(handle)
+            if limit_s == math.inf:
+                self.wait(handle)
+            else:
+                self.linger(handle, limit_s, has_worked)
 
-    def _run_at_once(self, handle: Handle, hand_in: Callable[[Handle], None]) -> None:
-        """Execute what all ranks submit at this moment, or else hand it in and work; the caller has the turn, and gives
-        it up here.
-        """
+    def _run_at_once(self, handle: Handle, hand_in: Callable[[Handle], None], limit_s: float) -> None:
+        """Execute what all ranks submit at this moment, or hand it in and work; the caller gives up the turn here."""
         stepper = self._stepper
         has_turn = True
         try:
@@ -143,7 +146,7 @@ class Progress:
             if not handle.done:
                 # Or it settles: the others are not through with their part.
                 has_turn = False
-                self._work(handle)
+                self._work(handle, limit_s)
         finally:
             if has_turn:
                 self._turn.release()
@@ -179,10 +182,10 @@ class Progress:
             if not signal.acquire(True, _SLICE_S) and self.is_over:
                 self._stepper.sweep()
 
-    def linger(self, handle: Handle, limit_s: float) -> None:
-        """Wait as ``wait`` does, but for a limited time; what has begun to be executed is finished."""
+    def linger(self, handle: Handle, limit_s: float, has_worked: bool = False) -> None:
+        """Wait as ``wait`` does, but for a limited time, unless that is over; what was begun is finished."""
         try:
-            if not self._work_if_possible(handle, limit_s):
+            if not has_worked and not self._work_if_possible(handle, limit_s):
                 self._hand_over(handle).acquire(True, limit_s)
         finally:
             self._awaited.remove(handle.record)

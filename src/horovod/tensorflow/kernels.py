@@ -13,8 +13,9 @@ from _thread import get_ident
 
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.library import COMPUTE, CREATE, DELETE, attribute, define_op, immortal, register_kernel
+from horovod.tensorflow.prepared import Node
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
-from horovod.tensorflow.runs import Node, Run
+from horovod.tensorflow.runs import Run
 
 __all__ = ["register"]
 

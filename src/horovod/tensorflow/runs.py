@@ -9,53 +9,37 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
-import ctypes
 import functools
 import itertools
-import math
 import os
 import queue
 import threading
 import time
+from _thread import get_ident
 from typing import Any
-
-import numpy as np
 
 from horovod import context
 from horovod.core.requests import Kind
-from horovod.engine.calls import Call, call
 from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
-from horovod.tensorflow import failures
-from horovod.tensorflow.adapter import DTYPES
+from horovod.tensorflow import callbacks, failures
 from horovod.tensorflow.answers import answer
 from horovod.tensorflow.callbacks import Callback
 from horovod.tensorflow.library import lend_status, lib, quick, return_status
-from horovod.tensorflow.requests import OP_TYPES, GraphRequest
+from horovod.tensorflow.prepared import DTYPE_NUMBERS, NUMPY_DTYPES, Array, Layout, Node
 
-__all__ = ["Node", "Run"]
+__all__ = ["Run"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-_NUMBERS = {name: dtype.as_datatype_enum for name, dtype in DTYPES.items()}
-_NUMPY = {dtype.as_datatype_enum: np.dtype(dtype.as_numpy_dtype) for dtype in DTYPES.values()}
 # An attribute of an enum class costs more than a name, in every operation.
-_ALLREDUCE, _BROADCAST, _ALLTOALL, _JOIN = Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLTOALL, Kind.JOIN
+_ALLTOALL, _JOIN = Kind.ALLTOALL, Kind.JOIN
 _get_input, _delete_tensor, _data = quick.TF_GetInput, quick.TF_DeleteTensor, quick.TF_TensorData
-_count_dims, _dim = quick.TF_NumDims, quick.TF_Dim
-_forward = lib.TF_ForwardInputOrAllocateOutput
+_forward = quick.TF_ForwardInputOrAllocateOutput
+_end = lib.TF_RunAsyncOpKernelDoneCallback
 #: How long a kernel may keep its thread, where that has paid: to hand a small result over takes longer than to wait.
 _LINGER_S = 0.005
-#: How many places of a tensor are remembered.
-_MOST_KNOWN = 8
 #: A node that runs while its last run is still in flight, as in a loop, waits for it here; empty where none waits.
 _behind: dict[tuple[int, int, str], collections.deque[Run] | None] = {}
 _behind_lock = threading.Lock()
-
-
-@functools.cache
-def _candidates(index: int) -> Any:
-    return (ctypes.c_int * 1)(index)
 
 
 class _Finisher:
@@ -88,95 +72,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Layout:
-    """What a tensor of a node looks like, and arrays over the places where such have been.
-
-    Nobody looks into these arrays but while there is a tensor.
-
-    Args:
-        shape: its shape.
-        kind: of its elements.
-    """
-
-    __slots__ = ("_known", "_memory", "dims", "kind", "nbytes", "shape")
-
-    def __init__(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
-        self.shape = shape
-        self.kind = kind
-        self.dims = (ctypes.c_int64 * len(shape))(*shape)
-        self.nbytes = nbytes = math.prod(shape) * kind.itemsize
-        self._memory: Any = ctypes.c_char * nbytes if nbytes else None
-        self._known: dict[int | None, Array] = {}
-
-    def over(self, address: int | None) -> Array:
-        """Return an array over memory of TensorFlow's, which often gives the same again: then the same array."""
-        array = self._known.get(address)
-        if array is None:
-            memory = self._memory.from_address(address) if self._memory is not None and address else None
-            array = np.ndarray(self.shape, self.kind, memory)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[address] = array
-        return array
-
-
-class Node:
-    """One node of a graph, ready to run.
-
-    Args:
-        op_type: Horovod's name of the operation.
-        request: the settings.
-    """
-
-    def __init__(self, op_type: str, request: GraphRequest) -> None:
-        self.op_type = op_type
-        self.kind = kind = OP_TYPES.get(op_type)
-        self.request = request
-        self.as_user = request.site.stand_in()
-        self.key = (-1 if kind is None else int(kind), request.process_set, request.name)
-        self.in_place = kind is _ALLREDUCE or kind is _BROADCAST
-        self.call = None if kind is None else self.call_with(())
-        self._count = -1
-        self._layouts: dict[int, _Layout] = {}
-        self._in_vain = 0
-        self._runs = 0
-
-    def call_with(self, splits: tuple[int, ...]) -> Call:
-        """Return what is asked of the engine, with the splits of an alltoall."""
-        assert self.kind is not None
-        if self.kind is _JOIN:
-            return Call(self.kind, "join")
-        r = self.request
-        return call(self.kind, r.name, r.process_set, r.op, r.prescale, r.postscale, r.root, splits)
-
-    def count_inputs(self, context_: int) -> int:
-        """Return how many inputs there are.
-
-        Args:
-            context_: TensorFlow's context of an execution.
-        """
-        if self._count < 0:
-            self._count = int(lib.TF_NumInputs(context_))
-        return self._count
-
-    def layout(self, index: int, tensor: ctypes.c_void_p) -> _Layout:
-        """Return what an input looks like: most often the same as last time."""
-        shape = tuple([_dim(tensor, dim) for dim in range(_count_dims(tensor))])
-        layout = self._layouts.get(index)
-        if layout is None or layout.shape != shape:
-            layout = self._layouts[index] = _Layout(shape, _NUMPY[lib.TF_TensorType(tensor)])
-        return layout
-
-    def lingers(self) -> bool:
-        """Whether the next run should look for its result for a moment: not where that has been in vain lately."""
-        self._runs += 1
-        return not self._in_vain or self._runs % (1 << min(self._in_vain, 6)) == 0
-
-    def lingered(self, paid: bool) -> None:
-        """Note whether the result came meanwhile."""
-        self._in_vain = 0 if paid else self._in_vain + 1
-
-
 class Run:
     """One execution of a node; also the allocator of its results.
 
@@ -187,7 +82,7 @@ class Run:
     """
 
     __slots__ = (
-        "_context", "_done", "_error", "_handle", "_inputs", "_is_interrupted", "_node", "_once", "_outputs",
+        "_context", "_done", "_error", "_handle", "_inputs", "_is_interrupted", "_kept", "_node", "_once", "_outputs",
         "_tensors", "_waits_behind",
     )  # fmt: skip
     kernels = "numpy"
@@ -196,7 +91,9 @@ class Run:
     def __init__(self, node: Node, context_: int, done: int) -> None:
         self._node = node
         self._context = context_
-        self._done = Callback(done)
+        self._done = done
+        # The first of all shows how callbacks lie in memory.
+        self._kept = Callback(done) if callbacks.known_layout.is_known is None else None
         self._inputs: list[Array] = []
         self._outputs: list[Array] = []
         self._tensors: list[int] = []
@@ -215,9 +112,9 @@ class Run:
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Array:
         """Return an array over the next output, made now."""
         index = len(self._outputs)
-        layout, status = _Layout(shape, _NUMPY[_NUMBERS[dtype]]), lend_status()
+        layout, status = Layout(shape, NUMPY_DTYPES[DTYPE_NUMBERS[dtype]]), lend_status()
         tensor = lib.TF_AllocateOutput(
-            self._context, index, _NUMBERS[dtype], layout.dims, len(shape), layout.nbytes, status.pointer
+            self._context, index, DTYPE_NUMBERS[dtype], layout.dims, len(shape), layout.nbytes, status.pointer
         )
         status.check()
         return_status(status)
@@ -236,7 +133,13 @@ class Run:
     def start(self) -> None:
         """Submit, or finish at once what needs no other rank; stay only where the callback would not survive it."""
         self._begin()
-        self._done.stay()
+        if self._kept is not None:
+            self._kept.stay()
+
+    def _keep(self) -> None:
+        """See to it that TensorFlow's callback outlives this call of the kernel, before another thread calls it."""
+        if self._kept is None:
+            self._kept = Callback(self._done)
 
     def _begin(self) -> None:
         node = self._node
@@ -262,6 +165,7 @@ class Run:
             waiting = _behind[key]
             if waiting is None:
                 waiting = _behind[key] = collections.deque()
+            self._keep()
             waiting.append(self)
             return True
 
@@ -285,6 +189,17 @@ class Run:
         outputs = self._outputs if node.in_place else None if count else ()
         lingers = node.lingers()
         assert what is not None
+        if lingers and engine.size > 1 and get_ident() != threading.main_thread().ident:
+            # Nothing can break into this thread, so that one step of the engine's will do.
+            began = time.monotonic()
+            run = functools.partial(engine.run, what, self, self._inputs, outputs, None, _LINGER_S)
+            self._handle = handle = node.as_user(run)
+            node.lingered(handle.done and time.monotonic() - began < _LINGER_S)
+            if handle.done:
+                self.finish()
+            else:
+                self._wait_for(handle)
+            return
         submit = functools.partial(engine.submit, what, self, self._inputs, outputs, None, lingers)
         self._handle = handle = node.as_user(submit)
         if engine.size == 1:
@@ -295,6 +210,10 @@ class Run:
         if lingers and self._linger(engine, handle):
             self.finish()
             return
+        self._wait_for(handle)
+
+    def _wait_for(self, handle: Handle) -> None:
+        self._keep()
         self._once = itertools.count()
         handle.waiters.append(self)
         if handle.done:
@@ -316,23 +235,22 @@ class Run:
         node, context_, status = self._node, self._context, lend_status()
         for index in range(count):
             # The index is right, so this cannot fail.
-            tensor = ctypes.c_void_p()
-            _get_input(context_, index, tensor, status.pointer)
+            _get_input(context_, index, status.tensor_place, status.pointer)
+            tensor = status.tensor.value
             layout = node.layout(index, tensor)
             array = layout.over(_data(tensor))
             # TensorFlow keeps the input until the operation is done; what is dropped here is one reference to it, so
             # that the input can become the output.
             _delete_tensor(tensor)
             if node.in_place:
-                forwarded = ctypes.c_int(-1)
-                made = _forward(context_, _candidates(index), 1, index, layout.dims, len(layout.shape), forwarded,
-                                status.pointer)  # fmt: skip
+                made = _forward(context_, node.candidate(index), 1, index, layout.dims_place, len(layout.shape),
+                                status.index_place, status.pointer)  # fmt: skip
                 if not made:
                     status.check()
                 self._tensors.append(made)
                 output = layout.over(_data(made))
                 self._outputs.append(output)
-                if forwarded.value >= 0:
+                if status.index.value >= 0:
                     array = output
             self._inputs.append(array)
         return_status(status)
@@ -364,7 +282,10 @@ class Run:
         following = self._next_behind() if self._waits_behind else None
         if self._is_interrupted:
             _thread.interrupt_main()
-        self._done()
+        if self._kept is None:
+            _end(self._done)
+        else:
+            self._kept()
         if following is not None:
             following.run_on()
 
