@@ -6,6 +6,7 @@ made float32 first. So that is done, in blocks which stay in a core's own cache.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib
 from collections.abc import Sequence
@@ -61,6 +62,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 #: An overflow is a result. As a warning, which a program may have turned into an error, it would end the job.
 _silent = np.errstate(all="ignore")
+#: Before that, numpy remembers for a whole thread how it is to warn.
+_HAS_CONTEXTS = int(np.__version__.partition(".")[0]) >= 2
+
+
+def _quiet(function: Any) -> Any:
+    """Return a function of numpy's that gives no warnings; for one thread at a time.
+
+    Of a context, numpy remembers that it is to be silent; to say so in every call takes longer than the call.
+    """
+    if not _HAS_CONTEXTS:
+        return _silent(function)
+    context = contextvars.Context()
+    context.run(np.seterr, all="ignore")
+    return functools.partial(context.run, function)
 
 
 class NumpyKernels:
@@ -90,13 +105,12 @@ class NumpyKernels:
 
     def copy(self, dst: Array, src: Array) -> None:
         """Copy ``src`` over ``dst``."""
-        np.copyto(dst, src)
+        dst[...] = src
 
     def clear(self, dst: Array) -> None:
         """Fill ``dst`` with zeros."""
         dst.fill(0)
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
@@ -108,15 +122,14 @@ class NumpyKernels:
                 scaled(dst, (src,))
 
             return copy_half
-        by = numpy_dtype(dtype).type(factor)
+        by, multiply = numpy_dtype(dtype).type(factor), _quiet(np.multiply)
 
-        @_silent
         def copy(dst: Array, src: Array) -> None:
-            np.multiply(src, by, out=dst)
+            multiply(src, by, out=dst)
 
         return copy
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019  as above
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def reducer(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Reducer:
         """Return ``fn(dst, srcs)``, see ``Kernels.reducer``."""
         kind = numpy_dtype(dtype)
@@ -133,8 +146,11 @@ class NumpyKernels:
         return _silent(_in_blocks(plain) if dtype in _HALF else plain)
 
     def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
-        """Return None: all calls need more than one step, if only to keep numpy from warning."""
-        return None
+        """Return one of numpy's own functions, see ``Kernels.pair``."""
+        if prescale != 1.0 or postscale != 1.0 or op is ReduceOp.AVERAGE or dtype in _HALF:
+            return None
+        pair: Pair = _quiet(_BOOL_PAIR[op] if dtype == "bool" else _PAIR[op])
+        return pair
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
