@@ -224,7 +224,7 @@ def _asks(stage: Stage, ranks: Ranks) -> None:
 def test_it_finds_deques_that_change_while_they_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_flight(self: LogRunner) -> list[Handle]:
         found = []
-        for queue in (*self._unnamed.values(), self.inbox):
+        for queue in (*self._outstanding.unnamed.values(), self.inbox):
             for handle in queue:
                 found.append(handle)
         return found
@@ -238,7 +238,7 @@ def _two_finish(stage: Stage, ranks: Ranks) -> None:
     """Two threads end the same submission: the engine's that has ended, and one that submits too late."""
     handle = ranks.submit(0, "x")
     ranks.engines[0]._log.inbox.clear()
-    ranks.engines[0]._log._named.clear()
+    ranks.engines[0]._log._outstanding.clear()
     handle.waiters = [Lock(stage)]
     handle.waiters[0].acquire()
     raise_all(stage.play(handle.finish, handle.finish))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from pairs import FILES, Ranks
 from plays import Scenario, on_all, once, play, play_many, raise_all
 
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.core.requests import Kind
+from horovod.core.requests import NO_NOTE, Kind
 from horovod.engine.calls import call
 from horovod.engine.log import LogRunner
 from horovod.engine.progress import Progress
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 from horovod.links.shm import lane
+from horovod.transports.shm.transport import ShmTransport
 
 _FILES = FILES | {str(Path(lane.__file__))}
 
@@ -133,6 +135,33 @@ def test_it_finds_what_is_counted_on_one_rank_only(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(LogRunner, "run_in_lane", forgets)
     play(run, 2, {}, looks=2)
+
+
+def test_what_was_offered_in_vain_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies where the next one will; who goes by the coordinator is read later."""
+    offered, kept = [], []
+    accept, offer = LogRunner.accept, ShmTransport.offer
+
+    def looks(self: LogRunner, patient: bool) -> None:
+        kept.extend([(handle.note, handle.slot) for handle in self.inbox])
+        accept(self, patient)
+
+    def notes(self: ShmTransport, work: Any, inline: Any, half: int = -1) -> int:
+        offered.append(half)
+        return offer(self, work, inline, half)
+
+    def run(stage: Stage, ranks: Ranks) -> None:
+        _warm(stage, ranks)
+        monkeypatch.setattr(LogRunner, "accept", looks)
+        monkeypatch.setattr(ShmTransport, "offer", notes)
+        actors = stage.play(lambda: ranks.run(0, "x"), lambda: ranks.wait(1, ranks.submit(1, "x")))
+        raise_all(actors)
+        assert [actor.result for actor in actors] == [ranks.total] * 2
+
+    play(run, 2, {}, looks=2)
+    assert max(offered) >= 0
+    assert len(kept) == 2
+    assert all(note == NO_NOTE or slot is not None for note, slot in kept)
 
 
 def test_what_the_others_are_not_through_with_wakes_nobody_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,16 @@ __all__ = ["Lane"]
 class Lane(Protocol):
     """By which ranks agree on an entry of the log among themselves, if all of them ask for it at the same time.
 
-    What they agree on counts as the next entry of the log, which has none in between. Only who has nothing in flight,
-    and has read the log to its end, may call ``meet``; who holds the turn calls all of it.
+    What they agree on counts as the next entry of the log: before any that nobody has executed yet, of which nobody who
+    offers is a member. Only who has nothing in flight may call ``meet``; who holds the turn calls all of it.
 
     Attributes:
         most: the largest number that an entry may have here.
+        half: 0 and 1 in turn, see ``Transport.offer``; another one from the moment on at which ``meet`` has succeeded.
     """
 
     most: int
+    half: int
 
     def meet(self, sequence: int, number: int, note: int, has_news: Callable[[], bool]) -> tuple[int, ...] | None:
         """Offer to execute an entry next, and wait a moment for the others to offer the same.

@@ -17,6 +17,7 @@ from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import NO_NOTE, Kind, Response
 from horovod.engine.answers import to_exception
 from horovod.engine.handles import Handle
+from horovod.engine.outstanding import Outstanding
 from horovod.engine.ports import Channel, Lane
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, new_ring, now
 from horovod.engine.signatures import SignatureTable
@@ -68,8 +69,7 @@ class LogRunner:
         self._most = 0 if lane is None else lane.most
         self._declared = 0
         self._entries: dict[int, Entry] = {}
-        self._named: dict[tuple[int, str], Handle] = {}
-        self._unnamed: dict[int, collections.deque[Handle]] = {}
+        self._outstanding = Outstanding()
         self._sequence = 0
         self._unsettled: collections.deque[tuple[int, tuple[int, ...], list[Handle]]] = collections.deque()
         self.inbox: collections.deque[Handle] = collections.deque()
@@ -92,7 +92,7 @@ class LogRunner:
         """
         name = handle.signature.name
         try:
-            if name is not None and (other := self._named.setdefault(name, handle)) is not handle:
+            if name is not None and (other := self._outstanding.named.setdefault(name, handle)) is not handle:
                 self._transport.skip(handle)
                 raise errors.DuplicateNameError(
                     f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
@@ -111,8 +111,8 @@ class LogRunner:
             self.inbox.remove(handle)
             handle.accepted = False
         name = handle.signature.name
-        if not handle.accepted and name is not None and self._named.get(name) is handle:
-            del self._named[name]
+        if not handle.accepted and name is not None and self._outstanding.named.get(name) is handle:
+            del self._outstanding.named[name]
 
     def accept(self, patient: bool) -> None:
         """Take over what was handed in, in this order, and tell the coordinator.
@@ -142,24 +142,18 @@ class LogRunner:
                 note = self._note_of(handle, inline)
             except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
                 if signature.name is not None:
-                    del self._named[signature.name]
+                    del self._outstanding.named[signature.name]
                 self._transport.skip(handle)
                 handle.finish(error)
                 continue
             if signature.name is None:
-                process_set = signature.request.process_set
-                queue = self._unnamed.get(process_set)
-                if queue is None:
-                    queue = self._unnamed[process_set] = collections.deque()
-                queue.append(handle)
+                self._outstanding.add_unnamed(handle)
             self._channel.submit(signature.id, note, patient)
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done; for any thread, at any moment."""
         found = [handle for _, _, handles in list(self._unsettled) for handle in handles]
-        found += list(self._named.values())
-        for queue in list(self._unnamed.values()):
-            found += list(queue)
+        found += self._outstanding.handles()
         return found + [handle for handle in list(self.inbox) if handle.signature.name is None]
 
     def describe(self, handle: Handle) -> str:
@@ -169,7 +163,8 @@ class LogRunner:
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not self.inbox and not self._named and not self._unsettled and not any(self._unnamed.values())
+        outstanding = self._outstanding
+        return not (self.inbox or outstanding.named or outstanding.unnamed or self._unsettled)
 
     def has_news(self) -> bool:
         """Whether ``accept`` or ``step`` has something to do."""
@@ -198,14 +193,13 @@ class LogRunner:
         """End every submission with an exception of its own."""
         handles = self.in_flight()
         self._unsettled.clear()
-        self._named.clear()
-        self._unnamed.clear()
+        self._outstanding.clear()
         # One by one: what another thread submits at this moment must not get lost.
         with contextlib.suppress(IndexError):
             while True:
                 handle = self.inbox.popleft()
                 if handle.signature.name is not None:
-                    self._named.pop(handle.signature.name, None)
+                    self._outstanding.named.pop(handle.signature.name, None)
                 handles.append(handle)
         for handle in handles:
             self._transport.skip(handle)
@@ -263,7 +257,7 @@ class LogRunner:
         entry = self._entries[ids[0]]
         if entry.me < 0:
             return
-        handle = self._match(entry)
+        handle = self._outstanding.match(entry)
         batch = [(entry, handle)]
         record = handle.record
         record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, len(ids)
@@ -292,23 +286,25 @@ class LogRunner:
         """
         signature, lane = handle.signature, self._lane
         entry = signature.entry
-        if entry is None or lane is None or not self.is_idle() or self._channel.has_news():
+        if entry is None or lane is None or not self.is_idle():
             return False
         transport, inline = self._transport, signature.inline
         transport.is_awaited = True
         try:
-            note = NO_NOTE if inline is None else transport.offer(handle, inline)
-            handle.note = note
+            note = NO_NOTE if inline is None else transport.offer(handle, inline, lane.half)
         except Exception:  # there was no memory; it will say so again
             return False
         signature.in_flight += 1
         try:
             notes = lane.meet(self._sequence, entry.number, note, self.has_news)
         except BaseException:
-            self._put_back(handle)
+            self._outstanding.put_back(handle)
             raise
         if notes is None:
             signature.in_flight -= 1
+            if handle.slot is not None:
+                # What lies in a place of its own has been sent; else the next one lies there.
+                handle.note = note
             return False
         signature.uses += 1
         self._sequence = sequence = self._sequence + 1
@@ -342,7 +338,7 @@ class LogRunner:
                     one.finish(error)
                 return
             for _, one in batch:
-                self._put_back(one)
+                self._outstanding.put_back(one)
             raise
         if entry.splits:
             handle.received_splits = tuple(row[entry.me] for row in entry.splits)
@@ -360,24 +356,12 @@ class LogRunner:
         started, sequence, together = batch[0][1].record[STARTED], self._sequence, len(ids)
         for key in ids[1:]:
             entry = self._entries[key]
-            handle = self._match(entry)
+            handle = self._outstanding.match(entry)
             record = handle.record
             record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
             batch.append((entry, handle))
         self.fused += together
         self.fusions += 1
-
-    def _match(self, entry: Entry) -> Handle:
-        name = entry.name
-        return self._unnamed[entry.response.process_set].popleft() if name is None else self._named.pop(name)
-
-    def _put_back(self, handle: Handle) -> None:
-        """Put a handle that could not be executed back, so that it fails with all others."""
-        request = handle.signature.request
-        if request.name:
-            self._named[(request.process_set, request.name)] = handle
-        else:
-            self._unnamed.setdefault(request.process_set, collections.deque()).appendleft(handle)
 
     def _answer(self, response: Response, handle: Handle) -> None:
         if response.error:

@@ -123,12 +123,14 @@ class Transport(Protocol):
             members: number of ranks of the process set.
         """
 
-    def offer(self, work: Work, inline: Any) -> int:
+    def offer(self, work: Work, inline: Any, half: int = -1) -> int:
         """Send the data along with the request, if there is room; return a note for the other members, or ``NO_NOTE``.
 
         Args:
             work: whose inputs these are.
             inline: of this transport, for this request.
+            half: 0 and 1 in turn where all members execute it at once or not at all, so that nobody needs what they
+                had the time before last any more; -1 where they execute it later.
         """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:

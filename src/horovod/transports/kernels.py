@@ -42,9 +42,19 @@ def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, 
 
 
 class Kernels(Protocol):
-    """What a transport needs from an array library."""
+    """What a transport needs from an array library.
+
+    Attributes:
+        name: of the library.
+        address: gives the address of a buffer's first byte, if numpy's functions are quicker than the library's for
+            little data; ``changed`` is called then with what they have written to. None if not.
+    """
 
     name: str
+    address: Callable[[Buffer], int] | None
+
+    def changed(self, buffer: Buffer) -> None:
+        """Let the library know that another one has written to a buffer."""
 
     def threads(self) -> int:
         """Return how many threads the calling thread's operations on large arrays use."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextvars
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Copier, Pair, Reducer
+from horovod.transports.kernels import Buffer, Copier, Pair, Reducer
 
 __all__ = ["NumpyKernels", "numpy_dtype"]
 
@@ -82,6 +82,10 @@ class NumpyKernels:
     """See ``Kernels``."""
 
     name = "numpy"
+    address: Callable[[Buffer], int] | None = None
+
+    def changed(self, buffer: Array) -> None:
+        """Nothing to do."""
 
     def threads(self) -> int:
         """Return 1: element by element, numpy stays in the calling thread."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Copier, Pair, Reducer
+from horovod.transports.kernels import Buffer, Copier, Pair, Reducer
 from horovod.transports.kernels_numpy import NumpyKernels
 
 __all__ = ["DTYPES", "TorchKernels"]
@@ -73,6 +73,14 @@ class TorchKernels:
 
     def __init__(self) -> None:
         self._set_threads = _openmp()
+        self.address: Callable[[Buffer], int] | None = None
+        if hasattr(torch.autograd.graph, "increment_version"):
+            # Without it, autograd would not know of what numpy writes.
+            self.address = torch.Tensor.data_ptr
+
+    def changed(self, buffer: torch.Tensor) -> None:
+        """Let autograd know."""
+        torch.autograd.graph.increment_version(buffer)
 
     def threads(self) -> int:
         """Return how many threads operations on large tensors use in this thread, as far as that can be changed."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from operator import itemgetter
+from typing import Any, NamedTuple
 
 from horovod.transports.base import Watch
 from horovod.transports.shm import futex
@@ -39,7 +40,21 @@ _SLICE_S, _CHECK_S = 0.001, 0.1
 #: After offers that nobody answered in time, so many are left out, and each time twice as many.
 _FEWEST_SKIPPED, _MOST_SKIPPED = 1, 64
 
-_Read = Callable[[memoryview], tuple[int, ...]]
+
+class _Half(NamedTuple):
+    """Where the words are that are used in turn.
+
+    Attributes:
+        offer: of this rank's offer.
+        note: of this rank's note.
+        offers: reads the offers of all others: one number if there is but one.
+        notes: reads the notes of all.
+    """
+
+    offer: int
+    note: int
+    offers: Callable[[memoryview], Any]
+    notes: Callable[[memoryview], tuple[int, ...]]
 
 
 class ShmLane:
@@ -59,12 +74,16 @@ class ShmLane:
         lanes, rank = control.lane, control.rank
         self._others = [other for other in range(control.size) if other != rank]
         self._offers = [[lane + LANE_OFFERS + half for lane in lanes] for half in range(2)]
-        self._notes = [[lane + LANE_NOTES + half for lane in lanes] for half in range(2)]
-        self._read_offers: list[_Read] = [itemgetter(*places) for places in self._offers]
-        self._read_notes: list[_Read] = [itemgetter(*places) for places in self._notes]
+        self._halves: list[_Half] = []
+        for half, offers in enumerate(self._offers):
+            notes = [lane + LANE_NOTES + half for lane in lanes]
+            others = itemgetter(*[offers[other] for other in self._others])
+            self._halves.append(_Half(offers[rank], notes[rank], others, itemgetter(*notes)))
+        self._is_pair = control.size == 2
         self._taken = [lane + LANE_TAKEN for lane in lanes]
+        self._own_taken = self._taken[rank]
         self._spinner = Spinner(control.crowded, control.siblings)
-        self._count = 0
+        self._count = self.half = 0
         self._skipped = self._to_skip = 0
 
     def decline(self, sequence: int) -> None:
@@ -76,38 +95,40 @@ class ShmLane:
         if self._to_skip:
             self._to_skip -= 1
             return None
-        words, rank, half = self._words, self._control.rank, self._count & 1
+        words, half = self._words, self.half
+        own, own_note, read, read_notes = self._halves[half]
         offer = sequence << _BITS | number
-        own = self._offers[half][rank]
-        words[self._notes[half][rank]] = note
+        words[own_note] = note
         if not futex.is_strongly_ordered:
             futex.fence()
         words[own] = offer
         futex.fence()
-        read, wanted = self._read_offers[half], (offer,) * self._control.size
-        found = read(words)
-        if found != wanted and not self._await(wanted, has_news):
+        wanted = offer if self._is_pair else (offer,) * len(self._others)
+        if read(words) != wanted and not self._await(offer, wanted, has_news):
             words[own] = sequence << _BITS | _WITHDRAWN
             futex.fence()
             if not self._is_taken(half, offer):
                 return None
-        words[self._taken[rank]] = self._count = self._count + 1
+        words[self._own_taken] = self._count = self._count + 1
+        self.half = 1 - half
         self._skipped = 0
         if not futex.is_strongly_ordered:
             futex.fence()
-        return self._read_notes[half](words)
+        return read_notes(words)
 
-    def _await(self, wanted: tuple[int, ...], has_news: Callable[[], bool]) -> bool:
+    def _await(self, offer: int, wanted: int | tuple[int, ...], has_news: Callable[[], bool]) -> bool:
         """Look for the others' offers; return whether all have come."""
-        words, read, offer = self._words, self._read_offers[self._count & 1], wanted[0]
+        words, read, is_pair = self._words, self._halves[self.half].offers, self._is_pair
         floor = offer >> _BITS << _BITS
         for turn, _ in enumerate(self._spinner.looks(), 1):
             found = read(words)
             if found == wanted:
                 self._spinner.succeeded()
                 return True
-            if max(found) > offer or min(found) > floor or (not turn % _EVERY and has_news()):
-                # Somebody is further, or wants something else.
+            # Somebody is further, or all have said what they want.
+            if found > floor if is_pair else max(found) > offer or min(found) > floor:
+                return False
+            if not turn % _EVERY and has_news():
                 return False
         self._skipped = self._to_skip = min(_MOST_SKIPPED, max(_FEWEST_SKIPPED, 2 * self._skipped))
         return False

@@ -152,9 +152,9 @@ class Plan:
     def _reduction_of_one(self) -> Callable[[Work, list[list[Buffer]]], None]:
         """Return what does as ``_reduce`` for the usual case."""
         pair, own, alone = self._reductions[0][1:]
-        if pair is None or alone:
+        if pair is None:
             return self._reduce_one
-        shape = self._shape
+        shape, evict = self._shape, self._evict
 
         def reduce_pair(work: Work, views: list[list[Buffer]]) -> None:
             first, second = views[0]
@@ -164,6 +164,8 @@ class Plan:
                 second = work.inputs[0]
             outputs = work.outputs
             pair(first, second, out=outputs[0] if outputs else work.allocate(0, shape))
+            if alone:
+                evict(views[0][1 - own])
 
         return reduce_pair
 

@@ -24,7 +24,8 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
-from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.arena import AT_ONCE_BYTES, RING_BYTES, Arena
+from horovod.transports.shm.arrays import ArrayPlan, ArraySender, has_arrays
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
@@ -126,7 +127,8 @@ class ShmTransport:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
-        sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
+        kind = ArraySender if has_arrays(kernels, request, members) else Sender
+        sender = kind(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
         if is_fresh and request.kind is Kind.ALLREDUCE and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
             # It need not read all that the other one has.
@@ -134,11 +136,15 @@ class ShmTransport:
         limit = inline_limit(self.control.size, request.kind)
         return sender if sender.nbytes <= (self._arena_limit if is_placed(request) else limit) else None
 
-    def offer(self, work: Work, inline: Sender) -> int:
+    def offer(self, work: Work, inline: Sender, half: int = -1) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
-        note = self._slots.take(work, inline)
-        if note == NO_NOTE:
-            return note
+        if half >= 0 and inline.nbytes <= AT_ONCE_BYTES:
+            # Without the steps that it takes to find out which places nobody reads any more.
+            note = RING_BYTES + half * AT_ONCE_BYTES
+        else:
+            note = self._slots.take(work, inline)
+            if note == NO_NOTE:
+                return note
         if not inline.timed and not inline.is_large:
             inline.send(work, note)
         elif inline.is_large and self._has_too_many_threads(work):
@@ -166,7 +172,8 @@ class ShmTransport:
             with self._busy:
                 entry.cache.small(work, notes)
             slot = work.slot
-            slot.readers, slot.fence = entry.response.members, done
+            if slot is not None:
+                slot.readers, slot.fence = entry.response.members, done
             self.control.post(done, ())
             return 0
         with self._busy:
@@ -212,7 +219,9 @@ class ShmTransport:
         return False
 
     def _plan(self, entry: Entry, kernels: str) -> Plan:
-        return Plan(self.arenas, self.staging.budget, self.staging.eviction, entry, kernels)
+        response = entry.response
+        kind = ArrayPlan if has_arrays(kernels, response.requests[0], len(response.members)) else Plan
+        return kind(self.arenas, self.staging.budget, self.staging.eviction, entry, kernels)
 
     def _has_too_many_threads(self, work: Work) -> bool:
         threads = kernels_named(work.kernels).threads()
