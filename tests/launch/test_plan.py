@@ -111,6 +111,13 @@ def test_presets_for_the_threads_of_frameworks(
     assert tuple(presets.get(name) for name in POOLS) == expected
 
 
+@pytest.mark.parametrize(("num_proc", "cores", "expected"), [(2, 2, "1"), (1, 1, "1"), (2, 8, None), (1, 2, None)])
+def test_threads_of_a_rank_with_one_core_share_their_heap(num_proc: int, cores: int, expected: str | None) -> None:
+    assert framework_presets({}, num_proc, cores).get("MALLOC_ARENA_MAX") == expected
+    tuned = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert "MALLOC_ARENA_MAX" not in framework_presets(tuned, num_proc, cores)
+
+
 def test_presets_leave_alone_what_the_user_has_set() -> None:
     own = {"TF_CPP_MIN_LOG_LEVEL": "0", "MALLOC_TRIM_THRESHOLD_": "1", "NPROC": "7"}
     made = plan(environ=own)
