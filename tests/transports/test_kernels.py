@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.core.rules import REDUCIBLE
+from horovod.transports import kernels_torch
 from horovod.transports.kernels_numpy import numpy_dtype
-from horovod.transports.kernels_torch import DTYPES
+from horovod.transports.kernels_torch import DTYPES, TorchKernels
 from horovod.transports.libraries import kernels_named
 
 exact = settings(max_examples=60)
@@ -339,3 +340,34 @@ def test_the_average_of_two_halves_is_rounded_once(dtype: str) -> None:
     halves = [_make("torch", dtype, row) for row in rows]
     expected = ((halves[0].double() + halves[1].double()) / 2).to(DTYPES[dtype])
     np.testing.assert_array_equal(_reduce("torch", dtype, ReduceOp.AVERAGE, rows), _back(expected))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (100,)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_factors_that_never_repeat_leave_no_tensors_and_count_the_same(
+    dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks may have met different factors before, such as in process sets; all must get the same bits."""
+    kept: dict[Any, Any] = {}
+    monkeypatch.setattr(kernels_torch, "_constants", kept)
+    library, chance = TorchKernels(), torch.Generator().manual_seed(1)
+    srcs = [torch.randn(shape, generator=chance, dtype=torch.float64).to(DTYPES[dtype]) for _ in range(3)]
+
+    def bits(factor: float, count: int) -> list[bytes]:
+        out, found = torch.empty_like(srcs[0]), []
+        for op in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            for prescale, postscale in [(factor, 1.0), (1.0, factor), (factor, factor)]:
+                TorchKernels.reducer.__wrapped__(library, dtype, op, prescale, postscale, count)(out, srcs[:count])
+                found.append(library.raw(out).tobytes())
+        TorchKernels.copier.__wrapped__(library, dtype, factor)(out, srcs[0])
+        return [*found, library.raw(out).tobytes()]
+
+    for factor in (0.1, 1 / 3, 0.5, 1e-3, 3.0):
+        with_tensors = [bits(factor, count) for count in (2, 3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels_torch, "_constants", {})
+            patch.setattr(kernels_torch, "_MOST_CONSTANTS", 0)
+            assert [bits(factor, count) for count in (2, 3)] == with_tensors
+    for number in range(200):
+        bits(1 + 1 / (number + 2), 2)
+    assert len(kept) <= 64

@@ -36,6 +36,9 @@ DTYPES: dict[str, torch.dtype] = {
 #: Elements of which a few tensors fit into a core's own cache.
 _BLOCK = 32 << 10
 _HALF = (torch.float16, torch.bfloat16)
+#: How many factors and divisors are kept as tensors.
+_MOST_CONSTANTS = 64
+_constants: dict[tuple[float, torch.dtype], torch.Tensor] = {}
 # Torch has these dtypes, but no arithmetic for them.
 _NOT_IN_TORCH = ("uint16", "uint32", "uint64")
 _PAIR: dict[ReduceOp, Any] = {
@@ -126,7 +129,7 @@ class TorchKernels:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
             return torch.Tensor.copy_
-        by, mul = torch.tensor(factor, dtype=DTYPES[dtype], device="cpu"), torch.mul
+        by, mul = _constant(factor, DTYPES[dtype]), torch.mul
 
         def copy(dst: torch.Tensor, src: torch.Tensor) -> None:
             mul(src, by, out=dst)
@@ -178,6 +181,22 @@ class TorchKernels:
         dst.copy_(total)
 
 
+def _constant(value: float, kind: torch.dtype) -> Any:
+    """Return what to multiply with, or to divide by: a number that ``kind`` has exactly.
+
+    The first ones are tensors: to wrap a Python number, or to convert another dtype, costs more than the arithmetic on
+    a small tensor. Where factors never repeat there would be more and more of those, each of which keeps the C library
+    from using the memory of large tensors around it again.
+    """
+    constant = _constants.get((value, kind))
+    if constant is None:
+        constant = torch.tensor(value, dtype=kind, device="cpu")
+        if len(_constants) >= _MOST_CONSTANTS:
+            return constant.item()
+        _constants[value, kind] = constant
+    return constant
+
+
 def _plain(pair: Any) -> Reducer:
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if len(srcs) == 1:
@@ -201,9 +220,7 @@ def _float_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
     add = torch.add
     if factor == 1.0 and divide == 1:
         return _plain(add)
-    # To wrap a Python number, or to convert another dtype, costs more than the arithmetic on a small tensor.
-    by = torch.tensor(float(divide), dtype=kind, device="cpu")
-    times = torch.tensor(factor, dtype=kind, device="cpu")
+    by, times = _constant(divide, kind), _constant(factor, kind)
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         if len(srcs) == 2:
@@ -241,9 +258,12 @@ def _in_blocks(reducer: Reducer, block: int = _BLOCK) -> Reducer:
 def _prescaled(reducer: Reducer, factor: float) -> Reducer:
     if factor == 1.0:
         return reducer
-    times = torch.tensor(factor, dtype=torch.float64, device="cpu")
+    times = _constant(factor, torch.float64)
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        if not dst.dim():
+            # One without dimensions would become float64, unless the factor is a number.
+            dst, srcs = dst.view(1), [src.view(1) for src in srcs]
         reducer(dst, [src * times for src in srcs])
 
     return _in_blocks(reduce)
@@ -272,7 +292,7 @@ def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
 
 def _scaled_half_pair(factor: float) -> Reducer:
     """Return the scaled sum of two float16; scaled first, since the sum may be beyond their range."""
-    by, add, mul = torch.tensor(factor, dtype=torch.float16, device="cpu"), torch.add, torch.mul
+    by, add, mul = _constant(factor, torch.float16), torch.add, torch.mul
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         first, second = srcs
