@@ -77,8 +77,8 @@ def test_expected_values_are_those_of_a_simulation(op: str, size: int) -> None:
 
 
 def test_bus_and_memory_factors_at_four_ranks() -> None:
-    assert [bus_factor(op, 4) for op in OPS] == [1.5, 1.0, 3.0, 0.75, 0.75, 1.5]
-    assert [memory_traffic(op, 4) for op in OPS] == [8.0, 4.0, 20.0, 8.0, 5.0, 8.0]
+    assert [bus_factor(op, 4) for op in OPS] == [1.5, 1.5, 1.0, 3.0, 0.75, 0.75, 1.5]
+    assert [memory_traffic(op, 4) for op in OPS] == [8.0, 8.0, 4.0, 20.0, 8.0, 5.0, 8.0]
 
 
 def test_memory_of_a_case_counts_inputs_and_outputs() -> None:

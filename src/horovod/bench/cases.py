@@ -30,7 +30,7 @@ PEERS = ("gloo", "mpich", "openmpi")
 LIMIT = "memory sweep"
 """Name of the contender that only reads and writes memory: the yardstick."""
 MODELS = ("mlp", "resnet", "gpt")
-OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "async")
+OPS = ("allreduce", "allreduce-new", "broadcast", "allgather", "alltoall", "reducescatter", "async")
 PARTS = ("submit", "agree", "execute", "rest")
 """Of a call: until its caller waits (small tensors are sent meanwhile); until the execution begins (the other
 ranks come, the coordinator answers); the execution; and Python before and after."""
@@ -137,7 +137,7 @@ def output_blocks(op: str, rank: int, size: int) -> list[int]:
 
 def bus_factor(op: str, size: int) -> float:
     """Bytes that must pass each rank's link, by one rank's input bytes (the usual "bus bandwidth")."""
-    if op in ("allreduce", "async"):
+    if op in ("allreduce", "allreduce-new", "async"):
         return 2 * (size - 1) / size
     if op == "allgather":
         return float(size - 1)

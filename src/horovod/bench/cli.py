@@ -114,7 +114,10 @@ def _add_framework(command: argparse.ArgumentParser) -> None:
 
 
 def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> None:
-    text = "many allreduces at once, then synchronize" if op == "async" else f"{op} by size"
+    text = {"async": "many allreduces at once, then synchronize", "allreduce-new": "allreduce into a new tensor"}.get(
+        op, op
+    )
+    text = text if op == "async" else f"{text} by size"
     command = commands.add_parser(op, parents=[common], help=text)
     command.add_argument(
         "--sizes",

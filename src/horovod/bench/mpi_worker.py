@@ -72,9 +72,14 @@ class Worker:
                 return inputs
 
             return in_place
-        count = {"allgather": array.size * size, "alltoall": array.size, "reducescatter": array.size // size}[case.op]
+        count = {"allgather": array.size * size, "reducescatter": array.size // size}.get(case.op, array.size)
         output: Array = np.empty(count, dtype=array.dtype)
-        function = {"allgather": comm.Allgather, "alltoall": comm.Alltoall, "reducescatter": comm.Reduce_scatter_block}
+        function = {
+            "allreduce-new": comm.Allreduce,
+            "allgather": comm.Allgather,
+            "alltoall": comm.Alltoall,
+            "reducescatter": comm.Reduce_scatter_block,
+        }
 
         def out_of_place() -> list[Array]:
             function[case.op](array, output)

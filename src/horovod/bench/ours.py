@@ -41,6 +41,7 @@ class Ours(InProcess):
         name = f"bench.{self.name}.{case.op}.{case.dtype}.{case.nbytes}"
         calls: dict[str, Callable[[], torch.Tensor]] = {
             "allreduce": lambda: hvd.allreduce_(tensor, name=name, op=hvd.Sum),
+            "allreduce-new": lambda: hvd.allreduce(tensor, name=name, op=hvd.Sum),
             "broadcast": lambda: hvd.broadcast_(tensor, 0, name=name),
             "allgather": lambda: hvd.allgather(tensor, name=name),
             "alltoall": lambda: hvd.alltoall(tensor, name=name),
