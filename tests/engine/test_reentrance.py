@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
-from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
+from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError, RequestError
 from horovod.transports.shm import futex
 
 
@@ -195,3 +195,49 @@ def _outstanding(count: int) -> int:
 def test_sixty_thousand_handles_are_not_looked_through_for_each_submission() -> None:
     """If they were, this would take minutes."""
     assert run_ranks(1, _outstanding, 60_000) == [60_000]
+
+
+def _finalizer_inside(in_thread: bool) -> list[str]:
+    """The last user of a tensor goes while its rank executes the operation on it."""
+    import ctypes
+    import weakref
+
+    import horovod.numpy as hvd
+
+    told: list[str] = []
+    later: list[int] = []
+
+    def last(_: Any) -> None:
+        later.append(hvd.allreduce_async(np.ones(1), name="later", op=hvd.Sum))
+        for name in ("now", "later"):
+            try:
+                hvd.allreduce(np.ones(1), name="now") if name == "now" else hvd.synchronize(later[0])
+            except RequestError as error:
+                told.append(str(error))
+
+    def act() -> None:
+        memory: Any = (ctypes.c_char * 32)()
+        callback = weakref.ref(memory, last)
+        handle = hvd.allreduce_async(np.frombuffer(memory, "float64"), name="outer", op=hvd.Sum)
+        del memory
+        hvd.synchronize(handle)
+        assert callback() is None
+
+    if in_thread:
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join(LIMIT_S / 2)
+        assert not thread.is_alive()
+    else:
+        act()
+    assert hvd.synchronize(later[0]).tolist() == [2]
+    hvd.barrier()
+    assert hvd.allreduce(np.ones(1), name="now", op=hvd.Sum).tolist() == [2]
+    return told
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_finalizer_that_runs_in_the_middle_of_the_work_is_refused_to_wait(in_thread: bool) -> None:
+    for told in run_ranks(2, _finalizer_inside, in_thread):
+        assert len(told) == 2
+        assert all("finalizer" in text and "_async" in text for text in told)

@@ -94,7 +94,8 @@ class Guard:
         """Whether nothing can break into the calling thread between ``enter`` and ``leave``."""
         if get_ident() != self._main:
             return True
-        if sys.gettrace() is not None:
+        if self._is_inside or sys.gettrace() is not None:
+            # A finalizer is no handler of a signal: it runs in the middle of the work.
             return False
         found = tuple(map(_handler_of, _COMMON))
         if found == self._found and now() - self._looked_ns < _EVERY_NS:

@@ -26,6 +26,7 @@ from horovod.engine.interrupts import Guard
 from horovod.engine.pauses import Courtesy, Nap
 from horovod.engine.ports import Channel, Doorbell
 from horovod.engine.records import SUBMITTED, Record
+from horovod.engine.reentry import refuse_within
 from horovod.engine.stepper import Stepper
 
 __all__ = ["Progress"]
@@ -52,7 +53,6 @@ class Progress:
 
     def __init__(self, stepper: Stepper, channel: Channel, doorbell: Doorbell, is_alone: bool = False) -> None:
         self._is_alone = is_alone
-        self._is_asked = False
         self._stepper = stepper
         self._channel = channel
         self._doorbell = doorbell
@@ -63,7 +63,7 @@ class Progress:
         self._hands_over = False
         self._courtesy, self._nap = Courtesy(), Nap()
         self._last_look = 0.0
-        self._is_asleep = self._is_concluding = False
+        self._is_asleep = self._is_asked = self._is_concluding = False
         self._reason: str | None = None
         self.is_over = False
         self._turn = threading.Lock()
@@ -179,8 +179,10 @@ class Progress:
     def _wait_behind(self, handle: Handle) -> None:
         signal = self._hand_over(handle)
         while not handle.done:
-            if not signal.acquire(True, _SLICE_S) and self.is_over:
-                self._stepper.sweep()
+            if not signal.acquire(True, _SLICE_S):
+                if self.is_over:
+                    self._stepper.sweep()
+                refuse_within(self, _WORKING)
 
     def linger(self, handle: Handle, limit_s: float, has_worked: bool = False) -> None:
         """Wait as ``wait`` does, but for a limited time, unless that is over; what was begun is finished."""
@@ -260,7 +262,7 @@ class Progress:
         """Do the work until ``handle`` is done, or for so long; the caller has the turn, and gives it up here."""
         doorbell, stepper, guard = self._doorbell, self._stepper, self._guard
         last_look = started = 0.0
-        heard = -1
+        heard, has_turn = -1, True
         try:
             doorbell.awake()
             while True:
@@ -291,6 +293,7 @@ class Progress:
         finally:
             doorbell.park()
             doorbell.ring_deferred()
+            has_turn = False  # noqa: F841  read by ``refuse_within``
             self._turn.release()
             if self._reason is not None or self._is_awaited() or (doorbell.heard() != heard and stepper.has_news()):
                 # Who rang in between found this rank awake, and another thread may have left its work to this one; the
@@ -327,7 +330,7 @@ class Progress:
                 self._is_asleep = False
                 if not stepper.has_news():
                     # It was rung for something else.
-                    self._attend()
+                    stepper.attend()
         self._turn.acquire()
         self._end()
 
@@ -370,12 +373,6 @@ class Progress:
         # Only who has just looked may sleep for long: it may have been rung for what that shows.
         return _IDLE_SLICE_S if has_looked and slice_s == _SLICE_S and stepper.is_idle() else slice_s
 
-    def _attend(self) -> None:
-        try:
-            self._stepper.attend()
-        except BaseException as error:
-            self._stepper.abandon(error)
-
     def _look(self) -> bool:
         """Look for what a caller waits for, for a while; True if it has come."""
         has_news, doorbell = self._stepper.has_news, self._doorbell
@@ -398,3 +395,6 @@ class Progress:
         self.is_over = True
         stepper.sweep()
         stepper.close()
+
+
+_WORKING = [one.__code__ for one in (Progress._work, Progress._run_at_once, Progress._take_turn, Progress.pause)]

@@ -28,7 +28,6 @@ class Stepper:
         failure: why this rank takes part no more, or None.
         has_news: whether ``step`` has something to do; spun on, so without a detour.
         goal: what all must have settled before ``step`` has something to do again, or 0.
-        attend: answers other ranks' questions.
         run_in_lane: executes a submission at once, instead of handing it in; see ``LogRunner``.
     """
 
@@ -47,7 +46,6 @@ class Stepper:
         self.has_news = log.has_news
         self.goal = log.goal
         self.run_in_lane = log.run_in_lane
-        self.attend = observer.attend
 
     @property
     def culprit(self) -> int:
@@ -123,6 +121,13 @@ class Stepper:
             self.announce(reason)
             self.failure = errors.NotInitializedError(LEFT)
         self._log.fail_all(self.error)
+
+    def attend(self) -> None:
+        """Answer other ranks' questions."""
+        try:
+            self._observer.attend()
+        except BaseException as error:
+            self.abandon(error)
 
     def sweep(self) -> None:
         """Fail what was submitted too late; on any thread, once the engine's has ended."""
