@@ -69,6 +69,10 @@ def _openmp() -> Callable[[int], None] | None:
     return setter
 
 
+def _nothing(buffer: Buffer) -> None:
+    """Nobody asks for it."""
+
+
 class TorchKernels:
     """See ``Kernels``."""
 
@@ -77,13 +81,10 @@ class TorchKernels:
     def __init__(self) -> None:
         self._set_threads = _openmp()
         self.address: Callable[[Buffer], int] | None = None
+        self.changed: Callable[[Buffer], None] = _nothing
         if hasattr(torch.autograd.graph, "increment_version"):
             # Without it, autograd would not know of what numpy writes.
-            self.address = torch.Tensor.data_ptr
-
-    def changed(self, buffer: torch.Tensor) -> None:
-        """Let autograd know."""
-        torch.autograd.graph.increment_version(buffer)
+            self.address, self.changed = torch.Tensor.data_ptr, torch.autograd.graph.increment_version
 
     def threads(self) -> int:
         """Return how many threads operations on large tensors use in this thread, as far as that can be changed."""

@@ -46,7 +46,7 @@ _INLINE = "inline"
 #: more meeting of theirs.
 _ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
 #: From here on, two ranks that reduce into new tensors gain more by each reducing one half than they lose by meeting.
-_FRESH_BYTES = 1 << 20
+_FRESH_BYTES = 2 << 20
 
 
 def inline_limit(size: int, kind: Kind) -> int:
@@ -109,7 +109,10 @@ class ShmTransport:
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
         if len(addresses) == 1:
-            offset = self.arena.offset_of(addresses[0])
+            arena = self.arena
+            if not 0 <= addresses[0] - arena.base < arena.nbytes:
+                return ()
+            offset = arena.offset_of(addresses[0])
             return () if offset < 0 else (offset,)
         offsets = tuple([self.arena.offset_of(address) for address in addresses])
         return () if -1 in offsets else offsets
