@@ -124,14 +124,16 @@ def test_only_what_is_quicker_goes_that_way() -> None:
     def request(count: int = 4, dtype: str = "float32", **how: Any) -> Request:
         return Request("a", Kind.ALLREDUCE, tensors=(TensorSpec(dtype, (count,)),), **how)
 
-    assert has_arrays("torch", request(), 2)
-    assert has_arrays("torch", request(op=ReduceOp.AVERAGE), 2)
-    assert not has_arrays("numpy", request(), 2)
-    assert not has_arrays("torch", request(), 3)
-    assert not has_arrays("torch", request(0), 2)
-    assert not has_arrays("torch", request(1 << 20), 2)
-    assert not has_arrays("torch", request(dtype="bfloat16"), 2)
-    assert not has_arrays("torch", request(prescale=0.3), 2)
+    assert has_arrays("torch", request(), 2, 2)
+    assert has_arrays("torch", request(op=ReduceOp.AVERAGE), 2, 2)
+    assert has_arrays("torch", request(), 2, 3)
+    assert not has_arrays("torch", request(op=ReduceOp.AVERAGE), 2, 3)
+    assert not has_arrays("numpy", request(), 2, 2)
+    assert not has_arrays("torch", request(), 3, 3)
+    assert not has_arrays("torch", request(0), 2, 2)
+    assert not has_arrays("torch", request(1 << 20), 2, 2)
+    assert not has_arrays("torch", request(dtype="bfloat16"), 2, 2)
+    assert not has_arrays("torch", request(prescale=0.3), 2, 2)
 
 
 def test_a_tensor_without_memory_is_refused() -> None:

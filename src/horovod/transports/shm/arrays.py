@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
 from horovod.transports.base import Entry, Work
@@ -26,21 +25,30 @@ __all__ = ["ArrayPlan", "ArraySender", "has_arrays"]
 
 _NUMPY = "numpy"
 _MOST = 64
+#: More than any tensor here has. A type for each length would take longer to make than the array.
+_Memory = ctypes.c_char * (1 << 20)
 #: For these numpy has no arithmetic of its own, or none as quick as that of others.
 _OTHERS = frozenset({"bool", "float16", "bfloat16"})
 
 
-def has_arrays(kernels: str, request: Request, members: int) -> bool:
-    """Whether it is worth while to use numpy's functions for a request of another library."""
+def has_arrays(kernels: str, request: Request, members: int, divisor: int) -> bool:
+    """Whether it is worth while to use numpy's functions for a request of another library.
+
+    Args:
+        kernels: name of the library's kernels.
+        request: the request.
+        members: number of ranks that take part.
+        divisor: of an average: more than that where ranks have joined.
+    """
     specs = request.tensors
     if request.kind is not Kind.ALLREDUCE or members != 2 or len(specs) != 1 or kernels_named(kernels).address is None:
         return False
     spec = specs[0]
     if spec.dtype in _OTHERS or not spec.count or are_spread(specs):
         return False
-    scaled = factor_on_send(request, spec, members) != 1.0
+    scaled = factor_on_send(request, spec, divisor) != 1.0
     how = (ReduceOp.SUM, 1.0, 1.0) if scaled else (request.op, request.prescale, request.postscale)
-    return kernels_named(_NUMPY).pair(spec.dtype, *how, members) is not None
+    return kernels_named(_NUMPY).pair(spec.dtype, *how, divisor) is not None
 
 
 class _Arrays:
@@ -57,7 +65,6 @@ class _Arrays:
         self._address = library.address
         self._spec = spec
         self._budget = budget
-        self._bytes: Any = ctypes.c_char * spec.nbytes
         self._known: dict[int, Buffer] = {}
         self._is_first = True
 
@@ -75,7 +82,7 @@ class _Arrays:
                 "a tensor without memory of its own cannot be sent; pass one that is made of it, a clone()"
             )
         spec = self._spec
-        array = kernels_named(_NUMPY).view(self._bytes.from_address(address), 0, spec.dtype, spec.shape)
+        array = kernels_named(_NUMPY).view(_Memory.from_address(address), 0, spec.dtype, spec.shape)
         if self._is_first:
             self._is_first = False
             return array

@@ -130,7 +130,7 @@ class ShmTransport:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
-        kind = ArraySender if has_arrays(kernels, request, members) else Sender
+        kind = ArraySender if has_arrays(kernels, request, members, members) else Sender
         sender = kind(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
         if is_fresh and request.kind is Kind.ALLREDUCE and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
@@ -223,7 +223,8 @@ class ShmTransport:
 
     def _plan(self, entry: Entry, kernels: str) -> Plan:
         response = entry.response
-        kind = ArrayPlan if has_arrays(kernels, response.requests[0], len(response.members)) else Plan
+        request, members = response.requests[0], len(response.members)
+        kind = ArrayPlan if has_arrays(kernels, request, members, response.divisor) else Plan
         return kind(self.arenas, self.staging.budget, self.staging.eviction, entry, kernels)
 
     def _has_too_many_threads(self, work: Work) -> bool:
