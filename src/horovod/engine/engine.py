@@ -153,11 +153,12 @@ class Engine:
         What takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
         # As ``_describe``, without another call: this is on the way of every synchronous operation.
-        began = now()
+        submitted = now()
         if self._stepper.failure is not None:
             raise self._stepper.error()
         signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
-        record: Record = [signature.request, began, began, 0, 0, 0, 0, None]
+        began = now()
+        record: Record = [signature.request, submitted, began, 0, 0, 0, 0, None]
         handle = Handle(
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
             record=record, transfer=transfer,
