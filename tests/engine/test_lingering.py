@@ -8,9 +8,24 @@ import pytest
 from harness import run_ranks
 
 
-def _lingers(late: int) -> None:
+def _is_finished_behind(handle: Any) -> None:
     import threading
 
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    done = threading.Lock()
+    done.acquire()
+    handle.waiters.append(done)
+    go = hvd.allreduce_async(np.ones(1), name="go")
+    # Nobody waits in the engine: its own thread does the rest.
+    assert handle.done or done.acquire(timeout=300)
+    assert handle.outputs[0].tolist() == [2, 2, 2]
+    hvd.synchronize(go)
+
+
+def _lingers(late: int) -> None:
     import numpy as np
 
     import horovod.numpy as hvd
@@ -28,19 +43,10 @@ def _lingers(late: int) -> None:
     values = np.ones(3)
     handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
     assert not engine.linger(handle, 0.01)
-    done = threading.Lock()
-    done.acquire()
-    handle.waiters.append(done)
-    go = hvd.allreduce_async(np.ones(1), name="go")
-    # Nobody waits in the engine: its own thread does the rest.
-    assert handle.done or done.acquire(timeout=300)
-    assert handle.outputs[0].tolist() == [2, 2, 2]
-    hvd.synchronize(go)
+    _is_finished_behind(handle)
 
 
 def _runs_for_a_while(late: int, has_met: bool) -> None:
-    import threading
-
     import numpy as np
 
     import horovod.numpy as hvd
@@ -64,13 +70,7 @@ def _runs_for_a_while(late: int, has_met: bool) -> None:
         return
     handle = run(0.01)
     assert not handle.done
-    done = threading.Lock()
-    done.acquire()
-    handle.waiters.append(done)
-    go = hvd.allreduce_async(np.ones(1), name="go")
-    assert handle.done or done.acquire(timeout=300)
-    assert handle.outputs[0].tolist() == [2, 2, 2]
-    hvd.synchronize(go)
+    _is_finished_behind(handle)
 
 
 @pytest.mark.parametrize("has_met", [False, True])

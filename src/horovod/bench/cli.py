@@ -114,10 +114,11 @@ def _add_framework(command: argparse.ArgumentParser) -> None:
 
 
 def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> None:
-    text = {"async": "many allreduces at once, then synchronize", "allreduce-new": "allreduce into a new tensor"}.get(
-        op, op
-    )
-    text = text if op == "async" else f"{text} by size"
+    texts = {
+        "async": "many allreduces at once, then synchronize",
+        "allreduce-new": "allreduce into a new tensor by size",
+    }
+    text = texts.get(op, f"{op} by size")
     command = commands.add_parser(op, parents=[common], help=text)
     command.add_argument(
         "--sizes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
+from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Kernels
 from horovod.transports.libraries import kernels_named
@@ -18,7 +18,7 @@ from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.eviction import Eviction
 from horovod.transports.shm.inline import Plan
 from horovod.transports.shm.reuse import Budget
-from horovod.transports.shm.slots import Sender, factor_on_send
+from horovod.transports.shm.slots import Sender, left_to_reduce
 from horovod.transports.threads import are_spread
 
 __all__ = ["ArrayPlan", "ArraySender", "has_arrays"]
@@ -46,9 +46,7 @@ def has_arrays(kernels: str, request: Request, members: int, divisor: int) -> bo
     spec = specs[0]
     if spec.dtype in _OTHERS or not spec.count or are_spread(specs):
         return False
-    scaled = factor_on_send(request, spec, divisor) != 1.0
-    how = (ReduceOp.SUM, 1.0, 1.0) if scaled else (request.op, request.prescale, request.postscale)
-    return kernels_named(_NUMPY).pair(spec.dtype, *how, divisor) is not None
+    return kernels_named(_NUMPY).pair(spec.dtype, *left_to_reduce(request, spec, divisor)) is not None
 
 
 class _Arrays:
@@ -113,15 +111,7 @@ class ArraySender(Sender):
 
 
 class ArrayPlan(Plan):
-    """See ``Plan``. What is new has another address every time, and so goes the library's way.
-
-    Args:
-        arenas: every rank's arena, by rank.
-        budget: for views of everybody's places.
-        eviction: whether others' places are to be overwritten.
-        entry: which entry.
-        kernels: name of the kernels that understand this rank's buffers.
-    """
+    """See ``Plan``. What is new has another address every time, and so goes the library's way."""
 
     def __init__(self, arenas: Sequence[Arena], budget: Budget, eviction: Eviction, entry: Entry, kernels: str) -> None:
         super().__init__(arenas, budget, eviction, entry, _NUMPY)
@@ -138,10 +128,8 @@ class ArrayPlan(Plan):
 
     def _in_place(self, library: Kernels) -> Callable[[Work, list[list[Buffer]]], None]:
         _, pair, own, alone = self._reductions[0]
-        over, changed = (
-            _Arrays(library, self._entry.response.requests[0].tensors[0], self._budget).over,
-            library.changed,
-        )
+        over = _Arrays(library, self._entry.response.requests[0].tensors[0], self._budget).over
+        changed = library.changed
         assert pair is not None
 
         def reduce_arrays(work: Work, views: list[list[Buffer]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from horovod.core.requests import Kind, ReduceOp
+from horovod.core.requests import Kind
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Pair, Reducer
@@ -13,7 +13,7 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.eviction import LEAST_BYTES, Eviction
 from horovod.transports.shm.reuse import Budget
-from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, most_views, padded
+from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, left_to_reduce, most_views, padded
 
 __all__ = ["Plan"]
 
@@ -71,9 +71,7 @@ class Plan:
         if request.kind in REDUCTIONS:
             for spec, worth_it in zip(request.tensors, self._worth_it, strict=True):
                 scaled = factor_on_send(request, spec, response.divisor) != 1.0
-                how = (ReduceOp.SUM, 1.0, 1.0, 1) if scaled else (
-                    request.op, request.prescale, request.postscale, response.divisor
-                )  # fmt: skip
+                how = left_to_reduce(request, spec, response.divisor)
                 # To read back what this rank has sent takes as long again as all the rest. In place the result
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER

@@ -6,7 +6,7 @@ import collections
 
 import msgspec
 
-from horovod.core.requests import NO_NOTE, Kind, Request, TensorSpec
+from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, TensorSpec
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
@@ -17,7 +17,7 @@ from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.threads import are_spread
 
-__all__ = ["KINDS", "REDUCTIONS", "Sender", "SlotRing", "factor_on_send", "most_views", "padded"]
+__all__ = ["KINDS", "REDUCTIONS", "Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views", "padded"]
 
 KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER})
 REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
@@ -48,6 +48,13 @@ def factor_on_send(request: Request, spec: TensorSpec, members: int) -> float:
     if request.kind not in REDUCTIONS or spec.nbytes > _SCALED_BYTES:
         return 1.0
     return scale_on_entry(spec.dtype, request.op, request.prescale, request.postscale, members)
+
+
+def left_to_reduce(request: Request, spec: TensorSpec, divisor: int) -> tuple[ReduceOp, float, float, int]:
+    """Return reduction, factors before and after it, and divisor of what ``factor_on_send`` has left to do."""
+    if factor_on_send(request, spec, divisor) != 1.0:
+        return ReduceOp.SUM, 1.0, 1.0, 1
+    return request.op, request.prescale, request.postscale, divisor
 
 
 def padded(nbytes: int) -> int:

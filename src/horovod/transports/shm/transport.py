@@ -110,6 +110,7 @@ class ShmTransport:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
         if len(addresses) == 1:
             arena = self.arena
+            # As ``offset_of``, without another call: most tensors lie elsewhere.
             if not 0 <= addresses[0] - arena.base < arena.nbytes:
                 return ()
             offset = arena.offset_of(addresses[0])
