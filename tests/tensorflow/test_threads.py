@@ -97,20 +97,3 @@ def _calms() -> None:
 
 def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:
     run_ranks(1, _calms, framework="tensorflow")
-
-
-def _small_function_meets() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-    from horovod import context
-
-    add = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="small"))
-    for _ in range(500):
-        np.testing.assert_array_equal(add(tf.ones(16)).numpy(), np.full(16, 2.0))
-    lane: Any = context.engine().link.lane
-    assert lane._count > 0
-
-
-def test_ranks_that_run_a_small_function_at_the_same_moment_agree_without_the_coordinator() -> None:
-    run_ranks(2, _small_function_meets, framework="tensorflow")

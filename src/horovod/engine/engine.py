@@ -59,9 +59,7 @@ class Engine:
         # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
         is_home = link.coordinator is not None
         self._signatures = SignatureTable(link.channel, max(1, config.cache_capacity), rank, sets, transport)
-        # Who wants nothing to be remembered wants all calls to go the same way.
-        lane = link.lane if config.cache_capacity else None
-        self._log = LogRunner(rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home, lane=lane)
+        self._log = LogRunner(rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home)
         self.ring = self._log.ring
         self._waits = self._wait_ns = 0
         self._born_ns = now()

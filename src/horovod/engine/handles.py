@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from horovod.core.requests import ITEMSIZE, NO_NOTE, Request
+from horovod.core.requests import ITEMSIZE, Request
 from horovod.engine.records import ENDED, ERROR, Record, now
-from horovod.transports.base import Entry, Inline, Work
+from horovod.transports.base import Inline, Work
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Allocator", "Handle", "Signature", "Transfer"]
@@ -47,13 +47,12 @@ class Signature:
         nbytes: of all tensors.
         inline: what the transport needs to send the data along with the request; None if it does not.
         name: its process set and its name; None if it has no name.
-        entry: what was executed for it last, if all ranks took part; else None.
         in_flight: submissions that are not done.
         uses: all submissions.
         pin: keeps alive what the key refers to by id.
     """
 
-    __slots__ = ("entry", "id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
+    __slots__ = ("id", "in_flight", "inline", "name", "nbytes", "pin", "request", "uses")
 
     def __init__(self, request: Request, pin: object) -> None:
         self.id = -1
@@ -61,7 +60,6 @@ class Signature:
         self.name = (request.process_set, request.name) if request.name else None
         self.nbytes = sum(tensor.nbytes for tensor in request.tensors)
         self.inline: Inline | None = None
-        self.entry: Entry | None = None
         self.in_flight = 0
         self.uses = 0
         self.pin = pin
@@ -75,7 +73,6 @@ class Handle(Work, kw_only=True, eq=False):
         signature: what was submitted.
         record: when what happened to it.
         transfer: for tensors of a device, else None.
-        note: what the transport has sent along, or ``NO_NOTE``.
         accepted: whether the engine has taken it over from the thread that submitted it.
         done: whether it ended, well or not.
         error: why it failed, or None.
@@ -88,7 +85,6 @@ class Handle(Work, kw_only=True, eq=False):
     signature: Signature
     record: Record
     transfer: Transfer | None = None
-    note: int = NO_NOTE
     accepted: bool = False
     done: bool = False
     error: BaseException | None = None

@@ -18,10 +18,10 @@ from horovod.core.requests import NO_NOTE, Kind, Response
 from horovod.engine.answers import to_exception
 from horovod.engine.handles import Handle
 from horovod.engine.outstanding import Outstanding
-from horovod.engine.ports import Channel, Lane
+from horovod.engine.ports import Channel
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, new_ring, now
 from horovod.engine.signatures import SignatureTable
-from horovod.transports.base import Entry, Inline, Transport
+from horovod.transports.base import Entry, Transport
 
 __all__ = ["LogRunner"]
 
@@ -39,7 +39,6 @@ class LogRunner:
         sets: the process sets.
         signatures: numbers of the requests.
         owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
-        lane: by which ranks agree without the coordinator, or None.
 
     Attributes:
         inbox: what was handed in, and not taken over yet.
@@ -57,7 +56,6 @@ class LogRunner:
         sets: ProcessSetTable,
         signatures: SignatureTable,
         owns_sets: bool,
-        lane: Lane | None = None,
     ) -> None:
         self._rank = rank
         self._channel = channel
@@ -65,9 +63,6 @@ class LogRunner:
         self._sets = sets
         self._signatures = signatures
         self._owns_sets = owns_sets
-        self._lane = lane
-        self._most = 0 if lane is None else lane.most
-        self._declared = 0
         self._entries: dict[int, Entry] = {}
         self._outstanding = Outstanding()
         self._sequence = 0
@@ -121,8 +116,6 @@ class LogRunner:
             patient: whether somebody waits for a result, so that others need not be woken at once.
         """
         inbox = self.inbox
-        if self._lane is not None:
-            self._lane.decline(self._sequence)
         while inbox:
             try:
                 handle = inbox[0]
@@ -139,7 +132,7 @@ class LogRunner:
             signature.uses += 1
             inline = signature.inline
             try:
-                note = self._note_of(handle, inline)
+                note = NO_NOTE if inline is None else self._transport.offer(handle, inline)
             except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
                 if signature.name is not None:
                     del self._outstanding.named[signature.name]
@@ -220,8 +213,7 @@ class LogRunner:
                 self._sequence += 1
                 self._execute(entry)
             else:
-                self._declared += 1
-                self._entries[entry.id] = Entry(entry.response, self._rank, self._declared)
+                self._entries[entry.id] = Entry(entry.response, self._rank)
             entry = take()
         if self._to_wake:
             self.wake()
@@ -271,56 +263,7 @@ class LogRunner:
             self._delayed += 1
             if not run.notes or self._delayed >= _MOST_DELAYED:
                 self.wake()
-        if len(ids) == 1:
-            handle.signature.entry = entry if 0 < entry.number <= self._most else None
         self._carry_out(entry, batch, run.notes)
-
-    def run_in_lane(self, handle: Handle) -> bool:
-        """Execute a submission that was not handed in, if all ranks submit the same at this moment.
-
-        Returns:
-            Whether it was, so that it is done, or settles; if not, it is to be handed in.
-
-        Raises:
-            HorovodInternalError: it could not be executed; this rank is out of step for good.
-        """
-        signature, lane = handle.signature, self._lane
-        entry = signature.entry
-        if entry is None or lane is None or not self.is_idle():
-            return False
-        transport, inline = self._transport, signature.inline
-        transport.is_awaited = True
-        try:
-            note = NO_NOTE if inline is None else transport.offer(handle, inline, lane.half)
-        except Exception:  # there was no memory; it will say so again
-            return False
-        signature.in_flight += 1
-        try:
-            notes = lane.meet(self._sequence, entry.number, note, self.has_news)
-        except BaseException:
-            self._outstanding.put_back(handle)
-            raise
-        if notes is None:
-            signature.in_flight -= 1
-            if handle.slot is not None:
-                # What lies in a place of its own has been sent; else the next one lies there.
-                handle.note = note
-            return False
-        signature.uses += 1
-        self._sequence = sequence = self._sequence + 1
-        record = handle.record
-        record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, 1
-        self.ring.append(record)
-        self._carry_out(entry, [(entry, handle)], () if NO_NOTE in notes else notes)
-        return True
-
-    def _note_of(self, handle: Handle, inline: Inline | None) -> int:
-        """Send the data of a submission along, unless that was done before."""
-        if inline is None:
-            return NO_NOTE
-        if handle.note == NO_NOTE:
-            handle.note = self._transport.offer(handle, inline)
-        return handle.note
 
     def _carry_out(self, entry: Entry, batch: list[tuple[Entry, Handle]], notes: tuple[int, ...]) -> None:
         handle = batch[0][1]

@@ -14,7 +14,6 @@ from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.generation import Generation
 from horovod.core.requests import Request
 from horovod.engine.handles import Handle
-from horovod.engine.lanes import Lane
 from horovod.engine.records import Ring
 from horovod.engine.stats import Stats
 from horovod.errors import HorovodInternalError
@@ -26,7 +25,6 @@ __all__ = [
     "Board",
     "Channel",
     "Doorbell",
-    "Lane",
     "Link",
     "LogEntry",
     "Observer",
@@ -276,7 +274,6 @@ class Link:
         doorbell: lets its engine sleep.
         peers: None for a rank alone.
         board: None for a rank alone.
-        lane: None where ranks cannot agree without the coordinator.
     """
 
     rank: int
@@ -287,7 +284,6 @@ class Link:
     coordinator: Coordinator | None = None
     peers: Peers | None = None
     board: Board | None = None
-    lane: Lane | None = None
 
 
 class Subject(Protocol):

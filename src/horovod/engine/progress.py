@@ -6,8 +6,6 @@ work itself where nothing can interrupt it, because to hand a small operation to
 than the operation. Elsewhere, such as in a main thread with the handler of an alarm, it sleeps on a lock, and the
 rank's own thread, which no signal interrupts, looks for a while before it sleeps. So whatever a handler does to a
 caller, the engine goes on.
-
-What all ranks submit at the same time, and wait for, is executed at once; see ``Lane``.
 """
 
 from __future__ import annotations
@@ -106,14 +104,10 @@ class Progress:
         if guard.allows():
             try:
                 guard.enter()
-                if handle.signature.entry is not None and self._turn.acquire(False):
+                hand_in(handle)
+                if self._turn.acquire(False):
                     has_worked = True
-                    self._run_at_once(handle, hand_in, limit_s)
-                else:
-                    hand_in(handle)
-                    if self._turn.acquire(False):
-                        has_worked = True
-                        self._work(handle, limit_s)
+                    self._work(handle, limit_s)
             finally:
                 guard.leave()
             if self.is_over:
@@ -128,30 +122,6 @@ class Progress:
                 self.wait(handle)
             else:
                 self.linger(handle, limit_s, has_worked)
-
-    def _run_at_once(self, handle: Handle, hand_in: Callable[[Handle], None], limit_s: float) -> None:
-        """Execute what all ranks submit at this moment, or hand it in and work; the caller gives up the turn here."""
-        stepper = self._stepper
-        has_turn = True
-        try:
-            try:
-                is_run = stepper.run_in_lane(handle)
-            except BaseException as error:
-                stepper.abandon(error)
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                return
-            if not is_run:
-                hand_in(handle)
-            if not handle.done:
-                # Or it settles: the others are not through with their part.
-                has_turn = False
-                self._work(handle, limit_s)
-        finally:
-            if has_turn:
-                self._turn.release()
-                if self._reason is not None or self._is_awaited() or stepper.has_news():
-                    self._wake()
 
     def wait(self, handle: Handle) -> None:
         """Block until ``handle`` is done; do the work meanwhile, if that is possible."""
@@ -397,4 +367,4 @@ class Progress:
         stepper.close()
 
 
-_WORKING = [one.__code__ for one in (Progress._work, Progress._run_at_once, Progress._take_turn, Progress.pause)]
+_WORKING = [one.__code__ for one in (Progress._work, Progress._take_turn, Progress.pause)]

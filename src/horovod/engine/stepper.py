@@ -28,7 +28,6 @@ class Stepper:
         failure: why this rank takes part no more, or None.
         has_news: whether ``step`` has something to do; spun on, so without a detour.
         goal: what all must have settled before ``step`` has something to do again, or 0.
-        run_in_lane: executes a submission at once, instead of handing it in; see ``LogRunner``.
     """
 
     def __init__(self, link: Link, log: LogRunner, observer: Observer) -> None:
@@ -45,7 +44,6 @@ class Stepper:
             self._liveness = Liveness(link.rank, link.generation, link.peers, link.board, observer)
         self.has_news = log.has_news
         self.goal = log.goal
-        self.run_in_lane = log.run_in_lane
 
     @property
     def culprit(self) -> int:

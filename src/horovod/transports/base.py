@@ -20,7 +20,6 @@ class Entry:
     Attributes:
         response: the response.
         name: its process set and its name; None if it has no name.
-        number: counts what all ranks are members of, so that all mean the same by it; 0 for what some are not.
         me: this rank's index among ``response.members``, or -1.
         is_data: whether tensors are moved; else it is an error, or an answer.
         most_bytes: no result is larger than that.
@@ -29,11 +28,10 @@ class Entry:
         cache: the transport's own, kept as long as the entry.
     """
 
-    __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "name", "number", "response", "splits")
+    __slots__ = ("cache", "is_data", "is_large", "me", "most_bytes", "name", "response", "splits")
 
-    def __init__(self, response: Response, rank: int, number: int = 0) -> None:
+    def __init__(self, response: Response, rank: int) -> None:
         self.response = response
-        self.number = number if len(response.members) == response.divisor and not response.process_set else 0
         self.name = (response.process_set, response.name) if response.name else None
         self.me = response.members.index(rank) if rank in response.members else -1
         self.is_data = not response.error and response.kind < Kind.JOIN
@@ -123,14 +121,12 @@ class Transport(Protocol):
             members: number of ranks of the process set.
         """
 
-    def offer(self, work: Work, inline: Any, half: int = -1) -> int:
+    def offer(self, work: Work, inline: Any) -> int:
         """Send the data along with the request, if there is room; return a note for the other members, or ``NO_NOTE``.
 
         Args:
             work: whose inputs these are.
             inline: of this transport, for this request.
-            half: 0 and 1 in turn where all members execute it at once or not at all, so that nobody needs what they
-                had the time before last any more; -1 where they execute it later.
         """
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:

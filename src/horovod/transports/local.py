@@ -58,7 +58,7 @@ class LocalTransport:
     def inline(self, kernels: str, request: Request, members: int) -> None:
         """Return None: there is nobody to read it."""
 
-    def offer(self, work: Work, inline: None, half: int = -1) -> int:
+    def offer(self, work: Work, inline: None) -> int:
         """Return ``NO_NOTE``, as ``inline`` said."""
         return NO_NOTE
 

@@ -154,9 +154,9 @@ class DeviceTransport:
         """Return what ``offer`` needs; None for what is on a device."""
         return self._inner.inline(kernels, request, members)
 
-    def offer(self, work: Work, inline: Any, half: int = -1) -> int:
+    def offer(self, work: Work, inline: Any) -> int:
         """Send data in host memory along with the request."""
-        return self._inner.offer(work, inline, half)
+        return self._inner.offer(work, inline)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""

@@ -18,7 +18,6 @@ from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
-from horovod.links.shm.lane import ShmLane
 from horovod.links.shm.peers import ShmPeers
 from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
@@ -95,9 +94,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         give_up(board, peers, world.rank, error)
         shm.close()
         raise
-    # Of ranks that share cores, some have to sleep for the others to come.
-    doorbell, lane = ShmDoorbell(control), None if control.crowded else ShmLane(control, watch)
-    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, lane)
+    return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board)
 
 
 def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:

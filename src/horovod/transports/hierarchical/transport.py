@@ -121,7 +121,7 @@ class HierarchicalTransport:
     def inline(self, kernels: str, request: Request, members: int) -> None:
         """Return None: data does not travel with requests between hosts."""
 
-    def offer(self, work: Work, inline: None, half: int = -1) -> int:
+    def offer(self, work: Work, inline: None) -> int:
         """Return ``NO_NOTE``, as ``inline`` said."""
         return NO_NOTE
 

@@ -23,12 +23,9 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.mapping import address_of, map_shared, unmap
 from horovod.transports.shm.reuse import Recurring
 
-__all__ = ["AT_ONCE_BYTES", "HEAP_START", "INLINE_BYTES", "RING_BYTES", "STAGING_BYTES", "Arena", "Heap"]
+__all__ = ["HEAP_START", "INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 
 INLINE_BYTES = 8 << 20
-#: At the end of it: two places of that many bytes for what all ranks execute at once.
-AT_ONCE_BYTES = 256 << 10
-RING_BYTES = INLINE_BYTES - 2 * AT_ONCE_BYTES
 STAGING_BYTES = 4 << 20
 HEAP_START = INLINE_BYTES + STAGING_BYTES
 _ALIGN = 4096

@@ -11,7 +11,6 @@ others: it reads their requests, and writes their log. Each word has exactly one
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by rank 0
                 GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
                 EVICT     whether others should overwrite what they have read of this rank's arena
-                LANE      what this rank would execute next, and what it has; see ``links.shm.lane``
     once        LOG_HEAD  written by rank 0
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
@@ -33,9 +32,6 @@ from horovod.transports.shm.mapping import map_shared
 
 __all__ = [
     "HOLDER",
-    "LANE_NOTES",
-    "LANE_OFFERS",
-    "LANE_TAKEN",
     "NO_GOAL",
     "PARKED",
     "PHASE_BITS",
@@ -52,10 +48,8 @@ PHASE_BITS = 24
 NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
-_LINES_PER_RANK = 10
-_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _EVICT, _LANE = range(_LINES_PER_RANK)
-#: Words of the line LANE.
-LANE_OFFERS, LANE_NOTES, LANE_TAKEN = 0, 2, 4
+_LINES_PER_RANK = 9
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _EVICT = range(_LINES_PER_RANK)
 REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
@@ -112,7 +106,6 @@ class Control:
         self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
         self.goal = [(r * stride + _GOAL * _LINE) // 8 for r in range(size)]
         self.evict = [(r * stride + _EVICT * _LINE) // 8 for r in range(size)]
-        self.lane = [(r * stride + _LANE * _LINE) // 8 for r in range(size)]
         self.log_head = stride * size // 8
         self._rounds = self.log_head + 1
         if rank == 0:

@@ -10,7 +10,7 @@ from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, TensorSpec
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.arena import RING_BYTES, Arena
+from horovod.transports.shm.arena import INLINE_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
 from horovod.transports.shm.eviction import LEAST_BYTES
 from horovod.transports.shm.flags import Flags
@@ -177,7 +177,7 @@ class SlotRing:
             oldest_start = taken[0].start
             if self._next > oldest_start:
                 early = end > sender.rotation and sender.nbytes <= oldest_start and len(taken) <= _ONE_AFTER_THE_OTHER
-                if early or end > RING_BYTES:
+                if early or end > INLINE_BYTES:
                     start, end = 0, sender.nbytes
                     if end > oldest_start:
                         return NO_NOTE

@@ -24,7 +24,7 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
-from horovod.transports.shm.arena import AT_ONCE_BYTES, RING_BYTES, Arena
+from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.arrays import ArrayPlan, ArraySender, has_arrays
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
@@ -140,15 +140,11 @@ class ShmTransport:
         limit = inline_limit(self.control.size, request.kind)
         return sender if sender.nbytes <= (self._arena_limit if is_placed(request) else limit) else None
 
-    def offer(self, work: Work, inline: Sender, half: int = -1) -> int:
+    def offer(self, work: Work, inline: Sender) -> int:
         """Copy small inputs to where every rank can read them; called by the submitting thread, in turn."""
-        if half >= 0 and inline.nbytes <= AT_ONCE_BYTES:
-            # Without the steps that it takes to find out which places nobody reads any more.
-            note = RING_BYTES + half * AT_ONCE_BYTES
-        else:
-            note = self._slots.take(work, inline)
-            if note == NO_NOTE:
-                return note
+        note = self._slots.take(work, inline)
+        if note == NO_NOTE:
+            return note
         if not inline.timed and not inline.is_large:
             inline.send(work, note)
         elif inline.is_large and self._has_too_many_threads(work):
