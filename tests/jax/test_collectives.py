@@ -128,7 +128,7 @@ def _trees() -> None:
     assert [x.shape for x in pair] == [(1,), (2,)]
     assert hvd.allreduce({}) == {}
     sent = hvd.broadcast_parameters({**tree, "float": 7.0 * (rank + 1)}, root_rank=1)
-    assert (sent["n"], sent["float"], sent["f"]) == (1, 7.0 * (rank + 1), len)
+    assert (sent["n"], sent["float"], sent["f"]) == (1, 14.0, len)
     other = {"w": jnp.ones(2), **({"extra": jnp.ones(1)} if rank else {})}
     with pytest.raises(hvd.HorovodInternalError, match=r"only rank 1 has: \['extra'\]"):
         hvd.broadcast_parameters(other)
@@ -138,6 +138,51 @@ def _trees() -> None:
 
 def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
     run_ranks(2, _trees, framework="jax")
+
+
+def _resumed() -> None:
+    import flax.serialization
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    numbers = [
+        40 + rank,
+        2**70 + rank,
+        0.1 + rank,
+        rank == 0,
+        1j + rank,
+        np.float64(0.1) + rank,
+        np.int64(2**40 + rank),
+    ]
+    found = hvd.broadcast_parameters({"numbers": numbers, "none": None, "text": f"rank {rank}"}, root_rank=0)
+    want = [40, 2**70, 0.1, True, 1j, np.float64(0.1), np.int64(2**40)]
+    assert found == {"numbers": want, "none": None, "text": f"rank {rank}"}
+    assert [type(number) for number in found["numbers"]] == [type(number) for number in want]
+    assert hvd.broadcast_parameters(rank, root_rank=1) == 1
+    # A rank that restores a checkpoint alone may have a number where the others have an array.
+    for step in (0, jnp.zeros((), jnp.int32)):
+        for saved in (40, jnp.full((), 40)):
+            state = {"w": jnp.zeros(2), "step": step}
+            if rank == 0:
+                state = flax.serialization.from_bytes(
+                    state, flax.serialization.to_bytes({"w": jnp.ones(2), "step": saved})
+                )
+            state = hvd.broadcast_parameters(state)
+            assert int(state["step"]) == 40
+            assert isinstance(state["step"], int if isinstance(saved, int) else jax.Array)
+            np.testing.assert_array_equal(state["w"], np.ones(2))
+    with pytest.raises(hvd.HorovodInternalError, match=r"only rank 0 has: \['step'\], a scalar[^?]*flax.serialization"):
+        hvd.broadcast_parameters({"step": jnp.zeros(1) if rank else 40})
+    program = jax.jit(lambda x: hvd.broadcast_parameters({"x": x, "step": 40 + rank}, root_rank=1)["step"])
+    assert program(jnp.ones(1)) == 41
+
+
+def test_numbers_are_broadcast_with_the_parameters() -> None:
+    run_ranks(2, _resumed, framework="jax")
 
 
 def _dtypes() -> None:

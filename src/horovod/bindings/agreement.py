@@ -1,4 +1,4 @@
-"""Do all ranks mean the same things, before they wait for each other over each of them?"""
+"""Check that all ranks pass the same tensors, before they wait for each other over each of them."""
 
 from __future__ import annotations
 
@@ -17,53 +17,58 @@ from horovod.phrases import few, list_ranks
 
 __all__ = ["agree_on_count", "agree_on_names"]
 
+_SAME_MODEL = "Make the same model on every rank, and pass all of its parameters on all of them."
+
 _comm = Collectives(NumpyAdapter())
 
 
-def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
-    """Return when every rank has the same names, in whatever order.
+def agree_on_names(call: str, names: Sequence[str], process_set: ProcessSet, remedy: str = _SAME_MODEL) -> None:
+    """Return when every rank has the same names, in any order.
 
     Collective over ``process_set``; ranks that joined take no part.
 
     Args:
-        call: what the user called, the same on every rank.
-        names: of what it is about.
+        call: the function that the user called, the same on every rank.
+        names: of its tensors.
         process_set: ranks that take part.
+        remedy: the last sentence of the error: what the user can do.
 
     Raises:
         MismatchError: some names are missing on some ranks; on every rank.
         PeerLostError: a rank died.
     """
     ordered = sorted(names)
-    _agree(call, [len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))], ordered, process_set)
+    row = [len(ordered), zlib.crc32("\n".join(ordered).encode(errors="surrogatepass"))]
+    _agree(call, row, ordered, process_set, remedy)
 
 
 def agree_on_count(call: str, names: Sequence[str], process_set: ProcessSet) -> None:
-    """Return when every rank has as many things, which are matched by their place and may have other names elsewhere.
+    """Return when every rank has the same number of tensors; they are matched by position, so names may differ.
 
     Collective over ``process_set``; ranks that joined take no part.
 
     Args:
-        call: what the user called, the same on every rank.
-        names: of what it is about, to say which of them other ranks lack.
+        call: the function that the user called, the same on every rank.
+        names: of its tensors; the error names those that other ranks lack.
         process_set: ranks that take part.
 
     Raises:
         MismatchError: some ranks have more than others; on every rank.
         PeerLostError: a rank died.
     """
-    _agree(call, [len(names)], sorted(names), process_set)
+    _agree(call, [len(names)], sorted(names), process_set, _SAME_MODEL)
 
 
-def _agree(call: str, values: list[int], ordered: list[str], process_set: ProcessSet) -> None:
+def _agree(call: str, values: list[int], ordered: list[str], process_set: ProcessSet, remedy: str) -> None:
     row = np.array([values])
     rows = _comm.allgather(row, name=f"{call}.names", process_set=process_set)
     if (rows == row).all():
         return
-    # Only now are they worth their bytes.
+    # The names themselves travel only in this case.
     everywhere = allgather_object((_comm.rank(), ordered), f"{call}.names.difference", process_set)
     place = callsite.here()
-    raise MismatchError(_difference(call, dict(everywhere)) + (f"\n({place})" if place else ""))
+    text = f"{_difference(call, dict(everywhere))}\n{remedy}"
+    raise MismatchError(f"{text}\n({place})" if place else text)
 
 
 def _difference(call: str, everywhere: dict[int, list[str]]) -> str:
@@ -76,7 +81,4 @@ def _difference(call: str, everywhere: dict[int, list[str]]) -> str:
         if len(ranks) < len(everywhere)
     )
     counts = ", ".join(f"rank {rank}: {len(names)}" for rank, names in everywhere.items())
-    return (
-        f"{call} needs the same names on every rank. Received {counts}{told or ', some of them several times'}\n"
-        "Make the same model on every rank, and pass all of its parameters on all of them."
-    )
+    return f"{call} needs the same names on every rank. Received {counts}{told or ', some of them several times'}"

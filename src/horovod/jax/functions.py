@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from horovod.bindings import objects
 from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import Kind
+from horovod.jax.calls import place
 from horovod.jax.placing import carry_out, make_call, refuse_in_programs
-from horovod.jax.runtime import is_compiling
+from horovod.jax.runtime import is_compiling, is_tracing
 from horovod.jax.trees import Leaves
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
+_SAME_TREE = (
+    "Make the same pytree on every rank; a rank that restores a checkpoint (flax.serialization.from_bytes) restores it "
+    "into that."
+)
 _OUTSIDE = "call it before the program, and pass the result in"
 
 
@@ -24,26 +31,34 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     or Equinox module. JAX's arrays cannot be written: use what is returned.
 
     Args:
-        params: a pytree of the same structure on every rank. Python's numbers, functions and other leaves that are no
-            arrays come back as they are here.
+        params: a pytree of the same structure on every rank. Numbers of Python and numpy are broadcast, too, and keep
+            their type. Texts, functions and other leaves that are neither arrays nor numbers stay this rank's own.
         root_rank: global rank whose values everybody gets.
         process_set: ranks that take part.
 
     Returns:
-        The pytree with the root's arrays; none of them is donated or changed.
+        The pytree with the root's arrays and numbers; the arrays given are neither donated nor changed.
 
     Raises:
-        MismatchError: a rank has other arrays, or of another shape or dtype; on every rank.
+        MismatchError: a rank has other leaves, or arrays of another shape or dtype; on every rank.
         PeerLostError: a rank died.
         NotInitializedError: ``init()`` was not called.
 
-    Blocks until all arrays are here.
+    Blocks until all values are here.
     """
-    leaves = Leaves(params, scalars=False)
-    if not is_compiling():
-        agree_on_names("broadcast_parameters", leaves.names(), process_set)
+    leaves = Leaves(params, split_scalars=not is_tracing())
     call = make_call(Kind.BROADCAST, "broadcast_parameters", process_set, root=root_rank)
-    return leaves.rebuild(carry_out(call, leaves.arrays))
+    scalars: dict[int, Any] = {}
+    if not is_compiling():
+        names = [*leaves.names(), *(f"{name}, a scalar" for name in leaves.scalar_names())]
+        agree_on_names("broadcast_parameters", names, process_set, _SAME_TREE)
+    if leaves.scalars:
+        # As objects: numbers keep type and digits, and a rank may have a number where the root has an array.
+        own = leaves.scalars
+        values = objects.broadcast_object([*own.values()], root_rank, "broadcast_parameters.scalars", process_set)
+        pairs = zip(own.items(), values, strict=True)
+        scalars = {i: place(new, old) if isinstance(old, jax.Array) else new for (i, old), new in pairs}
+    return leaves.rebuild(carry_out(call, leaves.arrays), scalars)
 
 
 def broadcast_object(

@@ -35,7 +35,8 @@ def allreduce_gradients(
     Collective over ``process_set``; works eagerly and inside ``jit``.
 
     Args:
-        grads: a pytree of the same structure on every rank; leaves that are no arrays come back as they are.
+        grads: a pytree of the same structure on every rank; numbers become arrays; other leaves
+            that are no arrays come back as they are.
         op: Average (the default), Sum or Adasum; Min, Max and Product work too.
         compression: how to send it, such as ``Compression.bf16``.
         prescale_factor: multiplies the gradients before they are combined.
@@ -55,9 +56,9 @@ def allreduce_gradients(
     Blocks until all ranks called.
     """
     how = resolve_op(op, None)
-    leaves = Leaves(grads, scalars=False)
+    leaves = Leaves(grads)
     wires, contexts = compress(compression, leaves.arrays)
-    watched = Leaves(params, scalars=False)
+    watched = Leaves(params)
     call = make_call(
         Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor,
         watched=tuple(name or "params" for name in watched.names()) if wires else (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from horovod.bindings.misuse import wrong_argument
 
 __all__ = ["Leaves", "is_key"]
 
-_SCALARS = (bool, int, float, complex)
+_NUMBERS = (bool, int, float, complex, np.generic)
 _MOVES_ROWS = ("allgather", "alltoall")
 
 
@@ -30,23 +30,31 @@ class Leaves:
 
     Args:
         tree: a pytree, or one array.
-        scalars: whether Python's numbers travel too, as arrays.
+        split_scalars: whether to keep numbers and arrays without dimensions apart, so that a number stays one.
 
     Attributes:
-        arrays: what travels, in the order of the tree.
+        arrays: the arrays, in the order of the tree; numbers of Python and numpy become arrays.
+        scalars: the scalars that are kept apart, by their index among the leaves.
     """
 
-    def __init__(self, tree: Any, *, scalars: bool = True) -> None:
+    def __init__(self, tree: Any, *, split_scalars: bool = False) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree)
         self._restore: list[tuple[int, _Rewrap | None]] = []
         self.arrays: list[Any] = []
+        self.scalars: dict[int, Any] = {}
         for index, leaf in enumerate(self._leaves):
-            array = _as_array(leaf, scalars)
+            if split_scalars and _is_number(leaf):
+                self.scalars[index] = leaf
+                continue
+            array = _as_array(leaf)
             if array is None:
-                if self.is_single and scalars:
+                if self.is_single:
                     raise TypeError(f"expected an array or a pytree of arrays, received {type(leaf).__name__}")
                 continue
             restore = None
+            if split_scalars and array.ndim == 0 and not is_key(array):
+                self.scalars[index] = array
+                continue
             if is_key(array):
                 restore = _Rewrap(array)
                 array = jax.random.key_data(array)
@@ -78,17 +86,26 @@ class Leaves:
             raise wrong_argument(f"{verb} of a single random key ({where}): it has no rows; use key[None]")
         raise wrong_argument(f"{verb} of random keys ({where}) is not defined; broadcast or allgather them")
 
-    def rebuild(self, results: Sequence[Any]) -> Any:
-        """Return the tree with ``results`` in the places of ``arrays``."""
+    def rebuild(self, results: Sequence[Any], scalars: Mapping[int, Any] | None = None) -> Any:
+        """Return the tree with ``results`` in the places of ``arrays``, and other ``scalars`` in theirs."""
         leaves = list(self._leaves)
+        for index, scalar in (scalars or {}).items():
+            leaves[index] = scalar
         for (index, restore), result in zip(self._restore, results, strict=True):
             leaves[index] = result if restore is None else restore(result)
         return jax.tree.unflatten(self._treedef, leaves)
 
     def names(self) -> list[str]:
         """Return the paths of ``arrays`` in the tree, such as ``['dense']['kernel']``."""
+        return self._paths(index for index, _ in self._restore)
+
+    def scalar_names(self) -> list[str]:
+        """Return the paths of ``scalars`` in the tree."""
+        return self._paths(self.scalars)
+
+    def _paths(self, indexes: Iterable[int]) -> list[str]:
         paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self._treedef, self._leaves))[0]
-        return [jax.tree_util.keystr(paths[index][0]) for index, _ in self._restore]
+        return [jax.tree_util.keystr(paths[index][0]) for index in indexes]
 
 
 class _Rewrap:
@@ -109,13 +126,17 @@ class _Rewrap:
         return jax.random.wrap_key_data(data, impl=self._impl)
 
 
-def _as_array(leaf: Any, scalars: bool) -> Any:
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, _NUMBERS) and (not isinstance(leaf, np.generic) or _is_numeric(leaf.dtype))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_))
+
+
+def _as_array(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
-    if isinstance(leaf, np.ndarray | np.generic):
-        dtype = leaf.dtype
-        is_number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
-        return jnp.asarray(leaf) if is_number else None
-    if isinstance(leaf, _SCALARS):
-        return jnp.asarray(leaf) if scalars else None
-    return jnp.asarray(leaf) if hasattr(leaf, "__jax_array__") else None
+    if isinstance(leaf, np.ndarray):
+        return jnp.asarray(leaf) if _is_numeric(leaf.dtype) else None
+    return jnp.asarray(leaf) if _is_number(leaf) or hasattr(leaf, "__jax_array__") else None
