@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from khorovod_ipu.tensorflow import cluster, servers, sessions
+from khorovod_ipu.tensorflow import cluster, keras_input, servers, sessions
 from khorovod_ipu.tensorflow.collectives import Alone
 from khorovod_ipu.tensorflow.ring import RingCollectives
 from khorovod_ipu.tensorflow.strategy import HostReducedStrategy
@@ -89,7 +89,8 @@ class PopDistStrategy(HostReducedStrategy):
         ipu_device: where replicas compute.
         add_ipu_cross_replica_reductions: False leaves values of the device alone when they are reduced.
         enable_dataset_iterators: accepted.
-        enable_keras_extensions: accepted.
+        enable_keras_extensions: each replica takes whole batches of the data that Keras gets; False cuts every batch
+            into as many parts as there are replicas, as TensorFlow's strategies do.
 
     Raises:
         RuntimeError: the job has not as many processes as instances.
@@ -111,6 +112,12 @@ class PopDistStrategy(HostReducedStrategy):
         sessions.prepare()
         super().__init__(EngineCollectives(), ipu_device, False, popdist.getNumLocalReplicas())
         self.extended._reduces_device_values = add_ipu_cross_replica_reductions
+        self.extended.takes_whole_batches = enable_keras_extensions
+
+    def scope(self) -> Any:
+        """Return the scope in which variables are created for all replicas."""
+        keras_input.prepare()
+        return super().scope()
 
     def update_ipu_config(self, config: Any) -> Any:
         """Note in a configuration which instance this is.

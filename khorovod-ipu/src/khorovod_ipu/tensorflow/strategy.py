@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -125,6 +126,9 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         self._is_begun_later = False
         #: PopDistStrategy can leave values of the device as they are.
         self._reduces_device_values = True
+        #: Keras passes batches to PopDistStrategy that are each replica's own.
+        self.takes_whole_batches = False
+        self._is_whole = False
         self._communication_options = collective_util.Options()
         worker = collectives.host.rpartition("/device:")[0]
         self._host_device = collectives.host
@@ -270,7 +274,18 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             num_replicas_in_sync=self._num_replicas_in_sync,
         )
 
+    @contextlib.contextmanager
+    def whole_batches(self) -> Iterator[None]:
+        """Give replicas whole batches of the datasets that are distributed in the block: nothing is sharded or cut."""
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole = False
+
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if self._is_whole:
+            return self._distribute_datasets_from_function(lambda _: dataset, options)
         # In graphs of TensorFlow 1 it has iterators that are initialised, `make_initializable_iterator()`.
         eager = ops.executing_eagerly_outside_functions()
         make = input_util.get_distributed_dataset if eager else input_lib_v1.DistributedDatasetV1
@@ -326,7 +341,8 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         return super()._update_config_proto(config_proto)
 
     def _in_multi_worker_mode(self) -> bool:
-        return self._collectives.size > 1
+        # TensorFlow's iterators ask: then a replica without a batch gets an empty one while others have data.
+        return self._num_replicas_in_sync > 1
 
     @property
     def _num_replicas_in_sync(self) -> int:

@@ -1,0 +1,88 @@
+"""Datasets that Keras gets under PopDistStrategy: each replica takes whole batches, as with the SDK.
+
+A script shards its data per instance and cuts it into batches per replica. Keras hands a dataset to
+``strategy.experimental_distribute_dataset``, which expects batches of all replicas together, and cuts each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+__all__ = ["prepare"]
+
+#: Keras 2 and 3, and the class of each that turns the arguments of ``fit`` into a dataset.
+_READERS = {
+    "tf_keras.src.engine.data_adapter": ("DataHandler", "_configure_dataset_and_inferred_steps"),
+    "keras.src.backend.tensorflow.trainer": ("TFEpochIterator", "__init__"),
+}
+
+
+def prepare() -> None:
+    """Let the versions of Keras that are loaded pass batches to replicas uncut; any number of times."""
+    for name, (reader, method) in _READERS.items():
+        cls = getattr(sys.modules.get(name), reader, None)
+        if cls is None or hasattr(cls, "_khorovod_plain"):
+            continue
+        cls._khorovod_plain = getattr(cls, method)
+        setattr(
+            cls, method, _of_keras_2(cls._khorovod_plain) if "tf_keras" in name else _of_keras_3(cls._khorovod_plain)
+        )
+
+
+def _of_keras_2(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def configure(self: Any, strategy: Any, x: Any, steps_per_epoch: Any, class_weight: Any, distribute: Any) -> None:
+        if not (distribute and _is_wanted(strategy)):
+            plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
+            return
+        with strategy.extended.whole_batches():
+            plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
+        if steps_per_epoch is None:
+            self._inferred_steps = _steps(strategy, self._inferred_steps)
+
+    return configure
+
+
+def _of_keras_3(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not _is_wanted(distribute_strategy):
+            plain(self, distribute_strategy, *args, **kwargs)
+            return
+        with distribute_strategy.extended.whole_batches():
+            plain(self, distribute_strategy, *args, **kwargs)
+        self.data_adapter = _Counted(self.data_adapter, _steps(distribute_strategy, self._num_batches))
+        self._num_batches = self.data_adapter.num_batches
+
+    return init
+
+
+def _is_wanted(strategy: Any) -> bool:
+    return bool(getattr(getattr(strategy, "extended", None), "takes_whole_batches", False))
+
+
+def _steps(strategy: Any, batches: int | None) -> int | None:
+    """Return the steps of an epoch: as many as the instance with the most batches needs; None where one is unknown."""
+    replicas = len(strategy.extended.worker_devices)
+    counts = hvd.allgather_object(batches, name="strategy.keras_batches")
+    return None if None in counts else max(-(-count // replicas) for count in counts)
+
+
+class _Counted:
+    """A data adapter of Keras 3 whose number of batches is the number of steps.
+
+    Args:
+        adapter: of Keras.
+        num_batches: steps of an epoch.
+    """
+
+    def __init__(self, adapter: Any, num_batches: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
