@@ -1,0 +1,321 @@
+"""Decides which processes form a job's next generation, and which rank each of them has.
+
+Pure: events go in, decisions come out; the time is part of the events. A *slot* is a place for one process. A
+*generation* assigns ranks to slots and never changes; the next change of membership is the next generation. It begins
+when all its members have joined it: until then they wait in ``init()`` and can be assigned again.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from horovod.core.membership_events import (
+    Assign,
+    Begin,
+    Decision,
+    Discovered,
+    Ended,
+    Event,
+    Fence,
+    Finish,
+    Joined,
+    Leaving,
+    Policy,
+    Position,
+    Ready,
+    Refuse,
+    Slot,
+    Start,
+    Tick,
+)
+
+__all__ = ["Membership"]
+
+
+class _Phase(enum.Enum):
+    OUTSIDE = enum.auto()  # it runs, but is neither in init() nor a member
+    WAITING = enum.auto()  # in init(), without a position
+    ASSIGNED = enum.auto()  # in init(), with a position
+    JOINED = enum.auto()  # a member
+    LEAVING = enum.auto()
+    FENCED = enum.auto()
+
+
+@dataclass
+class _Process:
+    slot: Slot
+    phase: _Phase = _Phase.OUTSIDE
+    progress: int = 0
+    digest: str = ""
+    rank: int | None = None  # in its last generation
+
+
+class Membership:
+    """The members of one job.
+
+    Args:
+        policy: how it reacts to losses and new hosts.
+
+    Attributes:
+        generation: number of the latest assignment, from 1; 0 before the first.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.generation = 0
+        self._policy = policy
+        self._hosts: dict[str, int] = {}  # in the order of their arrival
+        self._processes: dict[Slot, _Process] = {}
+        self._phases: dict[_Phase, dict[Slot, _Process]] = {phase: {} for phase in _Phase}
+        self._size = 0  # of the latest generation
+        self._has_begun = False
+        self._is_draining = False  # a process has ended well: no more are started
+        self._failures: collections.Counter[str] = collections.Counter()  # by host
+        self._usable_at: dict[str, float] = {}
+        self._ended: dict[Slot, str] = {}  # of a fixed job
+        self._failure = ""  # the last one that no generation has made up for
+        self._finish: Finish | None = None
+        self._now = 0.0
+        self._stuck_since: float | None = None
+        self._decisions: list[Decision] = []
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether the next generation would have other members: ask the present ones to come to ``init()``."""
+        members = self._in(_Phase.JOINED)
+        new = bool(self._phases[_Phase.WAITING]) and len(members) < self._policy.most
+        return self._is_running() and (new or any(not self._is_offered(p.slot) for p in members))
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Take one event.
+
+        Args:
+            event: what has happened; news of processes that have ended, and of earlier generations, have no effect.
+
+        Returns:
+            What is to be done now, in this order.
+        """
+        self._decisions = []
+        if self._finish is not None:
+            return [Refuse(event.slot, self._finish.why or "the job has ended")] if isinstance(event, Ready) else []
+        if isinstance(event, Tick):
+            self._now = event.now_s
+        elif isinstance(event, Discovered):
+            kept = {host: event.hosts[host] for host in self._hosts if host in event.hosts}
+            self._hosts = kept | dict(event.hosts)
+        elif isinstance(event, Ended):
+            self._take_end(event)
+        elif (process := self._processes.get(event.slot)) is not None:
+            self._take_news(process, event)
+        elif isinstance(event, Ready):
+            self._decisions.append(Refuse(event.slot, f"no process was started in slot {event.slot}"))
+        if not isinstance(event, Ready | Joined):
+            self._start()
+        self._settle()
+        return self._decisions
+
+    def _take_news(self, process: _Process, event: Ready | Joined | Leaving) -> None:
+        if isinstance(event, Joined):
+            if process.phase is _Phase.ASSIGNED and event.generation == self.generation:
+                self._set(process, _Phase.JOINED)
+            return
+        if process.phase is _Phase.FENCED:
+            return
+        self._dissolve(process)
+        if isinstance(event, Ready):
+            process.progress, process.digest = event.progress, event.digest
+        self._set(process, _Phase.WAITING if isinstance(event, Ready) else _Phase.LEAVING)
+
+    def _take_end(self, event: Ended) -> None:
+        process = self._processes.pop(event.slot, None)
+        if process is None:
+            return
+        self._dissolve(process)
+        del self._phases[process.phase][event.slot]
+        why = f"slot {event.slot} {event.how}"
+        if not self._policy.is_elastic:
+            self._ended[event.slot] = event.how
+            if event.how:
+                self._end(why)
+        elif not event.how:
+            self._is_draining |= process.rank is not None and self._is_offered(event.slot)
+        elif process.phase is not _Phase.LEAVING:
+            host = event.slot.host
+            self._failures[host] += 1
+            least, limit = self._policy.cool_down_s or (math.inf, math.inf)
+            self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(self._failures[host] - 1, 64))
+            if process.rank is not None or self.generation == 0:
+                self._failure = why
+
+    def _dissolve(self, process: _Process) -> None:
+        """A process leaves the generation: if that has not begun, its members still wait in ``init()``."""
+        if not self._has_begun and process.phase in (_Phase.ASSIGNED, _Phase.JOINED):
+            for other in self._in(_Phase.ASSIGNED, _Phase.JOINED):
+                self._set(other, _Phase.WAITING)
+
+    def _settle(self) -> None:
+        """Decide everything that can be decided now."""
+        if self._finish is not None:
+            return
+        if self._is_complete():
+            self._assign()
+        if not self._has_begun and self._phases[_Phase.JOINED] and not self._phases[_Phase.ASSIGNED]:
+            self._has_begun, self._failure = True, ""
+            self._decisions.append(Begin(self.generation))
+        if not self._finish and self._is_hopeless():
+            self._give_up()
+        self._watch()
+
+    def _start(self) -> None:
+        policy = self._policy
+        if self._is_draining or self._finish is not None:
+            return
+        room = policy.most - self._alive()
+        for slot in self._free():
+            if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
+                self._processes[slot] = process = _Process(slot)
+                self._set(process, _Phase.OUTSIDE)
+                self._decisions.append(Start(slot))
+                room -= 1
+
+    def _is_complete(self) -> bool:
+        """Whether nobody is missing that the next generation has to wait for."""
+        if any(self._phases[phase] for phase in (_Phase.ASSIGNED, _Phase.JOINED, _Phase.FENCED)):
+            return False
+        return len(self._phases[_Phase.WAITING]) >= (self._policy.fewest if self.generation else self._policy.size)
+
+    def _assign(self) -> None:
+        policy = self._policy
+        for process in self._in(_Phase.WAITING):
+            if not self._is_offered(process.slot):
+                self._set(process, _Phase.LEAVING)
+                self._decisions.append(Refuse(process.slot, f"host {process.slot.host} was withdrawn from the job"))
+        members = self._ordered(self._in(_Phase.WAITING))[: policy.most]
+        if len(members) < policy.fewest:
+            return
+        if policy.is_elastic and policy.resets is not None and self.generation > policy.resets:
+            self._end(f"the job was reset {policy.resets} times, which is its limit")
+            return
+        by_host: dict[str, list[_Process]] = {}
+        for process in members:
+            by_host.setdefault(process.slot.host, []).append(process)
+        best = members[0]
+        positions: dict[Slot, Position] = {}
+        for number, processes in enumerate(by_host.values()):
+            for local_rank, process in enumerate(processes):
+                cross = [i for i, others in enumerate(by_host.values()) if len(others) > local_rank]
+                is_behind = (process.progress, process.digest) != (best.progress, best.digest)
+                process.rank = len(positions)
+                self._set(process, _Phase.ASSIGNED)
+                positions[process.slot] = Position(
+                    process.rank, local_rank, len(processes), cross.index(number), len(cross), is_behind
+                )
+        self.generation += 1
+        self._size, self._has_begun = len(positions), False
+        self._decisions.append(Assign(self.generation, positions))
+
+    def _ordered(self, processes: Iterable[_Process]) -> list[_Process]:
+        """Furthest first, the most frequent state of equals first, then as before; newcomers last, by their host."""
+        processes = list(processes)
+        arrival = {host: i for i, host in enumerate(self._hosts)}
+        states = collections.Counter((p.progress, p.digest) for p in processes)
+
+        def key(p: _Process) -> tuple[float, ...]:
+            before = math.inf if p.rank is None else p.rank
+            return (-p.progress, -states[p.progress, p.digest], before, arrival[p.slot.host], p.slot.number)
+
+        return sorted(processes, key=key)
+
+    def _is_hopeless(self) -> bool:
+        """Whether too few processes are left, and none can be started any more."""
+        policy = self._policy
+        if not policy.is_elastic:
+            return bool(self._ended)
+        if self._is_running() or (policy.is_discovering and not self._is_draining):
+            return False
+        missing = (policy.fewest if self._phases[_Phase.WAITING] else 0) - self._alive()
+        if not self._hosts or (self._processes and missing <= 0):
+            return False
+        able = 0 if self._is_draining else sum(self._usable_at.get(s.host) != math.inf for s in self._free())
+        return able < max(missing, 1)
+
+    def _give_up(self) -> None:
+        if self._policy.is_elastic:
+            why = f"; {self._failure}" if self._failure else ""
+            few = f"fewer than {self._policy.fewest} slots are left{why}"
+            self._end(few if self._processes else self._failure)
+        elif len(self._ended) >= self._policy.size:
+            self._end("")
+        else:  # its last words are not a failure, but nobody needs to wait for them
+            ended = ", ".join(map(str, sorted(self._ended)))
+            self._refuse(f"slot {ended} has ended without calling init() again")
+
+    def _watch(self) -> None:
+        """Let nobody wait for longer than the limit."""
+        waits = self._phases[_Phase.WAITING] or self._phases[_Phase.ASSIGNED] or not self._processes
+        if self._finish or self._is_running() or not waits:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = self._now
+        elif self._now - self._stuck_since >= self._policy.timeout_s:
+            self._stuck_since = self._now
+            self._time_out()
+
+    def _time_out(self) -> None:
+        limit = f"within {self._policy.timeout_s:g} s"
+        here = {p.slot for p in self._in(_Phase.WAITING)}
+        late = self._in(_Phase.ASSIGNED) or self._in(_Phase.JOINED)
+        if not self._policy.is_elastic:
+            missing = [p.slot for p in late] or [s for s in self._processes if s not in here]
+            self._refuse(f"slot {', '.join(map(str, missing))} did not come to init() {limit}")
+        elif late:
+            for process in late:
+                self._dissolve(process)
+                self._set(process, _Phase.FENCED)
+                self._decisions.append(Fence(process.slot, f"it did not come to init() {limit}, and others waited"))
+        elif not self._in(_Phase.FENCED):
+            if len(here) >= self._policy.fewest:
+                self._assign()
+            else:
+                self._end(f"{len(here)} slots of at least {self._policy.fewest} came to init() {limit}")
+
+    def _refuse(self, why: str) -> None:
+        """Let everybody go that waits in ``init()``."""
+        waiting = self._in(_Phase.WAITING, _Phase.ASSIGNED)
+        waiting += self._in(_Phase.JOINED) if not self._has_begun else []
+        for process in waiting:
+            self._set(process, _Phase.OUTSIDE)
+            self._decisions.append(Refuse(process.slot, why))
+
+    def _end(self, why: str) -> None:
+        self._refuse(why or "the job has ended")
+        self._finish = Finish(why)
+        self._decisions.append(self._finish)
+
+    def _set(self, process: _Process, phase: _Phase) -> None:
+        self._phases[process.phase].pop(process.slot, None)
+        process.phase = phase
+        self._phases[phase][process.slot] = process
+
+    def _in(self, *phases: _Phase) -> list[_Process]:
+        return [process for phase in phases for process in self._phases[phase].values()]
+
+    def _alive(self) -> int:
+        return len(self._processes) - len(self._phases[_Phase.LEAVING]) - len(self._phases[_Phase.FENCED])
+
+    def _is_running(self) -> bool:
+        """Whether the latest generation has begun and all its members are still in it."""
+        return self._has_begun and len(self._phases[_Phase.JOINED]) == self._size
+
+    def _is_offered(self, slot: Slot) -> bool:
+        return slot.number < self._hosts.get(slot.host, 0)
+
+    def _free(self) -> Iterator[Slot]:
+        for host, count in self._hosts.items():
+            for index in range(count):
+                slot = Slot(host, index)
+                if slot not in self._processes and slot not in self._ended:
+                    yield slot

@@ -1,0 +1,173 @@
+"""Events and decisions of ``core.membership``, and the policy that it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = [
+    "Assign",
+    "Begin",
+    "Decision",
+    "Discovered",
+    "Ended",
+    "Event",
+    "Fence",
+    "Finish",
+    "Joined",
+    "Leaving",
+    "Policy",
+    "Position",
+    "Ready",
+    "Refuse",
+    "Slot",
+    "Start",
+    "Tick",
+]
+
+
+class Slot(NamedTuple):
+    """A place for one process: the ``number``-th of its host."""
+
+    host: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.number}"
+
+
+class Ready(NamedTuple):
+    """The process in a slot waits in ``init()``.
+
+    Attributes:
+        slot: where it runs.
+        progress: number of steps that it has completed.
+        digest: hash of its state; equal digests mean equal states.
+    """
+
+    slot: Slot
+    progress: int = 0
+    digest: str = ""
+
+
+class Joined(NamedTuple):
+    """The process in a slot has met the other members of a generation."""
+
+    slot: Slot
+    generation: int
+
+
+class Ended(NamedTuple):
+    """The process in a slot has ended; ``how`` is empty after a success, else words such as "exited with code 1"."""
+
+    slot: Slot
+    how: str = ""
+
+
+class Leaving(NamedTuple):
+    """The process in a slot has left its generation; the others need not wait for it."""
+
+    slot: Slot
+
+
+class Discovered(NamedTuple):
+    """The hosts that the job may use now, and the number of slots of each; hosts that are missing are withdrawn."""
+
+    hosts: Mapping[str, int]
+
+
+class Tick(NamedTuple):
+    """Time has passed; ``now_s`` is a monotonic clock in seconds."""
+
+    now_s: float
+
+
+class Position(NamedTuple):
+    """Ranks of one slot in a generation; ``is_behind`` tells that its state differs from that of rank 0."""
+
+    rank: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    is_behind: bool
+
+
+class Assign(NamedTuple):
+    """Tell each of these slots, which wait in ``init()``, its position, in rank order."""
+
+    generation: int
+    positions: dict[Slot, Position]
+
+
+class Begin(NamedTuple):
+    """All members have joined: let ``init()`` return."""
+
+    generation: int
+
+
+class Start(NamedTuple):
+    """Start a process in a free slot."""
+
+    slot: Slot
+
+
+class Fence(NamedTuple):
+    """Kill the process in a slot: the others wait for it and it does not come. ``Ended`` must follow."""
+
+    slot: Slot
+    why: str
+
+
+class Refuse(NamedTuple):
+    """Let ``init()`` raise an error in this slot."""
+
+    slot: Slot
+    why: str
+
+
+class Finish(NamedTuple):
+    """End the job; ``why`` is empty after a success."""
+
+    why: str
+
+
+Event = Ready | Joined | Ended | Leaving | Discovered | Tick
+Decision = Assign | Begin | Start | Fence | Refuse | Finish
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the job reacts to losses and new hosts.
+
+    Attributes:
+        size: number of ranks at the start. In a job that is not elastic it never changes, and a failure ends the job.
+        is_elastic: whether the job goes on with other members.
+        minimum: fewest ranks to go on with.
+        maximum: most ranks; 0 means ``size``.
+        resets: number of generations after the first one; None for no limit.
+        cool_down_s: time until a host on which a process failed is used again, and its limit: it doubles with each
+            failure. None: slots of that host that are free are not used again.
+        timeout_s: limit for all waiting.
+        is_discovering: whether ``Discovered`` can still bring other hosts.
+    """
+
+    size: int
+    is_elastic: bool = False
+    minimum: int = 1
+    maximum: int = 0
+    resets: int | None = None
+    cool_down_s: tuple[float, float] | None = None
+    timeout_s: float = 600.0
+    is_discovering: bool = False
+
+    @property
+    def fewest(self) -> int:
+        """Fewest ranks of a generation."""
+        return self.minimum if self.is_elastic else self.size
+
+    @property
+    def most(self) -> int:
+        """Most ranks of a generation."""
+        return self.maximum or self.size if self.is_elastic else self.size
