@@ -121,7 +121,7 @@ class Config:
         unit="bytes",
     )  # fmt: skip
     start_timeout_s: float = _setting(
-        "HOROVOD_START_TIMEOUT", 30.0, "How long init() waits for the other ranks.",
+        "HOROVOD_START_TIMEOUT", 600.0, "How long init() waits for the other ranks, and horovodrun for other hosts.",
         unit="seconds", flag="--start-timeout",
     )  # fmt: skip
     host_timeout_s: float = _setting(

@@ -153,6 +153,17 @@ def test_missing_ranks_are_named_with_the_knob(job: str, monkeypatch: pytest.Mon
         assert "HOROVOD_START_TIMEOUT" in str(error)
 
 
+def test_ranks_that_wait_log_whom_they_wait_for(
+    job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("horovod.rendezvous.waiting.REMIND_S", 0.0)
+    for rank in [Attempt(job, rank, 4, timeout_s=SHORT_S) for rank in (0, 2)]:
+        assert isinstance(rank.done(), InitError)
+    assert "s for ranks 1, 3 to call init(); it gives up after 0.3 s (HOROVOD_START_TIMEOUT)" in caplog.text
+    assert isinstance(Attempt(job, 2, 4, timeout_s=SHORT_S).done(), InitError)
+    assert "s for rank 0 to call init(); it gives up after 0.3 s (HOROVOD_START_TIMEOUT)" in caplog.text
+
+
 def test_a_missing_rank_0_is_named_with_the_knob(job: str) -> None:
     error = Attempt(job, 1, 2, timeout_s=SHORT_S).done()
     assert isinstance(error, InitError)

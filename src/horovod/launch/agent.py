@@ -48,7 +48,7 @@ class Agent:
         self._under_way = 0  # bytes of output that the launcher has not taken yet
         self._call = bytearray()
         self._results: list[int] = []
-        self._silence_s = frames.SILENCE_S
+        self._silence_s = frames.SILENCE_BEFORE_START_S
         self._is_paused = False  # the launcher has been stopped, and says nothing
         self._own_path = ""  # of a Python that is not the launcher's
 
@@ -59,8 +59,13 @@ class Agent:
         while not self._wire.is_closed:
             self._step()
             self._wire.show_life()
-            if not self._is_paused and self._wire.is_silent(self._silence_s):
+            if self.is_deserted:
                 return
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether the launcher has given no sign of life for too long."""
+        return not self._is_paused and self._wire.is_silent(self._silence_s)
 
     def _step(self) -> None:
         pipes = list(self._pipes) if self._under_way < frames.WINDOW_BYTES and not self._wire.backlog else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,9 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
         return Assembly(make_plan(request), Muster({}))
     here = next((place.name for place in where if place.is_here), "")
     access = replace(access, timeout_s=settings.start_timeout_s)
+    if len(where) > 1:
+        # Before agents wait for a heartbeat: this import may take seconds on a network file system.
+        importlib.import_module("horovod.rendezvous.meeting_point")
     found = muster(others, here, access, request.command[0], request.environ.get("PATH", ""))
     shares = tuple(
         Share(request.hostname, place.count, request.cores)

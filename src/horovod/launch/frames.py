@@ -24,6 +24,7 @@ __all__ = [
     "ALIVE_S",
     "CHUNK_BYTES",
     "MARK",
+    "SILENCE_BEFORE_START_S",
     "SILENCE_S",
     "WINDOW_BYTES",
     "Alive",
@@ -46,7 +47,9 @@ MARK = b"\0khorovod agent 1\n"
 """The first bytes of an agent; another number would be another protocol."""
 ALIVE_S = 1.0
 SILENCE_S = 4.0
-"""Without a sign of life for so long, the other end is lost."""
+"""Without a heartbeat for so long, the other end is lost."""
+SILENCE_BEFORE_START_S = 120.0
+"""The same for the launcher before ``Start``: it may still import or pickle, and no rank runs that must be ended."""
 WINDOW_BYTES = 1 << 20
 """Output under way to the launcher, at most."""
 CHUNK_BYTES = 1 << 16

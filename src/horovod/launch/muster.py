@@ -19,8 +19,8 @@ from horovod.launch.ssh import Access
 __all__ = ["Muster", "muster"]
 
 _MOST_QUOTED = 80
-#: Who wakes up so much later than it wanted to did not run meanwhile.
-_LATE_S = 1.0
+#: How often to say which hosts have not answered yet.
+_REMIND_S = 30.0
 
 
 class Muster:
@@ -36,8 +36,6 @@ class Muster:
         self.hellos: dict[str, frames.Hello] = {}
         #: What is wrong, by name of the host.
         self.problems: dict[str, list[str]] = {}
-        #: For how long this process was stopped meanwhile, in seconds.
-        self.stood_s = 0.0
 
     def close(self) -> None:
         """End all agents. Blocks until they have ended."""
@@ -90,16 +88,11 @@ def _listen(found: Muster, check: frames.Check, timeout_s: float) -> None:
     waiting = set(found.connections)
     for fd in hosts:
         poll.register(fd, select.POLLIN)
-    deadline = time.monotonic() + timeout_s
-    while waiting and (left := deadline - (asked := time.monotonic())) > 0:
-        limit_s = min(left, frames.ALIVE_S)
-        news = poll.poll(limit_s * 1000 + 1)
-        late_s = time.monotonic() - asked - limit_s
-        if late_s > _LATE_S:
-            # No host is to blame for time in which this process did not run.
-            found.stood_s += late_s
-            deadline += late_s
-        for fd, _ in news:
+    began_s = asked_s = time.monotonic()
+    deadline, remind_at = began_s + timeout_s, began_s + _REMIND_S
+    while waiting and asked_s < deadline:
+        # If this process was stopped, what has come meanwhile still counts.
+        for fd, _ in poll.poll(min(deadline - asked_s, frames.ALIVE_S) * 1000 + 1):
             if _hear(found, hosts[fd], check):
                 waiting.discard(hosts[fd])
             if found.connections[hosts[fd]].wire.is_closed or hosts[fd] in found.problems:
@@ -108,6 +101,14 @@ def _listen(found: Muster, check: frames.Check, timeout_s: float) -> None:
             connection.wire.flush()
             if connection.host in found.hellos:
                 connection.wire.show_life()
+        asked_s = time.monotonic()
+        if waiting and asked_s >= remind_at:
+            remind_at = asked_s + _REMIND_S
+            print(
+                f"horovodrun: after {asked_s - began_s:.0f} s, {', '.join(sorted(waiting))} did not answer yet; "
+                f"giving up after {timeout_s:g} s (--start-timeout)",
+                file=sys.stderr,
+            )
     for host in waiting:
         found.problems[host] = [found.connections[host].why()]
 
@@ -140,17 +141,12 @@ def _hear(found: Muster, host: str, check: frames.Check) -> bool:
         found.problems[host] = [f"{host}: its agent speaks another protocol ({error}); install version {__version__}"]
         return True
     if connection.wire.is_closed:
-        found.problems[host] = [_ended(connection, found.stood_s) if host in found.hellos else connection.why()]
+        found.problems[host] = [_ended(connection) if host in found.hellos else connection.why()]
     return connection.wire.is_closed
 
 
-def _ended(connection: Connection, stood_s: float) -> str:
+def _ended(connection: Connection) -> str:
     """Why there is an agent no more."""
-    if stood_s:
-        return (
-            f"{connection.host}: its agent has given up, for horovodrun itself did not run for {stood_s:.0f} s "
-            f"(Ctrl-Z, SIGSTOP, or a machine that stood still); start it again"
-        )
     last = "".join(f" ({line})" for line in connection.stderr.strip().splitlines()[-1:])
     return f"{connection.host}: the connection with its agent ended before all hosts were checked{last}; start it again"
 

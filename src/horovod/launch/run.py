@@ -76,7 +76,7 @@ def run(
         hosts: where, such as ``localhost:n`` or ``a:2,b:2``; this machine when omitted.
         hostfile: path of a file with lines ``host slots=n``.
         host_discovery_script: for elastic jobs, a later feature.
-        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for the other ranks.
+        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
         ssh_port: port of sshd on other hosts.
         ssh_identity_file: private key for ssh.
         disable_cache: accepted; nothing is cached.

@@ -12,6 +12,8 @@ __all__ = ["Access", "command_line", "diagnose", "settings_line", "unfit_setting
 AGENT = "horovod.launch.agent"
 _NO_COMMAND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
 _MOST_QUOTED = 400
+#: For sshd to answer; what the login shell and Python do after that may take longer.
+_CONNECT_S = 30
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Access:
         python: program that runs the agent there.
         port: of sshd; 0 leaves it to ssh.
         identity_file: private key; empty leaves it to ssh.
-        timeout_s: for all checks together, in seconds.
+        timeout_s: for all checks together, in seconds; sshd must answer within 30 s.
         interfaces: names of network interfaces that each host must have.
     """
 
@@ -46,7 +48,7 @@ def command_line(host: str, access: Access) -> list[str]:
     """
     options = {
         "BatchMode": "yes",
-        "ConnectTimeout": str(max(1, round(access.timeout_s))),
+        "ConnectTimeout": str(max(1, min(_CONNECT_S, round(access.timeout_s)))),
         # Ends ssh when the host vanishes, even if nobody is left here to end it.
         "ServerAliveInterval": "1",
         "ServerAliveCountMax": "4",

@@ -17,6 +17,7 @@ from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
 from horovod.rendezvous.messages import Answer, Hello, Meeting, Verdict, peer_of, sealed, sign
 from horovod.rendezvous.names import address_of, current_slot
 from horovod.rendezvous.roster import Roster
+from horovod.rendezvous.waiting import Reminder
 from horovod.world import World
 
 __all__ = ["attend"]
@@ -46,13 +47,14 @@ def attend(world: World, hello: Hello, arena_fd: int, roster: Roster, deadline: 
 
     Blocks until all ranks are here, or until the deadline.
     """
-    in_the_way, look = "", 0.0
+    in_the_way, look, reminder = "", 0.0, Reminder(timeout_s)
     others = [rank for rank in range(world.size) if rank != world.rank]
     while True:
         if time.monotonic() >= look:
             look = time.monotonic() + _ROSTER_S
             if ended := roster.ended(others):
                 raise PeerLostError(ended[1], rank=ended[0])
+            reminder.look(lambda: "rank 0 to call init()")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
             with contextlib.suppress(ConnectionRefusedError, BlockingIOError, TimeoutError):
                 connection.settimeout(max(0.1, min(_WELCOME_S, deadline + _GRACE_S - time.monotonic())))

@@ -17,6 +17,7 @@ from horovod.rendezvous.door import Door
 from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
 from horovod.rendezvous.messages import Answer, Hello, Meeting, Verdict, peer_of, sign
 from horovod.rendezvous.roster import Roster
+from horovod.rendezvous.waiting import Reminder
 from horovod.world import World
 
 __all__ = ["Host"]
@@ -86,19 +87,19 @@ class Host:
         Blocks until all ranks are here, or until the deadline.
         """
         self._deadline = deadline
-        look = 0.0
+        look, reminder = 0.0, Reminder(timeout_s)
         while self._is_waiting() and self._door.is_open and (now := time.monotonic()) < self._deadline:
             self._door.rotate()
             if now >= look:
                 look = now + _ROSTER_S
                 self._look()
+            reminder.look(lambda: f"{list_ranks(self._missing())} to call init()")
             for key, _ in self._selector.select(max(0.0, min(_ROSTER_S, self._deadline - now))):
                 key.data(key.fileobj)
         self._door.close()
         if self._is_waiting():
-            missing = [rank for rank in range(1, self._world.size) if rank not in self._guests]
             self._fail(
-                f"{list_ranks(missing)} did not call init() within {timeout_s:g} s, "
+                f"{list_ranks(self._missing())} did not call init() within {timeout_s:g} s, "
                 "the others did (HOROVOD_START_TIMEOUT or --start-timeout sets this); look at their output"
             )
         return self._answer()
@@ -126,8 +127,11 @@ class Host:
             self._trouble = Verdict(error, lost)
             self._deadline = min(self._deadline, time.monotonic() + _LINGER_S)
 
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._world.size) if rank not in self._guests]
+
     def _look(self) -> None:
-        if ended := self._roster.ended(rank for rank in range(1, self._world.size) if rank not in self._guests):
+        if ended := self._roster.ended(self._missing()):
             self._heard.add(ended[0])
             self._fail(ended[1], ended[0])
 

@@ -94,6 +94,7 @@ class _Introduction:
                 raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT){hint}")
             self._thread.join(min(_SLICE_S, left_s))
             patience.check()
+            patience.remind("all ranks to call init()")
         if self.error is not None:
             raise self.error
         return self.cards

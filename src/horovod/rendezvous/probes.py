@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket as sockets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 
@@ -13,6 +13,7 @@ from horovod.errors import InitError
 from horovod.rendezvous import curve
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.offers import MAX_BYTES
+from horovod.rendezvous.waiting import Reminder
 
 __all__ = ["Patience", "candidates_of", "connect_first"]
 
@@ -32,6 +33,17 @@ class Patience:
     deadline: float
     total_s: float
     check: Callable[[], None]
+    _reminder: list[Reminder] = field(default_factory=list)
+
+    def remind(self, missing: str) -> None:
+        """Log every 30 s whom this process waits for.
+
+        Args:
+            missing: who is missing, and what they have not done yet.
+        """
+        if not self._reminder:
+            self._reminder.append(Reminder(self.total_s))
+        self._reminder[0].look(lambda: missing)
 
     def poll(self, socket: zmq.Socket[bytes], events: int = zmq.POLLIN) -> bool:
         """Wait for a moment, or until a socket is ready; whether there is time left, or it is."""
@@ -97,6 +109,7 @@ def connect_first(
                     probe.connect(where)
                     poller.register(probe, zmq.POLLOUT)
             patience.check()
+            patience.remind(f"an answer: {nobody}")
             left = patience.deadline - time.monotonic()
             for ready, _ in poller.poll(int(max(0.0, min(_LOOK_S, left)) * 1000)):
                 chosen = ready

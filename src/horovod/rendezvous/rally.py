@@ -235,6 +235,7 @@ class _Leader:
             if time.monotonic() >= again_at:
                 again_at = time.monotonic() + _AGAIN_S
                 _send(socket, come)
+                self._patience.remind(f"{missing} to call init()")
             if not self._patience.poll(socket):
                 raise InitError(
                     f"{missing} did not come to the meeting of the hosts within {self._patience.total_s:g} s "
