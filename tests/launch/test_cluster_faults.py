@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import PATIENT, horovodrun
+from launching import HOROVODRUN, PATIENT, horovodrun, started
 from namespaces import Cluster
 
 from horovod.timeline.doctor import examine
@@ -87,3 +90,36 @@ def test_full_disks_end_files_but_not_the_job(cluster: Cluster, tmp_path: Path) 
     assert "horovodrun: output file lost: [Errno 28] No space left on device" in ended.out
     assert f"the timeline {full}/trace.json ends here: [Errno 28] No space left on device" in ended.err
     assert len(events) > 100
+
+
+NEIGHBOUR = """
+import os, numpy as np, horovod.numpy as hvd
+hvd.init()
+print("up", os.getpid(), flush=True)
+while True:
+    hvd.allreduce(np.ones(3), name="x")
+"""
+
+
+@pytest.mark.parametrize("is_guard", [False, True], ids=["keeper", "guard"])
+def test_a_rank_that_fails_because_another_host_is_lost_is_not_blamed(cluster: Cluster, is_guard: bool) -> None:
+    """Its agent is slow, so that the ranks of the first host have failed long before the loss is known."""
+    before = {*cluster.processes("a"), *cluster.processes("b")}
+    flags = ("-np", "2", "-H", "a:1,b:1", sys.executable, "-c", NEIGHBOUR)
+    with started(*flags, ranks=2, program=cluster.machines["login"].command(*HOROVODRUN)) as running:
+        near, far = (
+            {pid: text for pid, text in cluster.processes(host).items() if pid not in before} for host in ("a", "b")
+        )
+        agent = next(pid for pid, text in far.items() if "horovod.launch.agent" in text)
+        keepers = sorted(pid for pid, text in far.items() if "keeper.py" in text)  # the guard was there first
+        rank = os.pidfd_open(next(pid for pid, text in near.items() if "hvd.allreduce" in text and "-c" in text))
+        os.kill(agent, signal.SIGSTOP)
+        os.kill(keepers[not is_guard], signal.SIGKILL)
+        select.select([rank], [], [])
+        os.close(rank)
+        os.kill(agent, signal.SIGCONT)
+        ended = running.end()
+    assert ended.code == 1
+    first = next(line for line in ended.err.splitlines() if line.startswith("horovodrun: "))
+    assert first.startswith("horovodrun: host b was lost with rank 1: ")
+    assert "horovodrun: rank 0 on a (pid " in ended.err and "failed with exit code 1" in ended.err

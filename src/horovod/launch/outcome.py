@@ -35,6 +35,7 @@ class Outcome:
         tails: last lines of standard error, by rank.
         error: what went wrong with the launcher itself, or a host that was lost before any rank failed.
         lost: host of each rank of whose end nobody could tell.
+        excused: ranks that failed because a host was lost.
     """
 
     exits: list[Exit] = field(default_factory=list)
@@ -43,8 +44,9 @@ class Outcome:
     tails: dict[int, list[str]] = field(default_factory=dict)
     error: str = ""
     lost: dict[int, str] = field(default_factory=dict)
+    excused: set[int] = field(default_factory=set)
 
     @property
     def first_failure(self) -> Exit | None:
         """The rank that ended first of those that did not end well, by themselves."""
-        return next((e for e in self.exits if e.status != 0 and not e.sent), None)
+        return next((e for e in self.exits if e.status != 0 and not e.sent and e.rank not in self.excused), None)

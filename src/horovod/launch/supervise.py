@@ -36,6 +36,8 @@ FAILURE_GRACE_S = 1.0
 LOST_GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
 TAIL_LINES = 20
+_CONSEQUENCE_S = 10.0
+"""A rank that fails this long before another host is known to be lost, at most, failed because of it."""
 _IDLE_S = 0.1  # the beginning of a line is shown on a terminal after so long, for prompts
 _READ_BYTES = 1 << 16
 
@@ -102,6 +104,7 @@ class _Supervision:
         self._term_at: float | None = None  # when to end the others
         self._kill_at: float | None = None  # when to kill them
         self._dead_at: float | None = None  # when to stop trusting the keeper
+        self._failed_at: float | None = None  # when the first rank failed
         self._over = False
         self._passed_on: list[list[int]] = []
 
@@ -298,7 +301,8 @@ class _Supervision:
             how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
             self._on_end(rank, f"rank {rank} (pid {event['pid']}) on host {job.host}", how)
             if status != 0 and self._dead_at is None and self._term_at is None:
-                self._term_at = time.monotonic() + FAILURE_GRACE_S
+                self._failed_at = time.monotonic()
+                self._term_at = self._failed_at + FAILURE_GRACE_S
         elif "passed_on" in event:
             self._passed_on.append(event["passed_on"])
             if len(self._passed_on) >= len(self._running):
@@ -311,6 +315,10 @@ class _Supervision:
         elif "done" in event:
             self._leave(job)
         elif job.fileno() in self._running:
+            if self._failed_at is not None and time.monotonic() - self._failed_at < _CONSEQUENCE_S:
+                # Ranks notice the loss of a host before its agent, or the silence, tells us.
+                own = range(job.first, job.first + job.size)
+                self.outcome.excused.update(e.rank for e in self.outcome.exits if e.status > 0 and e.rank not in own)
             self._abandon(job, event["lost"])
 
     def _feed_far(self, job: Job, key: tuple[int, str], data: bytes) -> None:
