@@ -15,6 +15,7 @@ GROUND = (
     "horovod.spelling",
     "horovod.phrases",
     "horovod.splits",
+    "horovod.files",
     "horovod.cgroups",
     "horovod.processors",
     "horovod.config",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from horovod.errors import LaunchError
+from horovod.files import open_folder
 from horovod.launch.flags import Options
 from horovod.launch.hosts import Host
 from horovod.launch.mpi import Launcher, command_line, recognize
@@ -58,7 +59,7 @@ def mpi_plan(
     )  # fmt: skip
     if request.output_dir:
         try:
-            Path(request.output_dir).mkdir(parents=True, exist_ok=True)  # MPICH's wants it to be there
+            os.close(open_folder(Path(request.output_dir)))  # MPICH does not create it
         except OSError as error:
             raise LaunchError(f"--output-filename {request.output_dir}: {error.strerror}") from error
     return replace(plan, command=tuple(words), ranks=({},), output_dirs=(), notes=plan.notes if shares_cores else ())

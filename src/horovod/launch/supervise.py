@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from horovod.errors import LaunchError
+from horovod.files import create_file
 from horovod.launch.job import Job
 from horovod.launch.local import SAFETY_S, LocalJob
 from horovod.launch.outcome import Exit, Outcome
@@ -132,9 +133,7 @@ class _Supervision:
     def _open_stream(self, rank: int, name: str) -> RankStream:
         file: BinaryIO | None = None
         if self._plan.output_dirs:
-            folder = Path(self._plan.output_dirs[rank])
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - the stream closes it
+            file = open(create_file(Path(self._plan.output_dirs[rank], name)), "wb", buffering=0)  # noqa: SIM115 - closed by the stream
         display = self._plan.display
         is_labelled = self._plan.size > 1 or self._plan.timestamps or display.is_always
         label = display.label.format(rank=rank, stream=name) if is_labelled else ""

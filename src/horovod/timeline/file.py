@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from horovod.files import final_path, open_folder
+
 __all__ = ["MOST_BYTES", "TraceFile"]
 
 _PAGE = 4096
@@ -28,16 +30,16 @@ class TraceFile:
     """Writes events; see the module.
 
     Args:
-        path: the file; folders are made, an existing file is replaced.
+        path: the file; folders are made, an existing file is replaced. Links of this user and root are followed.
         first: the first event, without line breaks.
 
     Raises:
         OSError: it cannot be written.
+        PermissionError: a part of the path is a symbolic link of another user.
     """
 
     def __init__(self, path: Path, first: bytes) -> None:
-        self.path = path.resolve()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = final_path(path.absolute())
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "no regular file", str(path))
         self._position = 0
@@ -95,10 +97,10 @@ class TraceFile:
     def _replace(self, length: int, head: bytes) -> None:
         """Put a file of ``length`` bytes in the place of this one: what was written, ``head``, blanks and the end."""
         # The copy gets a name only when it is complete: whoever is killed before leaves nothing behind.
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = open_folder(self.path.parent)
         fd = -1
         try:
-            fd = os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+            fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder)
             self._fill(fd, length, head)
             part = f".{self.path.name}.{os.getpid()}"
             with contextlib.suppress(FileNotFoundError):

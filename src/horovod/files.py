@@ -1,0 +1,119 @@
+"""Opens folders without following symbolic links of other users, for files whose names other users may know."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from pathlib import Path
+
+__all__ = ["create_file", "final_path", "open_folder"]
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40
+
+
+def open_folder(path: Path) -> int:
+    """Open a folder, and create it if needed; follow only links that this user or root has made.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        A descriptor for ``dir_fd``.
+
+    Raises:
+        PermissionError: a part of the path is a symbolic link of another user.
+        OSError: the folder can be neither opened nor created.
+    """
+    parts, links = deque(Path.cwd().joinpath(path).parts), 0
+    folder = os.open(parts.popleft(), _FOLDER)
+    try:
+        while parts:
+            name = parts.popleft()
+            try:
+                inner = os.open(name, _FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                os.mkdir(name, dir_fd=folder)
+                parts.appendleft(name)
+                continue
+            except NotADirectoryError:
+                target, links = _link(name, folder), links + 1
+                if not target or links > _MOST_LINKS:
+                    raise
+                parts.extendleft(reversed(Path(target).parts))
+                inner = os.open("/" if target.startswith("/") else ".", _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def final_path(path: Path) -> Path:
+    """Return where the links of this user or root lead that have the name of a file, if there are any.
+
+    Args:
+        path: the file.
+
+    Raises:
+        PermissionError: one of the links belongs to another user.
+    """
+    for _ in range(_MOST_LINKS):
+        folder = open_folder(path.parent)
+        try:
+            target = _link(path.name, folder)
+        finally:
+            os.close(folder)
+        if not target:
+            return path
+        path = path.parent / target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def create_file(path: Path) -> int:
+    """Open a file for writing, and create it and its folder if needed; an older file is emptied.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        PermissionError: its folder belongs to another user, or a part of the path is a symbolic link of another user.
+        OSError: it cannot be created.
+    """
+    path = final_path(path)
+    folder = open_folder(path.parent)
+    try:
+        owner = os.fstat(folder).st_uid
+        if owner not in (0, os.geteuid()):
+            raise PermissionError(
+                errno.EPERM, f"the folder belongs to another user (uid {owner}), who could redirect the file", str(path)
+            )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(path.name, flags, 0o666, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _link(name: str, folder: int) -> str:
+    """Where a symbolic link of this user or root leads; empty when there is no link of this name."""
+    try:
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return ""
+    try:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            return ""
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(
+                errno.EPERM, f"{name!r} is a symbolic link of another user (uid {status.st_uid}); remove it"
+            )
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
