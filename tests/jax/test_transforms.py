@@ -146,3 +146,65 @@ def _control_flow() -> None:
 
 def test_loops_and_branches() -> None:
     run_ranks(2, _control_flow, framework="jax")
+
+
+def _twice() -> None:
+    """Two calls of one name, or of one line, in one program: each gets its own result and its own gradient."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import horovod.jax as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+
+    def total(value: Any) -> Any:
+        return sum(value(i) for i in range(size))
+
+    def xs(i: int) -> Any:
+        return np.arange(4, dtype=np.float32) + 10 * i
+
+    def ys(i: int) -> Any:
+        return np.arange(4, dtype=np.float32) * 100 + 1000 * i
+
+    x, y, sum_x, sum_y = jnp.asarray(xs(rank)), jnp.asarray(ys(rank)), total(xs), total(ys)
+
+    def named(value: Any) -> Any:
+        return hvd.allreduce(value, op=hvd.Sum, name="one")
+
+    def unnamed(value: Any) -> Any:
+        return hvd.allreduce(value, op=hvd.Sum)
+
+    for reduce in (named, jax.jit(unnamed)):
+
+        def scan(x: Any, y: Any, reduce: Any = reduce) -> Any:
+            return jax.lax.scan(lambda sum, v: (sum + reduce(v), reduce(2 * v)), 0 * x, jnp.stack([x, y]))
+
+        def cond(x: Any, y: Any, reduce: Any = reduce) -> Any:
+            return [jax.lax.cond(v[1] >= 0, reduce, lambda v: v, v) for v in (y, x)]
+
+        def loss(x: Any, y: Any, reduce: Any = reduce) -> Any:
+            return ((1 + rank) * reduce(x) + (5 + 3 * rank) * reduce(y)).sum()
+
+        def scanned_loss(x: Any, y: Any, loss: Any = loss) -> Any:
+            return jax.lax.scan(lambda sum, v: (sum + loss(v, 2 * v), None), 0.0, jnp.stack([x, y]))[0]
+
+        grads = [total(lambda i: np.full(4, slope + rise * i, np.float32)) for slope, rise in ((1, 1), (5, 3))]
+        both = grads[0] + 2 * grads[1]
+        cases: list[tuple[Any, Any]] = [
+            (lambda x, y, f=reduce: [f(y), f(x)], [sum_y, sum_x]),
+            (scan, (sum_x + sum_y, np.stack([2 * sum_x, 2 * sum_y]))),
+            (cond, [sum_y, sum_x]),
+            (lambda x, y, f=reduce: [jax.vmap(f)(jnp.stack(v)) for v in ((x, y), (y, x))],
+             [np.stack([sum_x, sum_y]), np.stack([sum_y, sum_x])]),
+            (jax.grad(loss, (0, 1)), grads),
+            (jax.grad(jax.checkpoint(loss), (0, 1)), grads),
+            (jax.grad(scanned_loss, (0, 1)), [both, both]),
+        ]  # fmt: skip
+        for function, want in cases:
+            for way in (function, jax.jit(function)):
+                jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(way(x, y)), jax.tree.leaves(want))
+
+
+def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
+    run_ranks(3, _twice, framework="jax")
