@@ -173,6 +173,19 @@ def test_sparse_allreduce(op: int, factor: float) -> None:
         assert torch.equal(got, wanted)
 
 
+def sparse_average() -> list[str]:
+    numbers = torch.arange(-500, 500) * 0.37
+    tensors = [numbers.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.complex64)]
+    tensors += [torch.full((3,), 2_000_000_000, dtype=torch.int32), torch.full((3,), -128, dtype=torch.int8)]
+    found = [hvd.sparse_allreduce_async(tensor.to_sparse(), None, hvd.Average)().to_dense() for tensor in tensors]
+    return [str(got.dtype) for got, want in zip(found, tensors, strict=True) if not torch.equal(got, want)]
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_equal_sparse_tensors_average_to_themselves(size: int) -> None:
+    assert run_ranks(size, sparse_average) == [[]] * size
+
+
 def test_sparse_allreduce_refuses_dense_tensors_and_other_ops() -> None:
     with pytest.raises(ValueError, match=r"torch\.strided"):
         hvd.sparse_allreduce_async(torch.zeros(2), "x", hvd.Sum)

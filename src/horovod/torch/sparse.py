@@ -1,4 +1,4 @@
-"""Sparse tensors: gathered, not reduced; every rank's rows stand behind each other."""
+"""The sum or average of sparse tensors: the entries of all ranks are gathered, then added up on each rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from horovod.torch.runtime import comm
 
 __all__ = ["sparse_allreduce_async"]
 
+_WIDER = {
+    torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64,
+    torch.complex64: torch.complex128, torch.int8: torch.int64, torch.uint8: torch.int64, torch.int16: torch.int64,
+    torch.int32: torch.int64,
+}  # fmt: skip
+
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start the sum or average of sparse tensors.
+    """Start the sum or average of sparse tensors. An average is rounded once, as that of dense tensors.
 
     Collective over ``process_set``; calls are matched by ``name``.
 
@@ -28,7 +34,7 @@ def sparse_allreduce_async(
         process_set: ranks that take part; this rank must be one of them.
 
     Returns:
-        A function that waits and returns the result, a COO tensor that is not coalesced.
+        A function that waits and returns the result, a COO tensor; a sum is not coalesced.
 
     Raises:
         RequestError: the tensor is not sparse, or the op is another.
@@ -47,12 +53,21 @@ def sparse_allreduce_async(
         comm.allgather_async(indices, name=name and f"{name}.indices", process_set=process_set),
         comm.allgather_async(values, name=name and f"{name}.values", process_set=process_set),
     ]
-    divisor = process_set.size() if op == ReduceOp.AVERAGE else 1
+    members = process_set.size() or 1
 
     def result() -> torch.Tensor:
-        all_indices, all_values = (comm.synchronize(handle) for handle in handles)
-        if divisor != 1:
-            all_values = all_values / divisor
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False)
+        indices, values = (comm.synchronize(handle) for handle in handles)
+        if op == ReduceOp.AVERAGE and members > 1:
+            return _average(indices.t(), values, tensor.shape, members)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return result
+
+
+def _average(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, members: int) -> torch.Tensor:
+    """Add entries of the same place in a wider dtype, and divide, so that the average of equal tensors is the same."""
+    wide = values.to(_WIDER.get(values.dtype, values.dtype))
+    total = torch.sparse_coo_tensor(indices, wide, shape, check_invariants=False).coalesce()
+    is_exact = not (values.is_floating_point() or values.is_complex())
+    average = torch.div(total.values(), members, rounding_mode="trunc" if is_exact else None).to(values.dtype)
+    return torch.sparse_coo_tensor(total.indices(), average, shape, is_coalesced=True, check_invariants=False)
