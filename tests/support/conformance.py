@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from graph_modes import InGraphs
 from jax_modes import with_64_bits
+from overlapping import overlapping
 
 #: Whose tensors can be the target of an operation.
 _WRITABLE = ("torch", "numpy", "paper")
@@ -251,7 +252,8 @@ def everything(thorough: bool, library: str = "torch") -> None:
         _adasum(one)
         _mixed(one)
     _same_bits()
-    _process_sets()
+    if _hvd(library)[0].size() > 2:
+        overlapping(1, steps=40)
     _many_at_once()
     _joined()
 
@@ -297,28 +299,6 @@ def _same_bits() -> None:
                 result = hvd.allreduce(torch.randn(count).to(dtype), op=op, prescale_factor=0.3)
                 bits = hvd.allgather(result.view(torch.uint8)[None])
                 assert (bits == bits[:1]).all(), f"{dtype} {op} {count}"
-
-
-def _process_sets() -> None:
-    """Those of one host, of several, and some that overlap."""
-    import torch
-
-    import horovod.torch as hvd
-
-    rank, size = hvd.rank(), hvd.size()
-    for ranks in ([0, size - 1], [0, 1], list(range(1, size)), [size - 1]):
-        if not 0 < len(set(ranks)) < size:
-            continue  # these are all, or none
-        some = hvd.add_process_set(ranks)
-        if rank in ranks:
-            for count in (3, 100_000):
-                found = hvd.allreduce(torch.full((count,), rank + 1.0), op=hvd.Sum, process_set=some)
-                assert (found == sum(ranks) + len(ranks)).all(), f"{ranks} {count}"
-                root = hvd.broadcast(torch.full((count,), rank), ranks[-1], process_set=some)
-                assert (root == ranks[-1]).all()
-            rows = hvd.allgather(torch.full((rank + 1,), rank), process_set=some)
-            assert rows.tolist() == [r for r in ranks for _ in range(r + 1)]
-        hvd.remove_process_set(some)
 
 
 def _many_at_once() -> None:

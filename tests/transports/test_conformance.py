@@ -28,6 +28,7 @@ from conformance import (
     scaled,
 )
 from harness import run_ranks
+from overlapping import overlapping
 
 SIZES = [1, 2, 3, 5]
 #: JAX has the kernels of numpy; what is its own is how arrays come in and go out.
@@ -116,6 +117,12 @@ def test_tensors_of_a_device() -> None:
 def test_hosts_over_gloo(hosts: str) -> None:
     size = sum(map(len, HOSTS[hosts]))
     run_ranks(size, between, HOSTS[hosts], "shm and gloo", hosts == "2+2", init=False)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hosts", [(4,), (2, 2), (3, 1), (1, 2, 1)], ids=lambda hosts: "+".join(map(str, hosts)))
+def test_overlapping_process_sets(hosts: tuple[int, ...], seed: int) -> None:
+    run_ranks(4, overlapping, seed, 150, hosts=hosts if len(hosts) > 1 else ())
 
 
 @pytest.mark.slow
