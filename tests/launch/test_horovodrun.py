@@ -164,7 +164,7 @@ def test_an_environment_that_is_not_activated_brings_its_python(
 def test_flags_about_other_hosts_earn_one_line() -> None:
     ended = horovodrun("-np", "1", "--ssh-port", "22", "--network-interface", "eth0", "true")
     assert ended.code == 0
-    assert ended.err == "horovodrun: on one host without effect: --ssh-port, --network-interface\n"
+    assert ended.err == "horovodrun: ignored on a single host: --ssh-port, --network-interface\n"
 
 
 def test_threads_are_shared_out_and_one_line_says_so() -> None:

@@ -107,7 +107,7 @@ def _assemble(options: Options) -> Assembly:
         options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
     )
     if options.controller == "mpi" and is_one_host and not has_mpirun(environ):
-        _say("on one host without effect, as no mpirun is in PATH: --mpi")
+        _say("--mpi ignored: single host, and mpirun not found in PATH")
     elif options.controller in ("mpi", "jsrun"):
         plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access, is_one_host)
         return Assembly(plan, Muster({}))
@@ -145,7 +145,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     hosts = list(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
     is_mpi = not plan.ranks[0]
     if options.far and not assembly.reaches_others and not is_mpi:
-        _say(f"on one host without effect: {', '.join(options.far)}")
+        _say(f"ignored on a single host: {', '.join(options.far)}")
     for note in plan.notes:
         _say(note)
     if options.verbose and is_mpi:
