@@ -46,10 +46,7 @@ MAY_IMPORT = {
     "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
     "keras": ("bindings", "context", "engine", "_keras"),
-    "bench": (
-        *("core", "links", "bindings", "context", "engine", "transports", "launch"),
-        *("numpy", "torch", "tensorflow", "jax", "keras"),
-    ),
+    "bench": (*("core", "context", "engine", "launch", "numpy", "torch"),),
     # The old import paths; re-exports only.
     "runner": ("launch", "bindings.later"),
     "common": ("bindings",),
@@ -75,7 +72,7 @@ FRAMEWORK_HOMES = {
     "horovod._keras.on_jax": ("jax",),
     "horovod.world": ("mpi4py",),
     "horovod.rendezvous.mpi": ("mpi4py",),
-    "horovod.bench": ("torch", "mpi4py", "tensorflow", "keras", "jax", "optax"),
+    "horovod.bench": ("torch", "mpi4py"),
 }
 
 # core decides and does nothing else: no clock, no thread, no file, no socket, no chance.

@@ -1,15 +1,14 @@
-"""The rounds: contenders alternate, the figures are theirs, and who cannot take part is named."""
+"""Contenders alternate in rounds, figures belong to the right one, and one that cannot take part is named."""
 
 from __future__ import annotations
 
 import pytest
 from bench_doubles import LocalControl, ScriptedContender
 
-from horovod.bench.bandwidth import Sweep
 from horovod.bench.cases import LIMIT, OPS, Case
 from horovod.bench.collective import Plan, run_cases
 from horovod.bench.control import Control
-from horovod.bench.gloo import Gloo
+from horovod.bench.torch_calls import Gloo, Sweep
 
 PLAN = Plan(rounds=3, round_s=0.01)
 

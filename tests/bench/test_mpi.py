@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_doubles import LocalControl
 
 from horovod.bench.cases import OPS, Case
-from horovod.bench.mpi import Mpi, MpiJob, PeerFailedError, Spread, between_hosts, knows
-from horovod.bench.mpi_find import TOKEN, MpiInstall, clean_environment, find_mpi
+from horovod.bench.mpi import Mpi, MpiJob, PeerFailedError, Spread, _spread, command_line
+from horovod.bench.mpi_find import MpiInstall, clean_environment, find_mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,11 +33,9 @@ def test_a_job_of_two_ranks_measures_every_operation(flavour: str) -> None:
     try:
         for op in OPS:
             case = {"op": op, "nbytes": 256, "dtype": "float32", "batch": 3 if op == "async" else 1}
-            assert job.ask({"do": "prepare", "case": case}) == [{"right": True}] * 2
-            measured, other = job.ask({"do": "measure", "calls": 5})
-            assert len(measured["times"]) == 5
-            assert other == {}
-            job.ask({"do": "release"})
+            assert job.ask(do="prepare", case=case) == {"right": True}
+            assert len(job.ask(do="measure", calls=5)["times"]) == 5
+            assert job.ask(do="release") == {}
     finally:
         job.close()
 
@@ -69,35 +68,51 @@ def test_jobs_do_not_inherit_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None
     assert clean["MPI4PY_RC_THREADS"] == "0"
 
 
-SPREAD = Spread((("a", 2), ("b", 2)), "10.0.0.1", "eth0")
+SPREAD = Spread((("a", 2), ("b", 2)), "eth0")
 
 
 def test_over_several_hosts_open_mpi_is_started_by_its_mpirun() -> None:
     install = MpiInstall(
         "openmpi", ("/mpi/bin/prterun", "--prtemca"), {"MPI4PY_MPIABI": "openmpi", "PRTE_PREFIX": "/mpi"}
     )
-    command, env = between_hosts(install, 4, SPREAD)
+    command, env = command_line(install, 4, SPREAD)
     assert command[0] == "/mpi/bin/mpirun"
     line = " ".join(command)
     assert "-n 4 --host a:2,b:2" in line and "btl_tcp_if_include eth0" in line
-    assert f"-x MPI4PY_MPIABI -x {TOKEN}" in line
+    assert "-x MPI4PY_MPIABI" in line
     assert env == {"MPI4PY_MPIABI": "openmpi"}
 
 
 def test_over_several_hosts_mpich_gets_variables_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     install = MpiInstall("mpich", ("/mpi/bin/mpiexec.hydra",), {"MPI4PY_MPIABI": "mpich"})
-    command, _ = between_hosts(install, 4, SPREAD)
+    command, _ = command_line(install, 4, SPREAD)
     assert command[:9] == [
         "/mpi/bin/mpiexec.hydra", "-n", "4", "-hosts", "a:2,b:2", "-bind-to", "none", "-iface", "eth0",
     ]  # fmt: skip
-    assert {"MPI4PY_MPIABI", TOKEN, "UCX_TLS"} <= set(command[-1].split(","))
+    assert {"MPI4PY_MPIABI", "UCX_TLS"} <= set(command[-1].split(","))
 
 
-@pytest.mark.parametrize(("said", "is_known"), [(b"k" * 64, True), (b"x" * 64, False), (b"k" * 63, False)])
-def test_who_does_not_say_the_token_is_no_rank_of_the_job(said: bytes, is_known: bool) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(said)
-        theirs.shutdown(socket.SHUT_WR)
-        assert knows(ours, b"k" * 64) is is_known
+def test_the_mpi_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (".mpi/mpich/bin/mpiexec.hydra", ".mpi/mpich/lib/libmpi.so.12"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    install, reason = find_mpi("mpich")
+    assert install is not None, reason
+    assert install.command[0] == str(tmp_path / ".mpi/mpich/bin/mpiexec.hydra")
+
+
+class _TwoHosts(LocalControl):
+    """Rank 0 of three ranks on two hosts, whose names nothing resolves."""
+
+    def gather(self, value: Any) -> list[Any]:
+        is_name = isinstance(value, str)
+        return ["no-such-host-1", "no-such-host-1", "no-such-host-2"] if is_name else [value] * 3
+
+
+def test_names_of_hosts_are_not_resolved() -> None:
+    spread = _spread(_TwoHosts(3), "first:2,second:1")
+    assert spread is not None
+    assert spread.hosts == (("first", 2), ("second", 1))
+    assert spread.interface in [name for _, name in socket.if_nameindex()]

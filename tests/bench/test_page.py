@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod.bench.report import markdown, picture
+from benchmarks.plot import picture
+from horovod.bench.report import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -27,6 +28,18 @@ def test_a_saved_result_names_its_command_and_its_host(saved: Path) -> None:
     assert result["command"].startswith("python -m horovod.bench ")
     assert {"cpu", "cores", "caches", "versions"} <= set(result["host"])
     assert picture(result).startswith("<svg")
+
+
+def test_the_picture_on_the_page_is_that_of_its_file() -> None:
+    result = json.loads((ROOT / "benchmarks" / "allreduce-np2.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "allreduce.svg").read_text(encoding="utf-8") == picture(result)
+
+
+def test_no_cell_of_a_table_holds_two_numbers() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in row.strip("|").split("|")]
+    numbers = [re.findall(r"(?<![\w.])\d[\d,.]*", cell.replace(" x ", "x").partition("of ")[0]) for cell in cells]
+    assert not [cell for cell, found in zip(cells, numbers, strict=True) if len(found) > 1]
 
 
 def test_what_several_hosts_cost_names_its_commands_and_their_host() -> None:

@@ -9,8 +9,8 @@ from bench_doubles import LocalControl
 from horovod.bench.cases import MODELS
 from horovod.bench.control import WrongResultError
 from horovod.bench.models import Task, make_task
+from horovod.bench.on_torch import local_arm, sgd, torch_arm
 from horovod.bench.stepping import Arm, run_train
-from horovod.bench.train import local_arm, torch_arm
 
 
 def nothing(done: int, total: int, text: str) -> None:
@@ -41,19 +41,24 @@ def test_an_unknown_model_is_refused() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_arms_are_measured_and_compared(name: str) -> None:
     def twin_arm(task: Task) -> Arm:
-        return torch_arm("twin", task.model, local_arm(task).step)
+        return torch_arm("twin", task, sgd(task.model))
 
-    [row] = run_train([name], make_task, [local_arm, twin_arm], LocalControl(), nothing, rounds=2, steps=2, tiny=True)
+    said: list[str] = []
+    arms, tell = [local_arm, twin_arm], lambda done, total, text: said.append(text)
+    [row] = run_train([name], make_task, arms, LocalControl(), tell, rounds=2, steps=2, tiny=True)
+    assert f"{name}: first steps, twin" in said and f"{name}: round 2 of 2, twin" in said
     assert row["results"]["twin"]["calls"] == 4
     assert row["results"]["no communication"]["exposed_s"] == 0.0
 
 
 def test_an_arm_that_trains_something_else_is_found_out() -> None:
     def idle_arm(task: Task) -> Arm:
-        return torch_arm("idle", task.model, lambda: None)
+        arm = torch_arm("idle", task, sgd(task.model))
+        arm.step = lambda: None
+        return arm
 
     def other_arm(task: Task) -> Arm:
-        return torch_arm("other", task.model, local_arm(task).step)
+        return torch_arm("other", task, sgd(task.model))
 
     with pytest.raises(WrongResultError, match="idle and other differ"):
         run_train(["mlp"], make_task, [local_arm, idle_arm, other_arm], LocalControl(), nothing, rounds=1, tiny=True)

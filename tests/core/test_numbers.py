@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paper import PaperHandle, PaperJob, Script, play, request, shuffled
 from paper_hosts import PaperHosts
 
-from horovod.bench.coordination import Simulation
+from benchmarks.control import Simulation
 from horovod.core.coordinator import Run
 from horovod.core.requests import NO_NOTE, Kind, Request
 

@@ -1,18 +1,17 @@
-"""``python -m horovod.bench``: how fast this machine is with horovod, and with its alternatives.
+"""``python -m horovod.bench``: measure horovod beside its alternatives, in the same run.
 
-    cli            what the user typed; starts its own ranks when no launcher did
-    cases          what is measured: sizes, element counts, expected values, bandwidth formulas (pure)
-    stats          medians and ratios (pure)
-    ours, gloo     contenders that live in the rank processes
-    mpi            contender that runs mpi4py in processes of its own, between our rounds
-    collective     the interleaved rounds; async is one of its cases
-    train, models  an optimizer step beyond no communication
-    observed       what a timeline and the flight recorder add to such a step
-    startup, idle, memory
-    report, plot, host     table, JSON, SVG
+    cli                  command line; starts the ranks when no launcher did
+    rank                 one rank's part of a benchmark
+    cases, stats         what is measured, and medians and ratios (pure)
+    collective           alternating rounds of all contenders
+    on_torch             horovod, Gloo and DDP, called in the rank processes
+    mpi, mpi_worker      MPI as a job of its own, directed by rank 0
+    stepping, models     training steps
+    profile, network     the parts of a call; the links between hosts
+    report, show         the result as a table and as JSON
 
-Peers are measured in the same run, in alternating rounds, because a figure from another minute on
-another load says nothing.
+Contenders take turns, because a figure from another minute and another load says nothing.
+Frameworks other than torch are measured from a checkout: see ``benchmarks/README.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one measurement is: an operation, its size, and what must come out (pure)."""
+"""The cases of the collective benchmarks: operation, size and expected result (pure)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 PEERS = ("gloo", "mpich", "openmpi")
 LIMIT = "memory sweep"
-"""Name of the contender that only reads and writes memory: the yardstick."""
+"""Name of the contender that only reads and writes memory."""
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "allreduce-new", "broadcast", "allgather", "alltoall", "reducescatter", "async")
 PARTS = ("submit", "agree", "execute", "rest")
-"""Of a call: until its caller waits (small tensors are sent meanwhile); until the execution begins (the other
-ranks come, the coordinator answers); the execution; and Python before and after."""
+"""Parts of a call: until its caller waits (small tensors are sent meanwhile); until the execution begins (the other
+ranks arrive, the coordinator answers); the execution; Python before and after."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -149,8 +149,7 @@ def bus_factor(op: str, size: int) -> float:
 def memory_traffic(op: str, size: int) -> float:
     """Least bytes that all ranks together read and write in memory, by one rank's input bytes.
 
-    Every input is read once and every output written once; what a real algorithm moves besides is its
-    own loss. This is the yardstick of "share of the memory-bandwidth limit".
+    Every input is read once and every output written once.
     """
     if op == "broadcast":
         return float(size)

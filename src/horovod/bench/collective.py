@@ -66,7 +66,7 @@ def _reason(contender: Contender, case: Case, control: Control) -> dict[str, str
 
 
 def _prepare(case: Case, contenders: Sequence[Contender], control: Control) -> tuple[list[Contender], dict[str, str]]:
-    """Who takes part in ``case``, ready to be timed, and why the others do not."""
+    """Return the contenders that take part in ``case``, ready to be timed, and why the others do not."""
     skipped: dict[str, str] = {}
     needed = case.memory_bytes(control.size) * control.size * len(contenders)
     free = control.broadcast(available_bytes())

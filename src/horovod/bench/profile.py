@@ -1,4 +1,4 @@
-"""Where the time of a synchronous allreduce goes, by the flight recorders of all ranks."""
+"""The parts of a synchronous allreduce, from the flight recorders of all ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from horovod import context
 from horovod.bench.cases import PARTS, Case
 from horovod.bench.control import Control
 from horovod.bench.events import Tell
-from horovod.bench.ours import Ours
 from horovod.bench.stats import calls_for, mean_of_ranks
+from horovod.bench.torch_calls import Ours
 from horovod.core.requests import Kind
 from horovod.engine.records import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
 
@@ -25,7 +25,7 @@ __all__ = ["run_profile"]
 def run_profile(
     sizes: Sequence[int], control: Control, tell: Tell, *, rounds: int = 7, round_s: float = 0.05
 ) -> list[dict[str, Any]]:
-    """Take allreduces of ordinary tensors and of tensors in the arena to pieces; called on all ranks.
+    """Time the parts of allreduces of ordinary tensors and of tensors in the arena; called on all ranks.
 
     Args:
         sizes: bytes of the tensors.
@@ -35,8 +35,8 @@ def run_profile(
         round_s: seconds of one measurement.
 
     Returns:
-        A row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks. Beside them,
-        what copying and adding as many bytes takes in memory of a rank's own, on all ranks at once.
+        A row per size; rank 0's is the result. A figure is the median over calls of the mean over ranks. ``copy_s`` and
+        ``add_s`` are the times of copying and adding as many bytes in private memory, on all ranks at once.
     """
     rows = []
     ways = (Ours(control), Ours(control, arena=True))
@@ -62,11 +62,11 @@ def run_profile(
 
 
 def _parts(calls: Sequence[float]) -> list[list[float]]:
-    """Of the last calls, the times of the whole and then of each part, on this rank; seconds."""
+    """Return the seconds of the last calls on this rank: the whole, then each part."""
     records = [record for record in context.engine().ring if record[REQUEST].kind is Kind.ALLREDUCE][-len(calls) :]
     found = []
     for call, record in zip(calls, records, strict=True):
-        # Who found the operation done did not wait.
+        # A caller that found the operation done did not wait.
         waited = record[WAITED] or record[ENDED]
         marks = (record[SUBMITTED], min(waited, record[STARTED]), record[STARTED], record[ENDED])
         parts = [(end - start) / 1e9 for start, end in itertools.pairwise(marks)]

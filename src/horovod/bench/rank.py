@@ -1,31 +1,17 @@
-"""One rank's part of a benchmark that runs inside a job."""
+"""One rank's part of a benchmark."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import importlib
 from typing import Any
 
-import torch
-
-import horovod.torch as hvd
-from horovod.bench.bandwidth import Sweep
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Plan, run_cases
-from horovod.bench.control import Contender, Control, HorovodControl
-from horovod.bench.events import Reporter, progress, result
-from horovod.bench.gloo import Gloo, start_gloo, stop_gloo
+from horovod.bench.control import Control, HorovodControl
+from horovod.bench.events import Reporter, Tell, progress, result
 from horovod.bench.host import Load, cores, host_facts, others_cores
-from horovod.bench.idle import run_idle
-from horovod.bench.models import make_task
-from horovod.bench.mpi import Mpi
-from horovod.bench.observed import run_observed
-from horovod.bench.ours import Ours
-from horovod.bench.profile import run_profile
-from horovod.bench.sharding import run_optimizer
-from horovod.bench.siblings import core_facts, slowdown, stolen_share
 from horovod.bench.stepping import run_train
-from horovod.bench.train import ddp_arm, horovod_arm, local_arm
 
 __all__ = ["run_rank"]
 
@@ -34,58 +20,60 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     """Carry the benchmark out with the other ranks of this job.
 
     Args:
-        args: what was typed, parsed.
-        typed: what was typed.
-        report: hears of progress and the result; only rank 0's counts.
+        args: the command line, parsed.
+        typed: the command line.
+        report: takes progress and the result; only rank 0's counts.
 
     Returns:
-        0; whatever goes wrong is raised.
+        0; errors are raised.
     """
     host, start = host_facts(), Load.now()
-    hvd.init()
-    control = HorovodControl(hvd)
-    torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
-    more: dict[str, Any] = {"threads": torch.get_num_threads()}
-    tell = progress(report)
-    if args.command in OPS:
-        rows = _collectives(args, control, report)
-    elif args.command == "train":
-        start_gloo(control)
-        arms = (local_arm, horovod_arm, ddp_arm)
-        rows = run_train(
-            args.models, make_task, arms, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny
-        )
-        stop_gloo(control)
-    elif args.command == "optimizer":
-        start_gloo(control)
-        rows = run_optimizer(args.models, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
-        stop_gloo(control)
-    elif args.command == "timeline":
-        rows = run_observed(args.models, hvd, control, tell, rounds=args.rounds, steps=args.steps, tiny=args.tiny)
-    elif args.command == "profile":
-        rows = run_profile(args.sizes, control, tell, rounds=args.rounds)
-        more["cores"] = core_facts(control) | {"slowdown": slowdown(control, args.rounds)}
+    framework = getattr(args, "framework", "torch")
+    more: dict[str, Any] = {}
+    module: Any
+    hvd: Any
+    if framework != "torch":
+        # Some peers must start before anything else touches their framework, so only numpy is used here.
+        hvd = importlib.import_module("horovod.numpy")
+        module = importlib.import_module(f"benchmarks.on_{framework}")
+        more["framework"] = framework
+        if hasattr(module, "BACKEND"):
+            more["backend"] = module.BACKEND
+        hvd.init()
     else:
-        rows = run_idle(control, tell, seconds=args.seconds)
+        import torch
+
+        hvd = importlib.import_module("horovod.torch")
+        module = importlib.import_module("horovod.bench.on_torch")
+        hvd.init()
+        torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
+        more["threads"] = torch.get_num_threads()
+    control = HorovodControl(hvd)
+    rows = _measure(args, module, control, progress(report))
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
-    if "cores" in more:
-        more["cores"]["stolen"] = stolen_share(used, os.cpu_count() or 1)
     report(result(args.command, typed, control.size, host, rows, **more))
     hvd.shutdown()
     return 0
 
 
-def _collectives(args: argparse.Namespace, control: Control, report: Reporter) -> list[dict[str, Any]]:
-    contenders: list[Contender] = [Sweep(control), Ours(control)]
-    if args.arena:
-        contenders.append(Ours(control, arena=True))
-    for peer in args.against:
-        flavour, _, prefix = peer.partition("=")
-        contenders.append(Gloo(control) if flavour == "gloo" else Mpi(flavour, control, prefix))
+def _measure(args: argparse.Namespace, module: Any, control: Control, tell: Tell) -> list[dict[str, Any]]:
+    """Return the rows of the benchmark; ``module`` is that of the framework."""
+    if args.command == "train":
+        scale = {"rounds": args.rounds, "steps": args.steps, "tiny": args.tiny}
+        return run_train(args.models, module.make_task, module.arms(control), control, tell, **scale)
+    if args.command == "profile":
+        from horovod.bench.profile import run_profile
+
+        return run_profile(args.sizes, control, tell, rounds=args.rounds)
+    if args.command == "network":
+        from horovod.bench.network import run_network
+
+        return run_network(control, tell, rounds=args.rounds)
+    assert args.command in OPS
     cases = [Case(args.command, nbytes, dtype, args.batch) for dtype in args.dtype for nbytes in args.sizes]
-    plan = Plan(rounds=args.rounds, round_s=args.round_ms / 1000)
-    rows = run_cases(cases, contenders, control, plan, progress(report))
+    contenders = module.contenders(control, args)
+    rows = run_cases(cases, contenders, control, Plan(args.rounds, args.round_ms / 1000), tell)
     for each in reversed(contenders):
         each.close()
     return rows

@@ -1,10 +1,11 @@
-"""Events become a progress bar, then a table, a JSON file and a picture."""
+"""Show a benchmark's progress, and its result as a table and a JSON file."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from horovod.bench.events import Reporter
-from horovod.bench.report import markdown, notes, picture, table
+from horovod.bench.report import markdown, notes, table
 
 __all__ = ["show", "show_files"]
 
+_LINE_S = 10.0
+
 
 def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
-    """Run a benchmark with a progress bar on stderr, and show what it found on stdout.
+    """Run a benchmark, show its progress on stderr and its result on stdout.
 
     Args:
-        args: of which ``json`` and ``plot`` name files to write.
+        args: the command line; ``json`` names a file to write.
         run: carries the benchmark out and reports; returns its exit status.
 
     Returns:
@@ -31,20 +34,28 @@ def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
     found: list[dict[str, Any]] = []
     stderr = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    start = said = time.monotonic()
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
-        task = bar.add_task(args.command, total=None)
+        task = bar.add_task(f"{args.command}: starting", total=None)
 
         def report(event: dict[str, Any]) -> None:
-            if event["event"] == "progress":
-                bar.update(task, completed=event["done"], total=event["total"], description=event["text"])
-            else:
+            nonlocal said
+            if event["event"] == "result":
                 found.append(event["result"])
+                return
+            done, total, text, now = event["done"], event["total"], event["text"], time.monotonic()
+            bar.update(task, completed=done, total=total, description=text)
+            if not stderr.is_terminal and now - said > _LINE_S:  # a log file shows no bar
+                said = now
+                print(f"horovod.bench {args.command}: {now - start:.0f} s, {done} of {total}: {text}", file=sys.stderr)
 
         status = run(report)
     if status or not found:
-        stderr.print(f"horovod.bench {args.command}: no result, exit status {status}", markup=False, highlight=False)
+        print(f"horovod.bench {args.command}: no result, exit status {status}", file=sys.stderr)
         return status or 1
-    _deliver(args, found[-1])
+    _print(found[-1])
+    if args.json:
+        args.json.write_text(json.dumps(found[-1], indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -58,7 +69,7 @@ def show_files(files: Sequence[Path], *, as_markdown: bool = False) -> int:
         try:
             result = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            print(f"horovod.bench show: {file} is no result that --json wrote: {error}", file=sys.stderr)
+            print(f"horovod.bench show: cannot read {file} as a result of --json: {error}", file=sys.stderr)
             return 2
         if as_markdown:
             sys.stdout.write(markdown(result))
@@ -74,11 +85,3 @@ def _print(result: dict[str, Any]) -> None:
     stdout.print(table(result))
     for line in notes(result):
         stdout.print(line, markup=False, highlight=False)
-
-
-def _deliver(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    _print(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if args.plot:
-        args.plot.write_text(picture(result), encoding="utf-8")

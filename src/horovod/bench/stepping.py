@@ -1,4 +1,4 @@
-"""A training step in several ways, in alternating rounds, and the check that all of them train the same."""
+"""Training steps of several ways in alternating rounds, and a check that all of them train the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Arm:
         name: its row.
         step: one optimizer step.
         weights: returns all parameters as one array.
-        close: ends what the arm has started.
+        close: ends the processes of the arm.
         times: takes a number of steps and returns how many seconds each of them took; by default they are called one by
             one.
         base: the arm without communication that this one is compared with, if that is not the first.
@@ -58,7 +58,7 @@ def run_train(
 
     Args:
         models: names for ``make_task``.
-        make_task: ``fn(name, rank, tiny=...)``, what an arm is made of.
+        make_task: ``fn(name, rank, tiny=...)`` makes the task of an arm.
         arms: the first is the one without communication.
         control: how the ranks agree.
         tell: progress.
@@ -71,14 +71,19 @@ def run_train(
     """
     rows = []
     for number, name in enumerate(models):
-        tell(number * (rounds + 1), len(models) * (rounds + 1), f"{name}: check")
+        done, total = number * (rounds + 1) * len(arms), len(models) * (rounds + 1) * len(arms)
+        tell(done, total, f"{name}: building")
         built = [make(make_task(name, control.rank, tiny=tiny)) for make in arms]
+        for place, arm in enumerate(built):
+            tell(done + place, total, f"{name}: first steps, {arm.name}")
+            for _ in range(_CHECK_STEPS):
+                arm.step()
         _check(built, control, name)
         times: dict[str, list[list[float]]] = {arm.name: [] for arm in built}
         for turn in range(rounds):
-            tell(number * (rounds + 1) + turn + 1, len(models) * (rounds + 1), name)
-            # Back and forth, so that a machine that grows slower by and by does so for all of them.
-            for arm in built if turn % 2 == 0 else built[::-1]:
+            # Back and forth, so that a machine that slows down does so for all of them.
+            for place, arm in enumerate(built if turn % 2 == 0 else built[::-1]):
+                tell(done + (turn + 1) * len(arms) + place, total, f"{name}: round {turn + 1} of {rounds}, {arm.name}")
                 times[arm.name].append(_measure(arm, control, steps))
         rows.append(_row(name, built, times))
         for arm in built:
@@ -107,10 +112,7 @@ def _measure(arm: Arm, control: Control, steps: int) -> list[float]:
 
 
 def _check(arms: Sequence[Arm], control: Control, name: str) -> None:
-    """After a few steps all ranks hold the same parameters, and all arms that communicate agree."""
-    for arm in arms:
-        for _ in range(_CHECK_STEPS):
-            arm.step()
+    """Check that all ranks hold the same parameters, and that all arms that communicate agree."""
     reference: Array | None = None
     alone = {arms[0].name, *(arm.base for arm in arms)}
     communicating = [arm for arm in arms if arm.name not in alone]

@@ -1,19 +1,21 @@
-"""What control costs a job of many hosts: its ranks exist on paper only, their requests as the frames they would be.
+"""Cost of coordination in a job of many hosts, with simulated ranks and without a network.
 
-All that decides is the real thing: what leaders gather, the frames, the coordinator. Of the network there is nothing.
+python benchmarks/control.py [RANKS [RANKS_PER_HOST [TENSORS]]]
+
+Leaders, frames and coordinator are the real ones.
 """
 
 from __future__ import annotations
 
 import collections
 import gc
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from horovod.bench.events import Tell
 from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
@@ -21,7 +23,7 @@ from horovod.core.requests import NO_NOTE, Kind, Request, TensorSpec
 from horovod.links.hosts import frames
 from horovod.links.hosts.channel import HubDecider, RemoteDecider
 
-__all__ = ["Simulation", "run_control"]
+__all__ = ["Simulation"]
 
 #: Steps after which everything has a number.
 _WARMUP, _STEPS = 3, 50
@@ -154,35 +156,26 @@ def _timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def run_control(ranks: int, hosts: int, tensors: int, tell: Tell) -> list[dict[str, Any]]:
-    """Measure a cached step; one process, whatever the number of ranks.
-
-    Args:
-        ranks: of the simulated job.
-        hosts: on which they are.
-        tensors: of a step.
-        tell: progress.
-
-    Returns:
-        One row per figure, the bytes of all frames of a step with it.
-    """
-    tell(0, 3, "first steps")
+def main(ranks: int, local: int, tensors: int) -> None:
+    """Measure a cached step in one process, and print what each part takes."""
+    hosts = ranks // local
+    if hosts < 2 or ranks % local:
+        sys.exit(f"expected several hosts of {local} ranks, got {ranks} ranks")
     simulation = Simulation(ranks, hosts, tensors)
     for _ in range(_WARMUP):
         _step(simulation, hosts)
-    tell(1, 3, "cached steps")
     gc.collect()
     steps = [_step(simulation, hosts) for _ in range(_STEPS)]
-    tell(2, 3, "rank by rank")
-    one_by_one_s, one_by_one_bytes = _one_by_one(simulation, ranks // hosts)
+    one_by_one_s, one_by_one_bytes = _one_by_one(simulation, local)
     up, down = steps[-1].up, steps[-1].down
-    rows = [
-        ("hub: read, decide, write", [step.hub_s for step in steps], f"{up} in, {down} out to each host"),
+    for name, spent, nbytes in (
+        ("hub: read, decide, write", [step.hub_s for step in steps], f"{up} B in, {down} B out to each host"),
         ("hub: its own host's ranks", [step.own_s for step in steps], ""),
-        ("leader of another host", [step.leader_s for step in steps], f"{up // (hosts - 1)} out, {down} in"),
-        ("hub, if every rank were a record", [one_by_one_s], f"{one_by_one_bytes} in"),
-    ]
-    return [
-        {"name": name, "median_s": median(times), "p10_s": sorted(times)[len(times) // 10], "bytes": nbytes}
-        for name, times, nbytes in rows
-    ]
+        ("leader of another host", [step.leader_s for step in steps], f"{up // (hosts - 1)} B out, {down} B in"),
+        ("hub, if every rank were a record", [one_by_one_s], f"{one_by_one_bytes} B in"),
+    ):
+        print(f"{name:33s} {median(spent) * 1e6:9.1f} us  {nbytes}")
+
+
+if __name__ == "__main__":
+    main(*(int(word) for word in (sys.argv[1:] + ["512", "8", "200"][len(sys.argv) - 1 :])))

@@ -34,7 +34,7 @@ class _Worker:
         cluster = {"cluster": {"worker": places}, "task": {"type": "worker", "index": control.rank}}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "horovod.bench.mwms_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "benchmarks.mwms_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, env={**environment, "TF_CONFIG": json.dumps(cluster)}, text=True,
         )  # fmt: skip
 

@@ -17,9 +17,9 @@ import numpy as np
 
 import horovod.keras as hvd
 import horovod.numpy
-from horovod.bench.callers import Array, Caller
+from benchmarks.callers import Array, Caller
+from benchmarks.models_keras import KerasTask, make_task
 from horovod.bench.control import Contender, Control
-from horovod.bench.models_keras import KerasTask, make_task
 from horovod.bench.stepping import Arm
 
 __all__ = ["BACKEND", "arms", "contenders", "fit_arm", "make_task"]
@@ -98,8 +98,8 @@ def _horovod(task: KerasTask) -> Arm:
 
 
 def _mwms(control: Control) -> list[_MakeArm]:
-    from horovod.bench.mwms import mwms_arm
-    from horovod.bench.on_tensorflow import loop_arm
+    from benchmarks.mwms import mwms_arm
+    from benchmarks.on_tensorflow import loop_arm
 
     loop = "loop, no communication"
     return [
@@ -109,15 +109,15 @@ def _mwms(control: Control) -> list[_MakeArm]:
 
 
 def _ddp(control: Control) -> list[_MakeArm]:
+    from benchmarks.keras_ddp import train_with_ddp
     from horovod.bench.gloo import start_gloo
-    from horovod.bench.keras_ddp import train_with_ddp
 
     start_gloo(control)
     return [lambda task: fit_arm("ddp", task, train_with_ddp(task.new_model()), _sgd())]
 
 
 def _data_parallel(control: Control) -> list[_MakeArm]:
-    from horovod.bench.jax_gloo import own_part, start_jax
+    from benchmarks.jax_gloo import own_part, start_jax
 
     start_jax(control)
     everywhere = keras.distribution.DataParallel(auto_shard_dataset=False)
@@ -149,23 +149,24 @@ def _eager(array: Array) -> Callable[[], Any]:
     return lambda: keras.ops.convert_to_numpy(hvd.allreduce(tensor, op=hvd.Sum, name="bench.keras"))
 
 
-def contenders(control: Control) -> list[Contender]:
+def contenders(control: Control, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays and of the backend's tensors, and what the backend's framework offers itself.
 
     Args:
         control: how the ranks agree.
+        args: the command line; unused.
     """
     peer: Contender
     if BACKEND == "tensorflow":
-        from horovod.bench.mwms import Mwms
+        from benchmarks.mwms import Mwms
 
         peer = Mwms(control)
     elif BACKEND == "torch":
-        from horovod.bench.gloo import Gloo
+        from horovod.bench.torch_calls import Gloo
 
         peer = Gloo(control)
     else:
-        from horovod.bench.jax_gloo import start_jax, sum_over_ranks
+        from benchmarks.jax_gloo import start_jax, sum_over_ranks
 
         start_jax(control)
         peer = Caller("jax gloo", control, sum_over_ranks)

@@ -1,7 +1,11 @@
-"""An optimizer whose state exists once, beside one that has it on every rank, and beside torch's own."""
+"""AdamW with its state on every rank, beside one whose state is shared, and beside torch's ZeRO.
+
+horovodrun -np 2 python benchmarks/optimizer.py [MODEL]
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,37 +13,18 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import horovod.torch as hvd
-from horovod.bench.control import Control
-from horovod.bench.events import Tell
-from horovod.bench.models import Task, make_task
+from horovod.bench.control import HorovodControl
+from horovod.bench.gloo import start_gloo, stop_gloo
+from horovod.bench.models import Task
+from horovod.bench.on_torch import make_task, torch_arm, wrap_in_ddp
 from horovod.bench.stepping import Arm, run_train
-from horovod.bench.train import torch_arm, wrap_in_ddp
-
-__all__ = ["run_optimizer"]
 
 #: With this eps a gradient that is all rounding moves nothing, so that all arms can be compared.
 _OPTIONS: dict[str, Any] = {"lr": 1e-3, "eps": 1e-3}
 
 
-def run_optimizer(models: tuple[str, ...], control: Control, tell: Tell, **options: Any) -> list[dict[str, Any]]:
-    """Train with AdamW in every way; called on all ranks, in step. See ``run_train`` for the arguments.
-
-    Returns:
-        Its rows; each result also has ``state_bytes``, the most that one rank holds of the optimizer's state.
-    """
-    rows = []
-    for model in models:
-        arms = _Arms()
-        makers = (arms.local, arms.everywhere, arms.sharded, arms.ahead, arms.zero)
-        [row] = run_train([model], make_task, makers, control, tell, **options)
-        for name, state in arms.states.items():
-            row["results"][name]["state_bytes"] = max(control.gather(_nbytes(state())))
-        rows.append(row)
-    return rows
-
-
 class _Arms:
-    """The ways, and what each has of the state.
+    """The ways to train, and the state that each holds.
 
     Attributes:
         states: by the arm's name.
@@ -92,14 +77,30 @@ class _Arms:
         return arm
 
     def _arm(self, name: str, task: Task, optimizer: Any, model: torch.nn.Module | None = None) -> Arm:
-        def step() -> None:
-            optimizer.zero_grad()
-            task.loss(model or task.model).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
         self.states[name] = lambda: optimizer.state.values()
-        return torch_arm(name, task.model, step)
+        return torch_arm(name, task, optimizer, model)
 
 
 def _nbytes(states: Iterable[dict[str, Any]]) -> int:
     return sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def main(model: str, rounds: int = 7, steps: int = 3) -> None:
+    """Train in every way, and print step times and the most bytes of state on one rank."""
+    hvd.init()
+    control, arms, is_tiny = HorovodControl(hvd), _Arms(), model.startswith("tiny-")
+    start_gloo(control)
+    makers = (arms.local, arms.everywhere, arms.sharded, arms.ahead, arms.zero)
+    scale = {"rounds": 1, "steps": 1, "tiny": True} if is_tiny else {"rounds": rounds, "steps": steps}
+    [row] = run_train([model.removeprefix("tiny-")], make_task, makers, control, lambda *_: None, **scale)
+    for name, state in arms.states.items():
+        held = max(control.gather(_nbytes(state())))
+        if hvd.rank() == 0:
+            one = row["results"][name]
+            print(f"{name:22s} step {one['median_s'] * 1e3:7.1f} ms, state {held / 1e6:7.1f} MB per rank")
+    stop_gloo(control)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "mlp")

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.bench.models_tensorflow import Task
+from benchmarks.models_tensorflow import Task
 
 __all__ = ["sgd_step"]
 

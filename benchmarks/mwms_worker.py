@@ -55,8 +55,8 @@ class _Worker:
         self._call = lambda: None
 
     def _model(self, name: str, rank: int, tiny: bool) -> None:
-        from horovod.bench.models_tensorflow import make_task
-        from horovod.bench.sgd_tensorflow import sgd_step
+        from benchmarks.models_tensorflow import make_task
+        from benchmarks.sgd_tensorflow import sgd_step
 
         self._task = make_task(name, rank, tiny=tiny)
         mean = tf.distribute.ReduceOp.MEAN

@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import horovod.jax as hvd
 import horovod.numpy
-from horovod.bench.callers import Array, Caller
+from benchmarks.callers import Array, Caller
+from benchmarks.jax_gloo import AXIS, own_part, ranks_mesh, spread, start_jax, sum_over_ranks
+from benchmarks.models_jax import JaxTask, make_task
 from horovod.bench.control import Contender, Control
-from horovod.bench.jax_gloo import AXIS, own_part, ranks_mesh, spread, start_jax, sum_over_ranks
-from horovod.bench.models_jax import JaxTask, make_task
 from horovod.bench.stepping import Arm
 
 __all__ = ["arms", "contenders", "make_task"]
@@ -40,11 +40,12 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
     return lambda: program(x).block_until_ready()
 
 
-def contenders(control: Control) -> list[Contender]:
+def contenders(control: Control, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays, eager, and in a program; a callback that does nothing; and JAX's own, over Gloo.
 
     Args:
         control: how the ranks agree.
+        args: the command line; unused.
     """
     start_jax(control)
     plain = horovod.numpy

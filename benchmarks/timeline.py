@@ -1,83 +1,42 @@
-"""What it costs to be observed: a training step with a timeline being recorded and without, and the flight recorder."""
+"""Cost of observation: a training step with a timeline and without, and the flight recorder.
+
+horovodrun -np 2 python benchmarks/timeline.py [MODEL]
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from horovod.bench.control import Control
-from horovod.bench.events import Tell
-from horovod.bench.models import make_task
+import horovod.torch as hvd
+from horovod.bench.control import Control, HorovodControl
+from horovod.bench.on_torch import horovod_arm, make_task
 from horovod.bench.stats import slowest, summarize
 from horovod.bench.stepping import Arm, time_steps
-from horovod.bench.train import horovod_arm
 from horovod.core.requests import Kind, Request
 from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, WAITED, Ring, new_ring, now
-
-__all__ = ["run_observed"]
 
 _PLAIN, _TIMELINE, _RECORDER = "no timeline", "timeline", "flight recorder"
 _WARM_UP = 3
 _RECORDS = 20_000
 
 
-def run_observed(
-    models: Sequence[str],
-    hvd: Any,
-    control: Control,
-    tell: Tell,
-    *,
-    rounds: int = 7,
-    steps: int = 3,
-    tiny: bool = False,
-) -> list[dict[str, Any]]:
-    """Train with and without a recording, in turns and in one process; called on all ranks, in step.
-
-    Args:
-        models: names for ``make_task``.
-        hvd: ``horovod.torch``.
-        control: how the ranks agree.
-        tell: progress.
-        rounds: how often the two take turns.
-        steps: timed steps of one turn; one untimed step goes before them.
-        tiny: smoke-size models.
-
-    Returns:
-        One row per model; rank 0's is the result.
-    """
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(models):
-            task = make_task(name, control.rank, tiny=tiny)
-            trainer = _Trainer(horovod_arm(task), hvd, control, Path(folder) / "timeline.json")
-            for turn in range(rounds):
-                tell(number * rounds + turn, len(models) * rounds, name)
-                # Whatever drifts favours neither: each goes first every other time.
-                for is_recorded in (False, True) if turn % 2 else (True, False):
-                    trainer.take_turn(is_recorded, steps)
-            parameters = sum(parameter.numel() for parameter in task.model.parameters())
-            rows.append({"model": name, "parameters": parameters, **trainer.figures()})
-    tell(1, 1, "done")
-    return rows
-
-
 class _Trainer:
     """Times turns of steps, with a recording and without.
 
     Args:
-        arm: what is trained.
-        hvd: ``horovod.torch``.
+        arm: a way to train.
         control: how the ranks agree.
         path: of the timeline.
     """
 
-    def __init__(self, arm: Arm, hvd: Any, control: Control, path: Path) -> None:
-        self._arm, self._hvd, self._control, self._path = arm, hvd, control, path
+    def __init__(self, arm: Arm, control: Control, path: Path) -> None:
+        self._arm, self._control, self._path = arm, control, path
         for _ in range(_WARM_UP):
             arm.step()
         before = hvd.stats().operations
@@ -89,7 +48,7 @@ class _Trainer:
     def take_turn(self, is_recorded: bool, steps: int) -> None:
         """Time some steps."""
         if is_recorded:
-            self._hvd.start_timeline(str(self._path))
+            hvd.start_timeline(str(self._path))
         self._control.barrier()
         self._arm.step()
         busy = _busy_s()
@@ -97,12 +56,12 @@ class _Trainer:
         busy = _busy_s() - busy
         by_rank = self._control.gather((spent, busy))
         if is_recorded:
-            self._hvd.stop_timeline()
+            hvd.stop_timeline()
             self._busy_s.append(max(busy for _, busy in by_rank) / steps)
         self._times[_TIMELINE if is_recorded else _PLAIN].append(slowest([spent for spent, _ in by_rank]))
 
     def figures(self) -> dict[str, Any]:
-        """Step times, and what each way of being observed adds to a step (median over paired turns)."""
+        """Return step times, and what each kind of observation adds to a step (median over paired turns)."""
         results: dict[str, dict[str, float]] = {}
         plain_s = median(one for turn in self._times[_PLAIN] for one in turn)
         for name, turns in self._times.items():
@@ -110,7 +69,7 @@ class _Trainer:
             every = [one for turn in turns for one in turn]
             results[name] = {**summarize(every).to_json(), "fastest_s": min(every), "beyond_s": median(extra)}
         results[_TIMELINE]["busy_s"] = median(self._busy_s)
-        # It is never off, hence what it does is timed by itself.
+        # The flight recorder cannot be turned off, so its work is timed separately.
         results[_RECORDER] = {"beyond_s": self._operations * _record_s()}
         for one in results.values():
             one["share"] = one["beyond_s"] / plain_s
@@ -118,7 +77,7 @@ class _Trainer:
 
 
 def _busy_s() -> float:
-    """CPU seconds of the thread that makes the timeline so far; 0 where there is none."""
+    """Return the CPU seconds of the thread that writes the timeline; 0 without one."""
     for thread in threading.enumerate():
         if thread.name == "horovod-timeline" and thread.ident is not None:
             return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
@@ -126,7 +85,7 @@ def _busy_s() -> float:
 
 
 def _record_s() -> float:
-    """Seconds that the record of one operation takes: to make it, to keep it, and to fill it in."""
+    """Return the seconds that the record of one operation takes."""
     ring, request = new_ring(), Request("x", Kind.ALLREDUCE, 0)
     _fill(ring, request)
     start = time.perf_counter()
@@ -141,3 +100,26 @@ def _fill(ring: Ring, request: Request) -> None:
         record[WAITED] = now()
         record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), sequence, 1
         record[ENDED] = now()
+
+
+def main(model: str, rounds: int = 7, steps: int = 5) -> None:
+    """Train with and without a recording, in turns, and print what either adds to a step."""
+    hvd.init()
+    control = HorovodControl(hvd)
+    task = make_task(model.removeprefix("tiny-"), hvd.rank(), tiny=model.startswith("tiny-"))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _Trainer(horovod_arm(task), control, Path(folder) / "timeline.json")
+        for turn in range(rounds):
+            # Each goes first every other time, so that a drift favours neither.
+            for is_recorded in (False, True) if turn % 2 else (True, False):
+                trainer.take_turn(is_recorded, steps)
+    if hvd.rank() == 0:
+        figures = trainer.figures()
+        print(f"{model}: {figures['operations']} operations in a step")
+        for name, one in figures["results"].items():
+            print(f"{name:16s} adds {one['beyond_s'] * 1e6:8.1f} us, {one['share']:.2%} of a step")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "mlp")

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.bench import models_keras
+from benchmarks import models_keras
 
 __all__ = ["Task", "make_task"]
 

@@ -1,12 +1,21 @@
-"""A small picture of a result as SVG; no library needed for straight lines and bars."""
+"""Draw a result of ``horovod.bench`` as SVG.
+
+python benchmarks/plot.py benchmarks/allreduce-np2.json > docs/allreduce.svg
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import Any
 
-__all__ = ["bars", "lines"]
+from horovod.bench.cases import LIMIT, OPS, format_bytes, format_seconds
+
+__all__ = ["picture"]
 
 _COLOURS = ("#0b6e4f", "#5cb270", "#c1440e", "#3a5a98", "#8a5a9e", "#8c8c8c")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 440, 80, 50, 160, 60
@@ -31,7 +40,7 @@ def _axis(low: float, high: float, start: float, end: float) -> tuple[float, flo
     return scale, start - scale * math.log10(low)
 
 
-def lines(
+def _lines(
     title: str,
     series: Mapping[str, Sequence[tuple[float, float]]],
     x_ticks: Mapping[float, str],
@@ -73,7 +82,7 @@ def lines(
     return _document(title, parts)
 
 
-def bars(title: str, items: Sequence[tuple[str, float, str]]) -> str:
+def _bars(title: str, items: Sequence[tuple[str, float, str]]) -> str:
     """Draw horizontal bars.
 
     Args:
@@ -90,3 +99,27 @@ def bars(title: str, items: Sequence[tuple[str, float, str]]) -> str:
         parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="18" fill="{_COLOURS[0]}"/>')
         parts.append(_text(left + width + 6, y + 14, text, "start", 11))
     return _document(title, parts, height)
+
+
+def picture(result: dict[str, Any]) -> str:
+    """Return the result of a collective as lines over the size, and any other one as bars."""
+    title = f"{result['kind']}, {result['np']} ranks on {result['host']['cores']} cores"
+    if result["kind"] in OPS:
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in result["rows"]:
+            for name, one in row["results"].items():
+                if name != LIMIT:
+                    series.setdefault(name, []).append((row["nbytes"], one["median_s"]))
+        sizes = {float(row["nbytes"]): format_bytes(row["nbytes"]) for row in result["rows"]}
+        times = {10.0**power: format_seconds(10.0**power) for power in range(-7, 3)}
+        return _lines(f"{title}: time of one call", series, sizes, times)
+    items = [
+        (f"{row.get('model', row.get('nbytes'))}, {name}", one["median_s"], format_seconds(one["median_s"]))
+        for row in result["rows"]
+        for name, one in row["results"].items()
+    ]
+    return _bars(title, items)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(picture(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

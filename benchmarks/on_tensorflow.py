@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import horovod.numpy
 import horovod.tensorflow as hvd
-from horovod.bench.callers import Array, Caller
+from benchmarks.callers import Array, Caller
+from benchmarks.models_tensorflow import Task, make_task
+from benchmarks.mwms import Mwms, mwms_arm
+from benchmarks.sgd_tensorflow import sgd_step
 from horovod.bench.control import Contender, Control
-from horovod.bench.models_tensorflow import Task, make_task
-from horovod.bench.mwms import Mwms, mwms_arm
-from horovod.bench.sgd_tensorflow import sgd_step
 from horovod.bench.stepping import Arm
 
 __all__ = ["arms", "contenders", "loop_arm", "make_task"]
@@ -37,11 +37,12 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
     return lambda: call(tensor)
 
 
-def contenders(control: Control) -> list[Contender]:
+def contenders(control: Control, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays, eager, and in a function; a callback that does nothing; and TensorFlow's own ring.
 
     Args:
         control: how the ranks agree.
+        args: the command line; unused.
     """
     plain = horovod.numpy
     return [

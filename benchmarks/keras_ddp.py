@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from horovod.bench.train import wrap_in_ddp
+from horovod.bench.on_torch import wrap_in_ddp
 
 __all__ = ["train_with_ddp"]
 

@@ -1,0 +1,69 @@
+"""Latency and bandwidth between each two hosts of a job, through horovod's own transports."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+import horovod.torch as hvd
+from horovod.bench.control import Control
+from horovod.bench.events import Tell
+from horovod.world import detect
+
+__all__ = ["run_network"]
+
+_SMALL, _LARGE = 64, 64 << 20
+
+
+def run_network(control: Control, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
+    """Measure each pair of hosts between the first rank of either; called on all ranks.
+
+    Args:
+        control: how the ranks agree.
+        tell: progress.
+        rounds: how often each pair is measured; the median counts.
+        large: bytes of the message that gives the bandwidth.
+
+    Returns:
+        A row per pair: seconds of an allreduce of 64 bytes, and bytes per second of a broadcast of 64 MiB.
+
+    Raises:
+        ValueError: all ranks are on one host.
+    """
+    names = control.gather(detect().hostname)
+    first = {name: names.index(name) for name in dict.fromkeys(names)}
+    if len(first) == 1:
+        raise ValueError("bench network: expected several hosts, got one; name them with -H a:1,b:1")
+    rows = []
+    pairs = list(itertools.combinations(first.items(), 2))
+    for number, ((one, sender), (other, receiver)) in enumerate(pairs):
+        tell(number, len(pairs), f"{one} and {other}")
+        process_set = hvd.add_process_set([sender, receiver])
+        spent = _pair(process_set, sender, rounds, large) if control.rank in (sender, receiver) else None
+        latency_s, transfer_s = (max(each) for each in zip(*filter(None, control.gather(spent)), strict=True))
+        rows.append({"hosts": f"{one}, {other}", "latency_s": latency_s, "bytes_s": large / transfer_s})
+        hvd.remove_process_set(process_set)
+    tell(1, 1, "done")
+    return rows
+
+
+def _pair(process_set: Any, root: int, rounds: int, large: int) -> tuple[float, float]:
+    """Return the seconds of a small allreduce and of a large broadcast."""
+    number, data = torch.zeros(_SMALL // 4), torch.zeros(large // 4)
+    small, big = [], []
+    for turn in range(rounds + 1):
+        hvd.barrier(process_set=process_set)
+        start = time.perf_counter()
+        for _ in range(20):
+            hvd.allreduce_(number, name="bench.latency", op=hvd.Sum, process_set=process_set)
+        middle = time.perf_counter()
+        hvd.broadcast_(data, root, name="bench.bandwidth", process_set=process_set)
+        end = time.perf_counter()
+        if turn:  # the first one opens connections
+            small.append((middle - start) / 20)
+            big.append(end - middle)
+    return median(small), median(big)

@@ -1,0 +1,192 @@
+"""Contenders that torch code calls in the rank processes: horovod, Gloo, and a memory sweep as the yardstick."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import horovod.torch as hvd
+from horovod.bench.cases import DTYPES, LIMIT, Case, input_blocks, memory_traffic, output_blocks
+from horovod.bench.control import Control, WrongResultError
+from horovod.bench.gloo import start_gloo, stop_gloo
+from horovod.bench.stats import mean_of_ranks
+
+__all__ = ["Gloo", "Ours", "Sweep"]
+
+_Call = Callable[[], list[torch.Tensor]]
+
+
+class _InProcess(abc.ABC):
+    """A contender that is called in this process.
+
+    Args:
+        name: its column.
+        control: how the ranks agree.
+    """
+
+    def __init__(self, name: str, control: Control) -> None:
+        self.name = name
+        self._control = control
+        self._call: _Call | None = None
+
+    def why_not(self, case: Case) -> str:
+        """Every case can be measured."""
+        return ""
+
+    def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype)
+
+    @abc.abstractmethod
+    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> _Call:
+        """Return the call to time: it runs the operation on ``inputs`` once and returns its outputs."""
+
+    def prepare(self, case: Case) -> None:
+        """Allocate, run once, check, and leave zeros, so that repeated sums do not overflow."""
+        control, dtype = self._control, getattr(torch, case.dtype)
+        inputs = [self._allocate(case.count(control.size), dtype) for _ in range(case.batch)]
+        blocks = input_blocks(case.op, control.rank, control.size)
+        for tensor in inputs:
+            for part, value in zip(tensor.view(len(blocks), -1), blocks, strict=True):
+                part.fill_(value)
+        self._call = self._bind(case, inputs)
+        expected = output_blocks(case.op, control.rank, control.size)
+        for output in self._call():
+            for index, (part, value) in enumerate(zip(output.view(len(expected), -1), expected, strict=True)):
+                if not bool((part == value).all()):
+                    what = f"{self.name}: {case} on rank {control.rank}, block {index}"
+                    raise WrongResultError(f"{what}: expected {value} everywhere, got {part[:4].tolist()}…")
+        for tensor in inputs:
+            tensor.zero_()
+
+    def measure(self, calls: int) -> list[float]:
+        """Time ``calls`` calls, each as the mean over the ranks."""
+        call, clock, times = self._call, time.perf_counter, []
+        assert call is not None, "prepare() was not called"
+        self._control.barrier()
+        for _ in range(calls):
+            start = clock()
+            call()
+            times.append(clock() - start)
+        return mean_of_ranks(self._control.gather(times))
+
+    def release(self) -> None:
+        """Drop the tensors of the case."""
+        self._call = None
+
+    def close(self) -> None:
+        """Drop the tensors of the last case."""
+        self._call = None
+
+
+class Ours(_InProcess):
+    """horovod on ordinary tensors, or on tensors in the arena (``hvd.empty``).
+
+    Args:
+        control: how the ranks agree.
+        arena: whether the tensors live in the arena.
+    """
+
+    def __init__(self, control: Control, *, arena: bool = False) -> None:
+        super().__init__("horovod arena" if arena else "horovod", control)
+        self._arena = arena
+
+    def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        tensor: torch.Tensor = hvd.empty(count, dtype=dtype) if self._arena else torch.empty(count, dtype=dtype)
+        return tensor
+
+    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> _Call:
+        tensor = inputs[0]
+        name = f"bench.{self.name}.{case.op}.{case.dtype}.{case.nbytes}"
+        calls: dict[str, Callable[[], torch.Tensor]] = {
+            "allreduce": lambda: hvd.allreduce_(tensor, name=name, op=hvd.Sum),
+            "allreduce-new": lambda: hvd.allreduce(tensor, name=name, op=hvd.Sum),
+            "broadcast": lambda: hvd.broadcast_(tensor, 0, name=name),
+            "allgather": lambda: hvd.allgather(tensor, name=name),
+            "alltoall": lambda: hvd.alltoall(tensor, name=name),
+            "reducescatter": lambda: hvd.reducescatter(tensor, name=name, op=hvd.Sum),
+        }
+
+        def all_at_once() -> list[torch.Tensor]:
+            handles = [hvd.allreduce_async_(each, name=f"{name}.{i}", op=hvd.Sum) for i, each in enumerate(inputs)]
+            return [hvd.synchronize(handle) for handle in handles]
+
+        if case.op == "async":
+            return all_at_once
+        call = calls[case.op]
+        return lambda: [call()]
+
+
+class Gloo(_InProcess):
+    """torch.distributed over Gloo.
+
+    Args:
+        control: how the ranks agree.
+    """
+
+    def __init__(self, control: Control) -> None:
+        super().__init__("gloo", control)
+        start_gloo(control)
+
+    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> _Call:
+        tensor, size = inputs[0], self._control.size
+
+        def all_at_once() -> list[torch.Tensor]:
+            for work in [dist.all_reduce(each, async_op=True) for each in inputs]:
+                work.wait()
+            return inputs
+
+        def in_place(function: Callable[..., Any], target: torch.Tensor, *args: Any) -> list[torch.Tensor]:
+            function(target, *args)
+            return [target]
+
+        if case.op == "async":
+            return all_at_once
+        if case.op == "allreduce":
+            return lambda: in_place(dist.all_reduce, tensor)
+        if case.op == "broadcast":
+            return lambda: in_place(dist.broadcast, tensor, 0)
+        if case.op == "allreduce-new":
+            new = torch.empty_like(tensor)  # Gloo reduces in place only
+            return lambda: in_place(dist.all_reduce, new.copy_(tensor))
+        names, count = {
+            "allgather": (("all_gather_single", "all_gather_into_tensor"), tensor.numel() * size),
+            "reducescatter": (("reduce_scatter_single", "reduce_scatter_tensor"), tensor.numel() // size),
+            "alltoall": (("all_to_all_single",), tensor.numel()),
+        }[case.op]
+        # Newer releases of torch renamed the collectives of single tensors.
+        function = next(getattr(dist, name) for name in names if hasattr(dist, name))
+        output = tensor.new_empty(count)
+        return lambda: in_place(function, output, tensor)
+
+    def close(self) -> None:
+        """End the process group."""
+        stop_gloo(self._control)
+
+
+class Sweep(_InProcess):
+    """Each rank reads and writes in place its share of the bytes that the operation must at least read and write.
+
+    The memory bandwidth bounds every implementation. Small sweeps stay in caches, as small collectives do.
+
+    Args:
+        control: how the ranks agree.
+    """
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(LIMIT, control)
+
+    def prepare(self, case: Case) -> None:
+        """Allocate; there is no result to check."""
+        self._call = self._bind(case, [])
+
+    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> _Call:
+        size = self._control.size
+        moved = case.nbytes * case.batch * memory_traffic(case.op, size) / size
+        # Half of the traffic is read, half is written; float32 for every dtype, because only bytes count.
+        swept = torch.zeros(max(1, int(moved / 2 / DTYPES["float32"])))
+        return lambda: [swept.neg_()]
