@@ -348,6 +348,9 @@ def _exports(folder: str) -> float:
     step()
     if hvd.rank() == 0:
         tf.saved_model.save(model, folder)
+        model.step = step
+        with pytest.raises(ValueError, match="Export an object without the training function"):
+            tf.saved_model.save(model, folder + " and its training")
     return float(model.weight)
 
 

@@ -11,7 +11,8 @@ All of them can be differentiated again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ import tensorflow as tf
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind, ReduceOp
-from horovod.tensorflow import collectives
+from horovod.tensorflow import collectives, order
 from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
@@ -141,6 +142,20 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     return [tf.reshape(grad, tf.shape(tensor)) for grad, tensor in zip(gathered, op.inputs, strict=True)]
 
 
+def _without_token(derivative: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Return a derivative for nodes that have the token of their name behind their tensors."""
+
+    def derive(op: Any, *grads: Any) -> list[Any]:
+        tensors = [tensor for tensor in op.inputs if tensor.dtype != tf.resource]
+        node = SimpleNamespace(inputs=tensors, outputs=op.outputs, get_attr=op.get_attr)
+        with order.derivative_of(getattr(op, "graph", None)):
+            found = derivative(node, *grads)
+        listed = list(found) if isinstance(found, list | tuple) else [found]
+        return listed + [None] * (len(op.inputs) - len(tensors))
+
+    return derive
+
+
 def register() -> None:
     """Tell TensorFlow; once per process."""
     derivatives = {
@@ -152,7 +167,7 @@ def register() -> None:
     }
     for op_type, kind in OP_TYPES.items():
         if kind in derivatives:
-            tf.RegisterGradient(op_type)(derivatives[kind])
+            tf.RegisterGradient(op_type)(_without_token(derivatives[kind]))
         else:
             tf.no_gradient(op_type)
     for op_type in QUERIES:

@@ -12,7 +12,16 @@ import itertools
 from _thread import get_ident
 
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.library import COMPUTE, CREATE, DELETE, attribute, define_op, immortal, register_kernel
+from horovod.tensorflow.library import (
+    COMPUTE,
+    CREATE,
+    DELETE,
+    attribute,
+    attribute_size,
+    define_op,
+    immortal,
+    register_kernel,
+)
 from horovod.tensorflow.prepared import Node
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 from horovod.tensorflow.runs import Run
@@ -32,7 +41,7 @@ def _create(op_type: str, construction: int) -> int:
     try:
         request = GraphRequest.decode(attribute(construction, b"request"))
         key = next(_ids)
-        _nodes[key] = Node(op_type, request)
+        _nodes[key] = Node(op_type, request, attribute_size(construction, b"T"))
         return key
     except Exception:
         return 0
@@ -59,8 +68,8 @@ def register() -> None:
     for name in (*OP_TYPES, *QUERIES):
         define_op(
             name,
-            (f"T: list({{{_SPEC}}}) >= 0", f"U: list({{{_SPEC}}}) >= 0", "request: string"),
-            ("tensors: T",),
+            (f"T: list({{{_SPEC}}}) >= 0", f"U: list({{{_SPEC}}}) >= 0", "N: int >= 0", "request: string"),
+            ("tensors: T", "order: N * resource"),
             ("outputs: U",),
         )
         creator = CREATE(lambda construction, op_type=name: _create(op_type, construction))

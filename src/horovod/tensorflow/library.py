@@ -21,6 +21,7 @@ __all__ = [
     "UNKNOWN_SHAPE",
     "Status",
     "attribute",
+    "attribute_size",
     "define_op",
     "immortal",
     "lend_status",
@@ -53,7 +54,6 @@ _PROTOTYPES: dict[str, tuple[Any, Sequence[Any]]] = {
     "TF_OpKernelConstruction_GetAttrSize": (None, (_P, ctypes.c_char_p, _INTS, _INTS, _P)),
     "TF_OpKernelConstruction_GetAttrString": (None, (_P, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, _P)),
     "TF_OpKernelContext_Failure": (None, (_P, _P)),
-    "TF_NumInputs": (ctypes.c_int, (_P,)),
     "TF_GetInput": (None, (_P, ctypes.c_int, _P, _P)),
     "TF_AllocateOutput": (_P, (_P, ctypes.c_int, ctypes.c_int, _INT64S, ctypes.c_int, ctypes.c_size_t, _P)),
     "TF_ForwardInputOrAllocateOutput": (
@@ -174,12 +174,22 @@ def register_kernel(name: str, create: Any, compute: Any, delete: Any) -> None:
     status.check()
 
 
-def attribute(construction: int, name: bytes) -> bytes:
-    """Return an attribute of a kernel under construction, a string."""
+def _sizes(construction: int, name: bytes) -> tuple[int, int]:
     status, items, nbytes = Status(), ctypes.c_int(), ctypes.c_int()
     lib.TF_OpKernelConstruction_GetAttrSize(construction, name, items, nbytes, status.pointer)
     status.check()
-    value = ctypes.create_string_buffer(nbytes.value + 1)
-    lib.TF_OpKernelConstruction_GetAttrString(construction, name, value, nbytes.value, status.pointer)
+    return items.value, nbytes.value
+
+
+def attribute(construction: int, name: bytes) -> bytes:
+    """Return an attribute of a kernel under construction, a string."""
+    status, (_, nbytes) = Status(), _sizes(construction, name)
+    value = ctypes.create_string_buffer(nbytes + 1)
+    lib.TF_OpKernelConstruction_GetAttrString(construction, name, value, nbytes, status.pointer)
     status.check()
-    return value.raw[: nbytes.value]
+    return value.raw[:nbytes]
+
+
+def attribute_size(construction: int, name: bytes) -> int:
+    """Return how many items an attribute of a kernel under construction has, a list."""
+    return _sizes(construction, name)[0]

@@ -11,22 +11,20 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute, record
-from tensorflow.python.framework import auto_control_deps, op_def_library
+from tensorflow.python.framework import op_def_library
 from tensorflow.python.util import tf_stack
 
 from horovod.bindings import sites
 from horovod.bindings.sites import Site
-from horovod.tensorflow import callbacks, kernels, xla
+from horovod.tensorflow import callbacks, kernels, order, xla
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
+from horovod.tensorflow.requests import GraphRequest
 
 __all__ = ["is_recorded", "node", "unique_name", "user_site"]
 
 kernels.register()
 # AutoGraph has nothing to find in here, and would make errors hard to read.
 autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *autograph_config.CONVERSION_RULES)
-# Their order is found out at run time, by name; so they need not wait for each other. A join does: it ends them all.
-auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= frozenset({*OP_TYPES, *QUERIES}) - {"HorovodJoin"}
 
 _PLUMBING = ("/horovod/", "/tensorflow/python/", "/keras/src/", "/tf_keras/", "/khorovod_ipu/")
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
@@ -58,7 +56,7 @@ def unique_name(op_type: str, name: str | None, tensors: Sequence[Any], ignore_n
     if not (name[0].isalnum() or name[0] == "."):
         name = f"n{name}"
     full = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
-    return name, full.rpartition("/")[2] if ignore_name_scope else full
+    return name, order.distinct(full.rpartition("/")[2] if ignore_name_scope else full)
 
 
 def is_recorded(tensors: Sequence[Any]) -> bool:
@@ -66,17 +64,16 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
     return bool(record.could_possibly_record()) and pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(tensors) != 0
 
 
-def _decide_order() -> None:
-    """Where kernels keep their threads, nodes must run in the order of the program, lest they wait for one another."""
+def _keep_threads() -> bool:
+    """Return whether kernels keep their threads while they wait; then only the program's order is free of deadlocks."""
     if callbacks.known_layout.is_known:
-        return
+        return False
     with tf.init_scope():
         if callbacks.known_layout.is_known is None and tf.executing_eagerly():
             request = GraphRequest(site=sites.user_site()).encode().encode()
-            attributes: Any = ("T", [], "U", [tf.int32.as_datatype_enum], "request", request)
+            attributes: Any = ("T", [], "U", [tf.int32.as_datatype_enum], "N", 0, "request", request)
             execute.execute(b"HorovodProcessSetIncluded", 1, [], attrs=attributes, ctx=eager_context.context())
-    if callbacks.known_layout.is_known is False:
-        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS -= frozenset(OP_TYPES)
+    return callbacks.known_layout.is_known is False
 
 
 def node(
@@ -104,6 +101,7 @@ def node(
     attributes = (
         "T", [tensor.dtype.as_datatype_enum for tensor in inputs],
         "U", [dtype.as_datatype_enum for dtype in outputs],
+        "N", 0,
         "request", request.encode().encode(),
     )  # fmt: skip
     made: Any
@@ -114,8 +112,11 @@ def node(
             # To record it, a tape waits for the results, and holds the interpreter, which the kernel needs.
             eager.executor.wait()
     else:
-        _decide_order()
-        made = op_def_library.apply_op(op_type, tensors=inputs, U=list(outputs), request=attributes[5], name=name)
+        token = order.token("" if _keep_threads() else request.name) if inputs else None
+        made = op_def_library.apply_op(
+            op_type, tensors=inputs, order=[] if token is None else [token], U=list(outputs), request=request.encode(),
+            name=name,
+        )  # fmt: skip
     if not isinstance(made, list):
         return [made]  # an operation without results
     if execute.must_record_gradient():

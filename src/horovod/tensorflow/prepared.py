@@ -68,9 +68,10 @@ class Node:
     Args:
         op_type: Horovod's name of the operation.
         request: the settings.
+        count: how many inputs there are.
     """
 
-    def __init__(self, op_type: str, request: GraphRequest) -> None:
+    def __init__(self, op_type: str, request: GraphRequest, count: int) -> None:
         self.op_type = op_type
         self.kind = kind = OP_TYPES.get(op_type)
         self.request = request
@@ -78,8 +79,8 @@ class Node:
         self.key = (-1 if kind is None else int(kind), request.process_set, request.name)
         self.in_place = kind is _ALLREDUCE or kind is _BROADCAST
         self.call = None if kind is None else self.call_with(())
-        self._count = -1
-        self._candidates: Any = None
+        self.count = count
+        self._candidates = (ctypes.c_int * count)(*range(count))
         self._layouts: dict[int, Layout] = {}
         self._in_vain = 0
         self._runs = 0
@@ -92,20 +93,8 @@ class Node:
         r = self.request
         return call(self.kind, r.name, r.process_set, r.op, r.prescale, r.postscale, r.root, splits)
 
-    def count_inputs(self, context_: int) -> int:
-        """Return how many inputs there are.
-
-        Args:
-            context_: TensorFlow's context of an execution.
-        """
-        if self._count < 0:
-            count = int(lib.TF_NumInputs(context_))
-            self._candidates = (ctypes.c_int * count)(*range(count))
-            self._count = count
-        return self._count
-
     def candidate(self, index: int) -> int:
-        """Return where the number of an input stands in memory, once inputs are counted."""
+        """Return where the number of an input stands in memory."""
         return ctypes.addressof(self._candidates) + index * _INT_NBYTES
 
     def layout(self, index: int, tensor: int | None) -> Layout:

@@ -180,7 +180,7 @@ class Run:
 
     def _submit(self) -> None:
         engine, node = context.engine(), self._node
-        what, count = node.call, node.count_inputs(self._context)
+        what, count = node.call, node.count
         self._take_inputs(count)
         if node.kind is _ALLTOALL:
             splits = self._inputs.pop()

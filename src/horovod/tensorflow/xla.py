@@ -23,6 +23,7 @@ from tensorflow.python.ops import control_flow_util
 from horovod import context
 from horovod.core.requests import Kind
 from horovod.engine import calls
+from horovod.tensorflow import order
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.answers import answer
 from horovod.tensorflow.library import immortal
@@ -111,6 +112,7 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
     inputs = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)
     outputs = tuple(_result_shape(kind, shape, request) for shape in inputs)
     dtypes = tuple(tensor.dtype.name for tensor in tensors)
+    token = order.token("")
     text = msgspec.json.encode(_Call(op_type, request, dtypes, inputs, outputs)).decode()
 
     @tf.custom_gradient
@@ -119,16 +121,20 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
 
         made = gen_xla_ops.xla_custom_call_v2(
             operands=operands, call_target_name=target, backend_config=text, has_side_effect=True,
-            result_dtypes=[tensor.dtype for tensor in operands], result_shapes=list(outputs),
+            result_dtypes=[tensor.dtype for tensor in operands], result_shapes=[*outputs, ()],
         )  # fmt: skip
-        node = SimpleNamespace(inputs=operands, outputs=made, get_attr=lambda _: request.encode())
-        return made, lambda *grads: _listed(ops.gradient_registry.lookup(op_type)(node, *grads))
+        node = SimpleNamespace(
+            inputs=operands[:-1], outputs=made[:-1], graph=operands[0].graph, get_attr=lambda _: request.encode()
+        )
+        return made, lambda *grads: [*ops.gradient_registry.lookup(op_type)(node, *grads[:-1]), None]
 
-    return _listed(call(*tensors))
-
-
-def _listed(found: Any) -> list[Any]:
-    return list(found) if isinstance(found, list | tuple) else [found]
+    # Each call takes a number that the one before it gives: XLA knows no other order.
+    number = tf.constant(0.0) if token is None else tf.raw_ops.ReadVariableOp(resource=token, dtype=tf.float32)
+    found: list[Any] = call(*tensors, number)
+    *made, after = found
+    if token is not None:
+        tf.raw_ops.AssignVariableOp(resource=token, value=after)
+    return made
 
 
 def _result_shape(kind: Kind | None, shape: tuple[int, ...], request: GraphRequest) -> tuple[int, ...]:
@@ -177,8 +183,8 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
     try:
         call, as_user = _decoded(ctypes.string_at(opaque, length))
         sources = [_array(ins[i], shape, call.dtypes[i]) for i, shape in enumerate(call.inputs)]
-        many = len(call.outputs) > 1
-        places = ctypes.cast(out, ctypes.POINTER(_P)) if many else [out]
+        places = ctypes.cast(out, ctypes.POINTER(_P))
+        ctypes.memset(places[len(call.outputs)], 0, 4)
         targets = [_array(places[i], shape, call.dtypes[i]) for i, shape in enumerate(call.outputs)]
         kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
         what = calls.call(

@@ -1,0 +1,87 @@
+"""Keep executions under one name in the order of the program, on all ranks.
+
+A function may be called twice, or stand in a loop, beside a node of the same name. Ranks match such executions by their
+order, so TensorFlow must not choose one. It orders operations that use the same resource, through nested functions,
+branches and loops. Each name therefore has a token, a resource that its nodes take as an input.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+__all__ = ["derivative_of", "distinct", "token"]
+
+_UNSAVEABLE = (
+    "it holds a collective of horovod, which needs the other ranks of this job. Export an object without the training "
+    "function, such as a tf.Module that has the model and the function that predicts"
+)
+#: Graphs that belong to the graph around them; other functions may be called from anywhere.
+_PARTS = (graphs.CondBranchFuncGraph, graphs.WhileBodyFuncGraph, graphs.WhileCondFuncGraph)
+_tokens: dict[str, Any] = {}
+_forward: ContextVar[Any] = ContextVar("forward", default=None)
+_keys: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def distinct(key: str) -> str:
+    """Return a key that no other node of this graph has; the same on ranks that make such nodes in the same order.
+
+    Args:
+        key: that the name of the node asks for.
+    """
+    keys = _keys.setdefault(tf.compat.v1.get_default_graph(), set())
+    number, found = 0, key
+    while found in keys:
+        number += 1
+        found = f"{key}_{number}"
+    keys.add(found)
+    return found
+
+
+def token(key: str) -> Any:
+    """Return the token of a name.
+
+    ``None`` in graphs of TensorFlow 1, which keep no order by themselves. ``None`` also in the derivative of a
+    function, as TensorFlow could not call that inside of a branch; there all nodes run in the order of the program.
+
+    Args:
+        key: name of the match.
+
+    Returns:
+        The handle of a variable, as an input for a node of this graph.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    forward = _forward.get()
+    if not graph.building_function or (forward is not None and forward is not graph and not isinstance(graph, _PARTS)):
+        return None
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return None
+        if key not in _tokens:
+            # The class itself: tf.Variable asks the strategy and the function around it. Kernels are on the CPU.
+            with tf.device("CPU:0"):
+                _tokens[key] = ResourceVariable(0.0, trainable=False, name="horovod_order")
+    return _captured(graph, _tokens[key].handle)
+
+
+@contextmanager
+def derivative_of(graph: Any) -> Iterator[None]:
+    """Let the nodes that are made inside be the derivative of a node of a graph."""
+    before = _forward.set(graph)
+    try:
+        yield
+    finally:
+        _forward.reset(before)
+
+
+def _captured(graph: Any, handle: Any) -> Any:
+    # Derivatives of branches and loops can take it from the graph around only.
+    graph.mark_as_unsaveable(_UNSAVEABLE)
+    return graph.capture(_captured(graph.outer_graph, handle) if isinstance(graph, _PARTS) else handle)
