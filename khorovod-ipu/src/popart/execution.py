@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -78,7 +78,7 @@ class Executor:
         watched: Sequence[str],
         replicas: int,
     ) -> None:
-        self._nodes, self._weights, self._loss, self._watched = nodes, weights, loss, watched
+        self._nodes, self._weights, self._loss, self._watched = nodes, weights, loss, frozenset(watched)
         self._replicas = replicas
         self.generator = torch.Generator()
         self._trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
@@ -118,10 +118,11 @@ class Executor:
         run = Run({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas, step=self._compute)
         caught: dict[str, torch.Tensor] = {}
         with torch.set_grad_enabled(bool(self._loss)):
+            self._watch(run, run.values, caught)
             for node in self._nodes:
                 self._compute(run, node)
+                self._watch(run, node.outputs, caught)
         if self._loss:
-            self._watch(run, caught)
             self._backward(run.values[self._loss], scale, on_final)
         if replica == 0:
             for name, value in run.assigned.items():
@@ -138,16 +139,18 @@ class Executor:
             infos = [from_torch(run.values[name]) if name else None for name in node.inputs]
             raise popart_exception(misfit(node, infos, error)) from error
 
-    def _watch(self, run: Run, caught: dict[str, torch.Tensor]) -> None:
-        for name in self._watched:
-            tensor = run.values[name]
-            caught[GRADIENT + name] = torch.zeros_like(tensor)
-            if tensor.requires_grad:
+    def _watch(self, run: Run, names: Iterable[str], caught: dict[str, torch.Tensor]) -> None:
+        """Note the gradients of those of some tensors that are anchors."""
+        for name in self._watched.intersection(names):
+            # A tensor of its own: an operator may return its input, whose gradient can be another one.
+            value = run.values[name]
+            value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+            run.values[name], caught[GRADIENT + name] = value, torch.zeros_like(value)
 
-                def keep(gradient: torch.Tensor, key: str = GRADIENT + name) -> None:
-                    caught[key] = gradient.detach().clone()
+            def keep(gradient: torch.Tensor, key: str = GRADIENT + name) -> None:
+                caught[key] = gradient.detach().clone()
 
-                _call_with_gradient(tensor, keep)
+            _call_with_gradient(value, keep)
 
     def _backward(self, loss: torch.Tensor, scale: float, on_final: Callable[[str], None] | None) -> None:
         if not loss.requires_grad:

@@ -286,7 +286,8 @@ class Adaptive(Optimizer):
         accl1_type: accepted, without effect on the software device.
         accl2_type: accepted, without effect on the software device.
         accl3_type: accepted, without effect on the software device.
-        rmsprop_tf_variant: whether RMSProp adds epsilon under the root, as TensorFlow does.
+        rmsprop_tf_variant: compute RMSProp as TensorFlow does: epsilon is added under the root, the mean of the squares
+            begins with 1, and the momentum holds steps that include the learning rate.
 
     Raises:
         popart_exception: there is no such hyperparameter, or it is no number.
@@ -315,6 +316,8 @@ class Adaptive(Optimizer):
         super().__init__(values)
         self.mode, self.weight_decay_mode = mode, weight_decay_mode
         self.rmsprop_tf_variant = bool(rmsprop_tf_variant)
+        if rmsprop_tf_variant and mode not in (AdaptiveMode.RMSProp, AdaptiveMode.CenteredRMSProp):
+            raise popart_exception(f"rmsprop_tf_variant is for RMSProp and CenteredRMSProp; received mode {mode.name}")
 
 
 def _specific(name: str) -> str:

@@ -110,7 +110,11 @@ class Plan:
         return self.shapes.info(plain)
 
     def _trained(self) -> dict[str, TensorInfo]:
-        """Floating weights that the loss depends on by a path that gradients can take; latest used first."""
+        """Floating weights that the loss depends on by a path that gradients can take; latest used first.
+
+        Raises:
+            popart_exception: an anchor is the gradient of a tensor that has none.
+        """
         reached, first_use = {self.loss}, {}
         for place in reversed(range(len(self.nodes))):
             node = self.nodes[place]
@@ -122,6 +126,12 @@ class Plan:
                 if name not in closed and self._is_float(name):
                     reached.add(name)
                     first_use[name] = place
+        for name in self.watched:
+            if name not in reached:
+                raise popart_exception(
+                    f"the anchor {GRADIENT + name!r} does not exist: no gradient of the loss {self.loss!r} reaches "
+                    f"{name!r}, or it is an integer. Leave the anchor out"
+                )
         weights = [name for name in self.graph.weights if name in first_use]
         return {name: self.shapes.info(name) for name in sorted(weights, key=lambda n: -first_use[n])}
 

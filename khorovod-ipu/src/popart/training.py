@@ -57,9 +57,10 @@ class TrainingSession(Session):
         options = userOptions or SessionOptions()
         check_host_reduce(options, optimizer)
         super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, options, name, loss)
-        if not self._plan.trained:
+        if not self._plan.trained and not self._plan.watched:
             raise popart_exception(
-                f"the loss {loss!r} does not depend on any weight: addInitializedInputTensor makes one"
+                f"the loss {loss!r} does not depend on any weight: addInitializedInputTensor makes one. "
+                "A session without weights needs a Gradient___ tensor among its anchors"
             )
         self._updates = Updates(optimizer)
         self._streams = HostStreams(self._plan.trained, self._options) if self._options.hostAllReduce else None

@@ -89,8 +89,8 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
     )
     if optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
         g = g + decay * w
-    squares = state.setdefault("squares", torch.zeros_like(w))
-    mode = optimizer.mode
+    mode, like_tensorflow = optimizer.mode, optimizer.rmsprop_tf_variant
+    squares = state.setdefault("squares", torch.ones_like(w) if like_tensorflow else torch.zeros_like(w))
     if mode is AdaptiveMode.AdaGrad:
         squares.add_(g * g)
     else:
@@ -104,9 +104,11 @@ def _adaptive(optimizer: Adaptive, name: str, w: torch.Tensor, g: torch.Tensor, 
         if mode is AdaptiveMode.CenteredRMSProp:
             mean = state.setdefault("mean", torch.zeros_like(w)).mul_(alpha).add_((1 - alpha) * g)
             spread = squares - mean * mean
-        step = g / ((spread + eps).sqrt() if optimizer.rmsprop_tf_variant else spread.sqrt() + eps)
+        step = g / ((spread + eps).sqrt() if like_tensorflow else spread.sqrt() + eps)
     if optimizer.weight_decay_mode is WeightDecayMode.Decay:
         step = step + decay * w
+    if like_tensorflow:  # a later change of the rate does not scale what the momentum holds
+        step, rate = rate * step, 1.0
     if momentum:
         step = state.setdefault("momentum", torch.zeros_like(w)).mul_(momentum).add_(step)
     w.sub_(rate * step)

@@ -29,7 +29,7 @@ class VariableAttributes:
 
 _HARDWARE = (
     "accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type", "use_combined_accum",
-    "use_tf_variant", "velocity_accum_type", "velocity_scaling",
+    "velocity_accum_type", "velocity_scaling",
 )  # fmt: skip
 
 
@@ -73,7 +73,47 @@ class AdamW(_WithLossScaling, torch.optim.AdamW):
 
 
 class RMSprop(_WithLossScaling, torch.optim.RMSprop):
-    """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``."""
+    """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``.
+
+    Args:
+        params: what is trained.
+        args: of ``torch.optim.RMSprop``.
+        use_tf_variant: compute as TensorFlow does: ``eps`` is added under the root, the mean of the squares begins with
+            1, and the momentum holds steps that include the learning rate.
+        kwargs: of ``torch.optim.RMSprop``.
+    """
+
+    def __init__(self, params: Any, *args: Any, use_tf_variant: bool = False, **kwargs: Any) -> None:
+        super().__init__(params, *args, **kwargs)
+        self._like_tensorflow = use_tf_variant
+
+    def step(self, closure: Any = None) -> Any:
+        """Make a step with the gradients of all parameters.
+
+        Args:
+            closure: computes the loss again.
+        """
+        if not self._like_tensorflow:
+            return super().step(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._move(parameter, parameter.grad, group)
+        return loss
+
+    def _move(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state, alpha = self.state[w], group["alpha"]
+        if not state:
+            state.update(square_avg=torch.ones_like(w), grad_avg=torch.zeros_like(w), buffer=torch.zeros_like(w))
+        gradient = gradient.add(w, alpha=group["weight_decay"])
+        spread = state["square_avg"].mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+        if group["centered"]:
+            mean = state["grad_avg"].mul_(alpha).add_(gradient, alpha=1 - alpha)
+            spread = spread - mean * mean
+        step = group["lr"] * gradient / (spread + group["eps"]).sqrt()
+        w.sub_(state["buffer"].mul_(group["momentum"]).add_(step))
 
 
 class _Lamb(torch.optim.Optimizer):

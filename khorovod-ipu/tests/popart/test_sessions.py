@@ -282,3 +282,72 @@ def test_what_a_plan_refuses() -> None:
 def test_what_popart_has_and_the_software_device_has_not_says_so() -> None:
     with pytest.raises(AttributeError, match="popart has no 'Ir'"):
         _ = popart.Ir
+
+
+def test_rmsprop_of_tensorflow_follows_its_formula_with_a_changing_rate() -> None:
+    for centered in (False, True):
+        mode = popart.AdaptiveMode.CenteredRMSProp if centered else popart.AdaptiveMode.RMSProp
+
+        def optimizer(rate: float, mode: Any = mode) -> Any:
+            values = {
+                "defaultLearningRate": (rate, False),
+                "defaultAlpha": 0.9,
+                "defaultMomentum": 0.9,
+                "defaultEps": 0.1,
+            }
+            return popart.Adaptive(values, mode, rmsprop_tf_variant=True)
+
+        session = session_of(mlp(2), None, optimizer(0.01), anchors={"Gradient___w1": popart.AnchorReturnType("All")})
+        session.weightsFromHost()
+        w = weights_of(session)["w1"].astype(np.float64)
+        squares, mean, momentum = np.ones_like(w), np.zeros_like(w), np.zeros_like(w)
+        for rate in (0.01, 0.01, 0.1, 0.1):
+            session.updateOptimizerFromHost(optimizer(rate))
+            g = step(session, FEEDS)["Gradient___w1"]
+            squares = 0.9 * squares + 0.1 * g * g
+            mean = 0.9 * mean + 0.1 * g
+            momentum = 0.9 * momentum + rate * g / np.sqrt(squares - centered * mean**2 + 0.1)
+            w = w - momentum
+        np.testing.assert_allclose(weights_of(session)["w1"], w, rtol=1e-5)
+    with pytest.raises(popart.popart_exception, match="received mode AdaGrad"):
+        popart.Adaptive({}, popart.AdaptiveMode.AdaGrad, rmsprop_tf_variant=True)
+
+
+def _gradients(weighted: bool) -> dict[str, Any]:
+    """Gradients of sum(|relu(x) * relu(x)|), plus w * x, of tensors before and behind the first weight."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [3]), "x")
+    positive = builder.aiOnnx.relu([x], "positive")
+    same = builder.aiOnnx.identity([positive], "same")
+    total = builder.aiOnnx.mul([same, positive])
+    if weighted:
+        w = builder.addInitializedInputTensor(np.ones(3, np.float32), "w")
+        total = builder.aiOnnx.add([total, builder.aiOnnx.mul([w, x])])
+    loss = builder.aiGraphcore.l1loss([total], 1.0, popart.ReductionType.Sum)
+    names = [f"Gradient___{name}" for name in (x, positive, same)]
+    model = (builder.getModelProto(), loss)
+    session = session_of(model, anchors=dict.fromkeys(names, popart.AnchorReturnType("All")))
+    if weighted:
+        session.weightsFromHost()
+    found = step(session, {"x": np.array([1.0, 2.0, 3.0], np.float32)})
+    found = step(session, {"x": np.array([1.0, 2.0, 3.0], np.float32)})
+    return dict(zip(("x", "positive", "same"), (found[name].tolist() for name in names), strict=True))
+
+
+def test_gradients_of_inputs_and_of_what_comes_before_weights_are_anchors() -> None:
+    assert _gradients(False) == {"x": [2.0, 4.0, 6.0], "positive": [2.0, 4.0, 6.0], "same": [1.0, 2.0, 3.0]}
+    weighted = _gradients(True)
+    assert weighted["positive"] == [2.0, 4.0, 6.0] and weighted["same"] == [1.0, 2.0, 3.0]
+    np.testing.assert_allclose(weighted["x"], np.array([2.0, 4.0, 6.0]) + 1 - 0.1 * np.array([1, 2, 3]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("of_label", [True, False])
+def test_an_anchor_for_a_gradient_that_does_not_exist_is_refused(of_label: bool) -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 3]), "x")
+    label = builder.addInputTensor(popart.TensorInfo("INT32", [2]), "label")
+    builder.addInitializedInputTensor(np.ones(3, np.float32), "w")
+    loss = builder.aiGraphcore.nllloss([builder.aiOnnx.softmax([builder.aiOnnx.add([x, "w"])]), label])
+    name = label if of_label else builder.aiOnnx.softmax([x])
+    with pytest.raises(popart.popart_exception, match=f"anchor 'Gradient___{name}' does not exist: no gradient of"):
+        session_of((builder.getModelProto(), loss), anchors={f"Gradient___{name}": popart.AnchorReturnType("All")})
