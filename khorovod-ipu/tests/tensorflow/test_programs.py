@@ -174,6 +174,7 @@ def _program() -> dict[str, Any]:
             session.run(launch)
             found["reductions"] = len(calls)
             found["weights"] = session.run(v1.global_variables()[:2])
+            found["variables"] = [variable.name for variable in v1.global_variables()]
             found["losses"] = session.run(fed)
             found["summed"] = session.run(summed)
             found["again"] = session.run(summed)
@@ -189,6 +190,7 @@ def test_a_pipeline_is_one_launch_with_two_reductions_per_repeat() -> None:
         a, b = a - 0.01 * 3 * 3 * b, b - 0.01 * 3 * 3 * a
     for rank, found in enumerate(run_ranks(2, _program, framework="tf_keras")):
         assert found["reductions"] == 2 * 4
+        assert found["variables"] == ["a:0", "b:0", "c:0", "global_step:0"]
         np.testing.assert_allclose(found["weights"], [a, b], rtol=1e-5)
         np.testing.assert_allclose(found["losses"], [pair[rank] for pair in losses], rtol=1e-5)
         assert found["summed"] == [6.0] and found["again"] == [22.0]
@@ -219,6 +221,14 @@ def _functions() -> list[Any]:
         order = ("x", "y") if rank else ("y", "x")
         sums = {name: distributed.allreduce(tf.constant(float(rank)), tensor_name=name) for name in order}
         found.append(session.run(sums))
+        # Without names of the calls those of the tensors count; one tensor may take part twice.
+        tensors = {name: tf.constant([float(rank), place], name=name) for place, name in enumerate("xy")}
+        calls = (distributed.allgather, distributed.allreduce, lambda x: distributed.broadcast(x, 1))
+        gathered = {(name, place): call(tensors[name]) for name in order for place, call in enumerate([*calls, *calls])}
+        values = {key: value.tolist() for key, value in session.run(gathered).items()}
+        for place, name in enumerate("xy"):
+            expected = [[[0, place], [1, place]], [1, 2 * place], [1, place]]
+            assert [values[name, number] for number in range(6)] == 2 * expected
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,28 +17,44 @@ __all__ = ["allgather", "allreduce", "broadcast"]
 _LAYOUTS = "Tensor layouts did not match on all instances"
 #: What TensorFlow's own operations allow.
 _MOST_DIMENSIONS = 8
+#: How often each key was asked for, by graph.
+_keys: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
-def _checked(value: Any, name: str | None, call: Callable[[Any], Any]) -> Any:
-    """Call a collective; where tensors disagree, with the SDK's words for it."""
+def _checked(kind: str, value: Any, name: str | None, call: Callable[[Any, str | None], Any]) -> Any:
+    """Call a collective; where tensors disagree, with the SDK's words for it.
+
+    Args:
+        kind: which collective; operations of different kinds never match.
+        value: the tensor.
+        name: key of the match; None takes the tensor's name in a graph, and a number with eager execution.
+        call: gets the tensor and the key.
+    """
     tensor = tf.convert_to_tensor(value)
     if not tf.executing_eagerly():
-        with tf.control_dependencies([_layouts_agree(tensor, name)]):
-            return call(tensor)
+        key = _unused(f"instances.{kind}.{name or tensor.name}")
+        with tf.control_dependencies([_layouts_agree(tensor, key)]):
+            return call(tensor, key)
     try:
-        return call(tensor)
+        return call(tensor, name)
     except MismatchError as error:
         raise tf.errors.InvalidArgumentError(None, None, f"{_LAYOUTS}: {error}") from error
 
 
-def _layouts_agree(tensor: Any, name: str | None) -> Any:
+def _unused(key: str) -> str:
+    """Return a key that no other operation of this graph has."""
+    count = _keys.setdefault(tf.compat.v1.get_default_graph(), Counter())
+    count[key] += 1
+    return f"{key}.{count[key]}"
+
+
+def _layouts_agree(tensor: Any, key: str) -> Any:
     """Return an operation that fails on all instances where dtypes or shapes disagree."""
-    key = f"{name or tensor.name}_layout"
     with tf.device("/device:CPU:0"):
         shape = tf.shape(tensor, tf.int64)
         parts = [[tensor.dtype.as_datatype_enum], [tf.rank(tensor)], shape, tf.zeros([_MOST_DIMENSIONS], tf.int64)]
         layout = tf.concat([tf.cast(part, tf.int64) for part in parts], 0)[: _MOST_DIMENSIONS + 2]
-        layouts = hvd.allgather(layout[tf.newaxis], name=key)
+        layouts = hvd.allgather(layout[tf.newaxis], name=f"{key}.layout", ignore_name_scope=True)
         said = [f"{_LAYOUTS}. Of each of them: number of the dtype, dimensions, shape"]
         return tf.debugging.Assert(tf.reduce_all(tf.equal(layouts, layout)), [*said, layouts], summarize=-1)
 
@@ -54,8 +72,12 @@ def allreduce(value: Any, reduce_op: Any = tf.distribute.ReduceOp.SUM, tensor_na
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
-    op = hvd.Average if tf.distribute.ReduceOp(reduce_op) == tf.distribute.ReduceOp.MEAN else hvd.Sum
-    return _checked(value, tensor_name, lambda tensor: hvd.allreduce(tensor, op=op, name=tensor_name))
+    mean = tf.distribute.ReduceOp(reduce_op) == tf.distribute.ReduceOp.MEAN
+
+    def reduced(tensor: Any, key: str | None) -> Any:
+        return hvd.allreduce(tensor, op=hvd.Average if mean else hvd.Sum, name=key, ignore_name_scope=True)
+
+    return _checked("mean" if mean else "sum", value, tensor_name, reduced)
 
 
 def allgather(value: Any, tensor_name: str | None = None) -> Any:
@@ -71,7 +93,11 @@ def allgather(value: Any, tensor_name: str | None = None) -> Any:
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
-    return _checked(value, tensor_name, lambda tensor: hvd.allgather(tf.expand_dims(tensor, 0), name=tensor_name))
+
+    def gathered(tensor: Any, key: str | None) -> Any:
+        return hvd.allgather(tf.expand_dims(tensor, 0), name=key, ignore_name_scope=True)
+
+    return _checked("allgather", value, tensor_name, gathered)
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) -> Any:
@@ -85,4 +111,8 @@ def broadcast(value: Any, root_rank: int = 0, tensor_name: str | None = None) ->
     Raises:
         Exception: ``tf.errors.InvalidArgumentError``: shapes or dtypes disagree.
     """
-    return _checked(value, tensor_name, lambda tensor: hvd.broadcast(tensor, root_rank, name=tensor_name))
+
+    def sent(tensor: Any, key: str | None) -> Any:
+        return hvd.broadcast(tensor, root_rank, name=key, ignore_name_scope=True)
+
+    return _checked(f"broadcast.{root_rank}", value, tensor_name, sent)

@@ -203,15 +203,28 @@ def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list
             continue
         gradient = tf.convert_to_tensor(gradient)
         total = _local_sum(variable)
-        before = tf.where(tf.equal(index, 0), tf.zeros_like(gradient), total.read_value())
-        added.append(total.assign(before + gradient, read_value=False))
+        added.append(_sum_of(total, gradient, tf.equal(index, 0)))
         sums.append((total, variable))
     return added
 
 
+def _sum_of(total: Any, gradient: Any, is_first: Any) -> Any:
+    """Return an operation that assigns the first gradient, or adds a later one: there is no initial value."""
+
+    def assigned() -> Any:
+        with tf.control_dependencies([total.assign(gradient, read_value=False)]):
+            return tf.constant(0)
+
+    def added() -> Any:
+        with tf.control_dependencies([total.assign_add(gradient, read_value=False)]):
+            return tf.constant(0)
+
+    return tf.cond(is_first, assigned, added)
+
+
 def _local_sum(variable: Any) -> Any:
-    """Return a new variable of this worker alone, not of its strategy."""
+    """Return a new variable of this worker alone, in no collection: scripts save and initialise only their own."""
     with tf.init_scope():
         return ResourceVariable(
-            lambda: tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, name="accumulated"
+            lambda: tf.zeros(variable.shape, variable.dtype.base_dtype), False, [], name="accumulated"
         )
