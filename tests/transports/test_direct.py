@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,114 +12,48 @@ from forking import in_child
 from harness import run_ranks
 
 from horovod.transports.shm.arena import HEAP_START, Arena
-from horovod.transports.shm.lending import Lending
 from horovod.transports.shm.mapping import create_memfd
 
 MIB = 1 << 20
 Array = np.ndarray[Any, Any]
 
 
-def _array(lending: Lending, nbytes: int = MIB) -> Array:
-    memory = lending.pool.take(nbytes)
+def _array(arena: Arena, nbytes: int = MIB) -> Array:
+    memory = arena.results.take(nbytes)
     assert memory is not None
     return np.ndarray(nbytes, np.uint8, memory)
 
 
-class _Case:
-    """An arena, seen by its rank and by another one, and how far the other one is."""
-
-    def __init__(self, nbytes: int = HEAP_START + 16 * MIB) -> None:
-        fd = create_memfd("horovod-test", nbytes)
-        self.arena, self.other = Arena(fd, nbytes), Arena(fd, nbytes, is_own=False)
-        os.close(fd)
-        self.reached = 0
-        flags: Any = SimpleNamespace(reached=lambda members, fence: self.reached >= fence)
-        self.lending = Lending(self.arena, flags)
-
-    def seen_by_other(self, array: Array) -> Array:
-        """Return the same memory as the other rank has it."""
-        start = array.ctypes.data - self.arena.base
-        assert 0 <= start < self.arena.nbytes
-        assert self.arena.offset_of(array.ctypes.data) < 0, "others must not count on it"
-        return np.frombuffer(self.other.memory, np.uint8, array.nbytes, start)
-
-
-def test_a_child_has_what_was_there_when_it_was_forked() -> None:
-    case = _Case()
-    pool, kept = case.lending.pool, [_array(case.lending, 3 * MIB)]
-    kept[0][:] = 7
-    pool.settle((1,), 5)
-    case.reached = 5
-    address = kept[0].ctypes.data
-    told, tell = os.pipe()
-
-    def parent_goes_on() -> None:
-        kept[0][:] = 9
-        kept.clear()
-        gc.collect()
-        again = _array(case.lending, 3 * MIB)
-        assert again.ctypes.data == address
-        again[:] = 4
-        assert int(case.seen_by_other(again).sum()) == 4 * 3 * MIB, "shared again"
-        case.seen_by_other(again)[:] = 5
-        assert int(again.sum()) == 5 * 3 * MIB
-        os.write(tell, b"x")
-
-    def child_looks_then() -> bool:
-        assert os.read(told, 1) == b"x"
-        same = int(kept[0].sum()) == 7 * 3 * MIB
-        kept[0][:] = 1
-        # A child of the child has what the child had.
-        return same and in_child(lambda: int(kept[0].sum()) == 3 * MIB)
-
-    assert in_child(child_looks_then, parent_goes_on)
-    os.close(told)
-    os.close(tell)
-
-
-def test_what_others_still_write_to_stays_shared_in_a_fork() -> None:
-    case = _Case()
-    result = _array(case.lending)
-    unknown = _array(case.lending)
-    assert in_child(lambda: True)
-    case.seen_by_other(unknown)[:] = 3
-    assert unknown[-1] == 3, "nobody has said yet who writes to it"
-    case.lending.pool.settle((1,), 5)
-    case.reached = 4
-    assert in_child(lambda: True)
-    case.seen_by_other(result)[:] = 3
-    assert int(result.sum()) == 3 * MIB
-    case.reached = 5
-    assert in_child(lambda: True)
-    result[0] = 8
-    assert case.seen_by_other(result)[0] != 8
-    assert int(result.sum()) == 3 * MIB + 5
+def _arenas(nbytes: int = HEAP_START + 16 * MIB) -> tuple[Arena, Arena]:
+    """Return an arena as its rank has it, and as another one does."""
+    fd = create_memfd("horovod-test", nbytes)
+    arenas = Arena(fd, nbytes), Arena(fd, nbytes, is_own=False)
+    os.close(fd)
+    return arenas
 
 
 def test_results_leave_room_for_tensors_and_give_way_to_them() -> None:
-    case = _Case()
-    held = [_array(case.lending, 4 * MIB) for _ in range(6)]
-    inside = [0 <= array.ctypes.data - case.arena.base < case.arena.nbytes for array in held]
-    assert inside == [True, True, False, False, False, False]
-    assert len(case.arena.allocate(4 * MIB)) == 4 * MIB
+    arena, _ = _arenas()
+    held = [arena.results.take(4 * MIB) for _ in range(3)]
+    assert [memory is not None for memory in held] == [True, True, False]
+    assert len(arena.allocate(4 * MIB)) == 4 * MIB
     held.clear()
     gc.collect()
-    assert case.lending.pool.free_bytes == 24 * MIB
-    kept = case.arena.allocate(12 * MIB)
-    assert case.lending.pool.free_bytes == 0
+    assert arena.results.free_bytes == 8 * MIB
+    kept = arena.allocate(12 * MIB)
+    assert arena.results.free_bytes == 0
     with pytest.raises(MemoryError):
-        case.arena.allocate(12 * MIB)
+        arena.allocate(12 * MIB)
     del kept
 
 
 def test_what_is_lent_outlives_the_arena_and_then_goes_back_to_the_system() -> None:
-    case = _Case()
-    kept, second = [_array(case.lending)], _array(case.lending)
+    arena, other = _arenas()
+    kept, second = [_array(arena)], _array(arena)
     kept[0][:], second[:] = 1, 2
-    shown = case.seen_by_other(kept[0])
-    case.lending.close()
-    case.arena.close()
-    assert case.lending.pool.take(MIB) is None
+    shown = np.frombuffer(other.memory, np.uint8, MIB, kept[0].ctypes.data - arena.base)
+    arena.close()
+    assert arena.results.take(MIB) is None
     assert in_child(lambda: int(kept[0].sum()) == MIB)
     kept.clear()
     gc.collect()

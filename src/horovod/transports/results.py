@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["LEAST_BYTES", "Block", "Region", "ResultPool", "private_region"]
@@ -46,9 +46,11 @@ class Region:
         self.start = start
         self.place = place
 
-    def recover(self) -> bool:
-        """Make it fit for being lent again, after its last user; False if it cannot be."""
-        return True
+    def lend(self, nbytes: int) -> None:
+        """Note that it has a user from now on."""
+
+    def take_back(self) -> None:
+        """Note that it has no user any more."""
 
     def release(self) -> None:
         """Give it back to the system."""
@@ -73,18 +75,15 @@ class Block:
         nbytes: how much.
         view: makes what is lent of it; to make such a type takes longer than all the rest of lending.
         freed_s: when it came back.
-        writers: ranks that may still write to it, until they have come to ``fence``; None while that is not known.
     """
 
-    __slots__ = ("fence", "freed_s", "nbytes", "region", "view", "writers")
+    __slots__ = ("freed_s", "nbytes", "region", "view")
 
     def __init__(self, region: Region, nbytes: int) -> None:
         self.region = region
         self.nbytes = nbytes
         self.view = ctypes.c_char * nbytes
         self.freed_s = 0.0
-        self.writers: Sequence[int] | None = None
-        self.fence = 0
 
 
 class ResultPool:
@@ -114,10 +113,8 @@ class ResultPool:
         self._returned: collections.deque[weakref.ref[Any]] = collections.deque()
         # A reference tells that its object is gone only as long as somebody keeps it.
         self._lent: dict[int, tuple[weakref.ref[Any], Block]] = {}
-        self._unsettled: list[Block] = []
         self._lock = threading.RLock()
         self._owner = os.getpid()
-        self._is_closed = False
         self.place = -1
 
     def take(self, nbytes: int, least: int = LEAST_BYTES) -> Any | None:
@@ -140,20 +137,6 @@ class ResultPool:
             region = self._make(size)
             return None if region is None else self._lend(Block(region, size))
 
-    def settle(self, writers: Sequence[int], fence: int) -> None:
-        """Let it be known that what was lent since the last time is written by ``writers`` until they are there."""
-        for block in self._unsettled:
-            block.fence, block.writers = fence, writers
-        self._unsettled.clear()
-
-    def visit(self, see: Callable[[Block], None]) -> None:
-        """Show ``see`` every block that has users and has been settled; none comes or goes meanwhile."""
-        with self._lock:
-            self._collect()
-            for _, block in list(self._lent.values()):
-                if block.writers is not None:
-                    see(block)
-
     def rest(self) -> None:
         """Give back what nobody has asked for lately."""
         if self._free or self._returned:
@@ -166,24 +149,17 @@ class ResultPool:
         with self._lock:
             self._collect()
             self._drop()
-            if self._is_closed and not self._lent:
-                _survivors.discard(self)
 
     def close(self) -> None:
         """Lend nothing any more; what is lent goes back to the system when its users are gone."""
-        self._is_closed = True
         self._make = lambda nbytes: None
         with self._lock:
-            for told, block in list(self._lent.values()):
-                block.fence, block.writers = 0, ()
-                # From now on nobody looks now and then at what has come back.
+            self.shrink()
+            for told, block in self._lent.values():
                 if (view := told()) is not None:
-                    again = weakref.ref(view, self._back)
-                    self._lent[id(again)] = again, block
-                    del self._lent[id(told)], view
-            self._unsettled.clear()
-        _survivors.add(self)
-        self.shrink()
+                    # From now on nobody looks now and then at what has come back.
+                    weakref.finalize(view, block.region.release).atexit = False
+            self._lent.clear()
 
     @property
     def free_bytes(self) -> int:
@@ -194,21 +170,14 @@ class ResultPool:
 
     def _lend(self, block: Block) -> Any:
         region = block.region
-        block.writers = None
         # Not a memoryview: numpy would keep alive what is below it, not the view itself.
         view = block.view.from_buffer(region.memory, region.start)
         # In a function of ours an interrupt could come first: Python would drop it, and the block would be lost.
-        told = weakref.ref(view, self._back if self._is_closed else self._returned.append)
+        told = weakref.ref(view, self._returned.append)
         self._lent[id(told)] = told, block
-        if region.place >= 0:
-            self._unsettled.append(block)
+        region.lend(block.nbytes)
         self.place = region.place
         return view
-
-    def _back(self, told: weakref.ref[Any]) -> None:
-        self._returned.append(told)
-        if os.getpid() == self._owner:
-            self.shrink()
 
     def _collect(self) -> None:
         if not self._returned or os.getpid() != self._owner:
@@ -217,8 +186,9 @@ class ResultPool:
         while self._returned:
             lent = self._lent.pop(id(self._returned.popleft()), None)
             # None: an interrupt came before it was lent.
-            if lent is not None and lent[1].region.recover():
+            if lent is not None:
                 block = lent[1]
+                block.region.take_back()
                 block.freed_s = now
                 self._free.append(block)
         total = 0
@@ -240,7 +210,3 @@ class ResultPool:
             else:
                 block.region.release()
         self._free[:0] = reversed(kept)
-
-
-#: Closed ones of which something has a user: what they keep tells when that is gone.
-_survivors: set[ResultPool] = set()

@@ -15,12 +15,12 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from horovod.transports.kernels import Buffer
 from horovod.transports.libraries import kernels_named
-from horovod.transports.shm.mapping import address_of, map_shared, unmap
+from horovod.transports.results import Region, ResultPool
+from horovod.transports.shm.mapping import address_of, map_shared, populate, unmap
 from horovod.transports.shm.reuse import Recurring
 
 __all__ = ["HEAP_START", "INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
@@ -28,9 +28,11 @@ __all__ = ["HEAP_START", "INLINE_BYTES", "STAGING_BYTES", "Arena", "Heap"]
 INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
 HEAP_START = INLINE_BYTES + STAGING_BYTES
-_ALIGN = 4096
+_ALIGN = mmap.PAGESIZE
 #: Of the staging buffers: places of few sizes.
 _MOST_VIEWS = 256
+#: Part of the heap that results may take; the user's own tensors find room in the rest.
+_MOST_LENT = 0.5
 
 
 class Heap:
@@ -90,15 +92,14 @@ class Arena:
         nbytes: its size.
         memory: all of it.
         base: address of its first byte.
-        reclaim: called when there is no room, to give back what is not in use.
-        is_lent: whether an offset lies in a result; that is ordinary memory to its user, and may be detached.
+        results: lends memory to results.
     """
 
     def __init__(self, fd: int, nbytes: int, is_own: bool = True) -> None:
         self.nbytes = nbytes
-        self.reclaim: Callable[[], None] = lambda: None
-        self.is_lent: Callable[[int], bool] = lambda offset: False
-        self.memory = map_shared(fd, nbytes, has_tensors=is_own)
+        # Bytes of tensors by their offset: a forked child gets a copy of these.
+        self._live: dict[int, int] = {}
+        self.memory = map_shared(fd, nbytes, live=self._live)
         with contextlib.suppress(OSError):
             self.memory.madvise(mmap.MADV_DONTDUMP)
         with contextlib.suppress(OSError):
@@ -109,6 +110,8 @@ class Arena:
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._views = Recurring(_MOST_VIEWS)
+        self._lent_bytes = 0
+        self.results = ResultPool(make=self._region)
 
     def view(self, kernels: str, offset: int, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return an array over the arena; from the second time on the same call gives the same array."""
@@ -129,9 +132,10 @@ class Arena:
         try:
             offset = self.take(nbytes)
         except MemoryError:
-            self.reclaim()
+            self.results.shrink()
             offset = self.take(nbytes)
         block = (ctypes.c_char * nbytes).from_buffer(self.memory, offset)
+        self._live[offset] = nbytes
         weakref.finalize(block, self.give, offset, nbytes).atexit = False
         return block
 
@@ -151,6 +155,7 @@ class Arena:
         if os.getpid() != self._owner:
             # A forked child has dropped its copy; the parent's tensor lives on.
             return
+        self._live.pop(offset, None)
         length = -(-nbytes // _ALIGN) * _ALIGN
         with contextlib.suppress(OSError, ValueError):
             self.memory.madvise(mmap.MADV_REMOVE, offset, length)
@@ -158,11 +163,47 @@ class Arena:
         self._returned.append((offset, nbytes))
 
     def offset_of(self, address: int) -> int:
-        """Return the offset of an address, or -1 when it lies elsewhere, or in a result."""
+        """Return the offset of an address, or -1 when it lies elsewhere."""
         offset = address - self.base
-        return offset if 0 <= offset < self.nbytes and not self.is_lent(offset) else -1
+        return offset if 0 <= offset < self.nbytes else -1
+
+    def _region(self, nbytes: int) -> Region | None:
+        """Return memory for results; None if these would take too much of the arena."""
+        if self._lent_bytes + nbytes > _MOST_LENT * (self.nbytes - HEAP_START):
+            return None
+        try:
+            offset = self.take(nbytes)
+        except MemoryError:
+            return None
+        self._lent_bytes += nbytes
+        populate(self.base + offset, nbytes)
+        return _ResultRegion(self, offset, nbytes)
 
     def close(self) -> None:
-        """Drop this process's own views; the map goes with the user's last one."""
+        """Drop this process's own views; the mapping goes with the user's last tensor."""
+        self.results.close()
         self._views.forget()
         unmap(self.memory)
+
+
+class _ResultRegion(Region):
+    """Memory of a result in the arena."""
+
+    __slots__ = ("_arena", "_nbytes")
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+        super().__init__(arena.memory, offset, offset)
+        self._arena, self._nbytes = arena, nbytes
+
+    def lend(self, nbytes: int) -> None:
+        """Let a forked child have a copy of it."""
+        self._arena._live[self.start] = nbytes
+
+    def take_back(self) -> None:
+        """Let no forked child have it."""
+        self._arena._live.pop(self.start, None)
+
+    def release(self) -> None:
+        """Give it back to the arena."""
+        self._arena._lent_bytes -= self._nbytes
+        self._arena.give(self.start, self._nbytes)

@@ -30,7 +30,6 @@ from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.inline import Plan
-from horovod.transports.shm.lending import Lending
 from horovod.transports.shm.reuse import Recurring
 from horovod.transports.shm.slots import KINDS, Sender, SlotRing
 from horovod.transports.shm.staged import allreduce_staged
@@ -83,8 +82,7 @@ class ShmTransport:
         self.arenas = arenas
         self.arena = arenas[control.rank]
         self.flags = Flags(control, watch)
-        self._lending = Lending(self.arena, self.flags)
-        self.results, self._busy = self._lending.pool, self._lending.busy
+        self.results = self.arena.results
         self.staging = Staging(self.flags, arenas, self.results)
         self._slots = SlotRing(self.flags)
         self._has_advised = False
@@ -108,13 +106,6 @@ class ShmTransport:
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
-        if len(addresses) == 1:
-            arena = self.arena
-            # As ``offset_of``, without another call: most tensors lie elsewhere.
-            if not 0 <= addresses[0] - arena.base < arena.nbytes:
-                return ()
-            offset = arena.offset_of(addresses[0])
-            return () if offset < 0 else (offset,)
         offsets = tuple([self.arena.offset_of(address) for address in addresses])
         return () if -1 in offsets else offsets
 
@@ -169,21 +160,14 @@ class ShmTransport:
         done = sequence << PHASE_BITS | DONE
         if notes and entry.cache is not None and entry.cache.small is not None:
             # What is small and comes again and again, without the steps that only others need.
-            with self._busy:
-                entry.cache.small(work, notes)
+            entry.cache.small(work, notes)
             slot = work.slot
             if slot is not None:
                 slot.readers, slot.fence = entry.response.members, done
             self.control.post(done, ())
             return 0
-        with self._busy:
-            return self._run(done, sequence, batch, notes)
-
-    def _run(self, done: int, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
-        entry, work = batch[0]
         members = entry.response.members
-        lends = entry.most_bytes >= LEAST_BYTES or len(batch) > 1
-        if lends:
+        if entry.most_bytes >= LEAST_BYTES or len(batch) > 1:
             for _, one in batch:
                 one.lend = self.results.take
         if (entry.is_large or len(batch) > 1) and self._has_too_many_threads(work):
@@ -194,8 +178,6 @@ class ShmTransport:
         for _, work in batch:
             if work.slot is not None:
                 work.slot.readers, work.slot.fence = members, done
-        if lends:
-            self.results.settle(members, done if unsettled else 0)
         # Of inline messages, nobody waits for the others to have read it.
         self.control.post(done, () if notes else members)
         return done if unsettled else 0
@@ -259,7 +241,6 @@ class ShmTransport:
 
     def close(self) -> None:
         """Unmap the control page and the arenas."""
-        self._lending.close()
         for arena in self.arenas:
             arena.close()
         self.control.close()
