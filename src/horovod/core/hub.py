@@ -54,7 +54,9 @@ class HubCoordinator(Coordinator):
         self._numbers.free(leader, number)
 
     def leave(self, rank: int, reason: str) -> None:
-        """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
+        """Note that ``rank`` takes part no more; ranks that wait for it get ``reason``. The first call counts."""
+        if rank in self._gone:
+            return
         self._count_singly()
         super().leave(rank, reason)
 

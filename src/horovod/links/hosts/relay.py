@@ -363,12 +363,22 @@ class Relay:
             self._apply(message)
 
     def _part_from(self, host: int) -> None:
-        """The leader of a host has left, and nobody speaks for its other ranks any more; elsewhere rank 0 has."""
+        """Let the coordinator know that no rank of a host takes part any more, because its leader has left.
+
+        The state of a rank and its requests travel separately. So the last request of a rank may be missing although
+        its state says that it has left, and a leader that was in the middle of an operation has sent none.
+        """
         if self._index != HUB or self._is_ending:
             return
         ranks, describe = self._generation.hosts[host], self._generation.describe
-        for rank in ranks[1:]:
-            if self._mirror.state_of(rank) < State.LEFT:
+        for rank in ranks:
+            state = self._mirror.state_of(rank)
+            if state > State.LEFT:
+                continue
+            if state == State.LEFT:
+                reason = (self._board.reason(rank) or b"").decode(errors="replace").partition("\n")[2]
+                self.requests.append(frames.Leave(rank, reason or f"{describe(rank)} {LEFT}"))
+            elif rank != ranks[0]:
                 text = f"{describe(rank)} is out of reach: {describe(ranks[0])}, the first rank of its host, {LEFT}"
                 left = frames.State(rank, State.LEFT, reason=f"\n{text}".encode())
                 self.requests.append(frames.Leave(rank, text))

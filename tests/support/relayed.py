@@ -1,0 +1,180 @@
+"""Engines of ranks on several hosts in one process, on a ``Stage``: leaders, relays and all, without sockets."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from interleaving import Stage
+from pairs import Ranks
+
+from horovod import config as configuration
+from horovod.config import Config
+from horovod.engine.engine import Engine
+from horovod.engine.ports import SILENT, Link
+from horovod.links.hosts import channel, link, relay
+from horovod.links.hosts.board import HostsBoard
+from horovod.links.hosts.frames import Bye, Message
+from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.relay import Relay
+from horovod.links.hosts.roster import Host, Roster
+from horovod.links.shm.link import Shared
+from horovod.rendezvous.messages import Meeting
+from horovod.transports.local import LocalTransport
+from horovod.transports.shm.arena import Arena
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.mapping import create_memfd
+from horovod.world import World
+
+__all__ = ["RELAYED_FILES", "RelayedRanks", "relay_on_stage"]
+
+#: Whose lines are moments.
+RELAYED_FILES = frozenset(str(module.__file__) for module in (relay, channel))
+_ARENA_BYTES = 32 << 20
+
+
+class _Wire:
+    """Stands in for ``Wire``: messages lie in a queue until the other host looks."""
+
+    def __init__(
+        self,
+        wires: Any,
+        ids: Sequence[bytes],
+        index: int,
+        take: Callable[[int, Message], None],
+        lose: Callable[[int, str], None],
+    ) -> None:
+        self._wires, self._index, self._take, self._lose = wires.wires, index, take, lose
+        self._wires[index] = self
+        self.peers = [host for host in range(len(ids)) if host != index] if index == 0 else [0]
+        self.incoming: collections.deque[tuple[int, Message]] = collections.deque()
+        self._lost: set[int] = set()
+        self._greeted: set[int] = set()
+        self._is_pumping = False
+        self.fd = os.eventfd(0)
+
+    def post(self, hosts: Iterable[int], messages: Sequence[Message]) -> None:
+        for host in hosts:
+            if host in self._wires and host not in self._greeted:
+                self._wires[host].incoming.extend((self._index, message) for message in messages)
+
+    def pump(self) -> None:
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while self.incoming:
+                host, message = self.incoming.popleft()
+                if host in self._lost:
+                    continue
+                if isinstance(message, Bye):
+                    self._part(host)
+                self._take(host, message)
+        finally:
+            self._is_pumping = False
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a thread that waits for messages should look; not while another one takes them."""
+        return bool(self.incoming) and not self._is_pumping
+
+    def _part(self, host: int) -> None:
+        if host not in self._greeted:
+            self.post([host], [Bye(False)])
+            self._greeted.add(host)
+
+    def drop(self, host: int) -> None:
+        self._lost.add(host)
+
+    def is_lost(self, host: int) -> bool:
+        return host in self._lost
+
+    def has_parted(self, host: int) -> bool:
+        return host in self._greeted
+
+    def close(self) -> None:
+        self.pump()
+        for host in self.peers:
+            self._part(host)
+        os.close(self.fd)
+
+
+def relay_on_stage(stage: Stage, patch: pytest.MonkeyPatch) -> None:
+    """Let relays that are made from now on wait, and run their threads, on a stage; beside ``on_stage``."""
+
+    def wait(self: Relay, limit_s: float) -> None:
+        wire: Any = self.wire
+        stage.block(lambda: self._is_ending or wire.is_readable, limit_s)
+
+    event = SimpleNamespace(wait=lambda limit_s: None, set=lambda: None)
+    patch.setattr(relay, "threading", SimpleNamespace(Thread=stage.thread, Event=lambda: event))
+    patch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: stage.clock, monotonic_ns=lambda: 1))
+    patch.setattr(channel, "time", SimpleNamespace(monotonic=lambda: stage.clock))
+    patch.setattr(Relay, "_await", wait)
+    patch.setattr(relay, "Wire", _Wire)
+    patch.setattr(relay, "terminate", lambda context: None)
+
+
+class RelayedRanks(Ranks):
+    """A job on several hosts, whose ranks agree on operations and move nothing.
+
+    Args:
+        stage: on which they play.
+        hosts: number of ranks on each host.
+    """
+
+    def __init__(self, stage: Stage, hosts: Sequence[int]) -> None:
+        settings = configuration.load({})
+        self.stage = stage
+        first = [sum(hosts[:index]) for index in range(len(hosts))]
+        ranks = [list(range(start, start + count)) for start, count in zip(first, hosts, strict=True)]
+        roster = [Host(f"host-{index}", own, [os.getpid()] * len(own)) for index, own in enumerate(ranks)]
+        wires = SimpleNamespace(wires={}, context=None, get_monitor_socket=lambda events: None)
+        links = [one for index in range(len(hosts)) for one in _links(stage, roster, index, wires, settings)]
+        self.engines = [Engine(one, settings, SILENT) for one in links]
+        for engine in self.engines:
+            engine.start()
+
+
+def _links(stage: Stage, hosts: Sequence[Host], index: int, wires: Any, settings: Config) -> list[Link]:
+    """Assemble the links of the ranks of one host."""
+    ranks, size = hosts[index].ranks, sum(len(host.ranks) for host in hosts)
+    local_size = len(ranks)
+    page = HostsBoard.nbytes(local_size, size)
+    control_fd = create_memfd("horovod-control-test", page + Mirror.nbytes(local_size, size))
+    arena_fds = [create_memfd("horovod-arena-test", _ARENA_BYTES) for _ in ranks]
+
+    @contextlib.contextmanager
+    def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]:
+        control = Control(control_fd, world.local_rank, local_size, 4 * local_size)
+        # Views of one page differ, so a word is known by its host and rank.
+        stage.words.update(zip(control._bell_address, ranks, strict=True))
+        arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.local_rank) for rank, fd in enumerate(arena_fds)]
+        pid_fds, pids = [os.pidfd_open(os.getpid()) for _ in ranks], [os.getpid()] * local_size
+        names = [hosts[index].name] * local_size
+        yield Shared(Meeting(control_fd, arena_fds, [_ARENA_BYTES] * local_size, pid_fds, pids, names), control, arenas)
+
+    def meet(*_: Any) -> link.Met:
+        return link.Met(Roster(list(hosts), index), wires, [b""] * len(hosts))
+
+    # All ranks of the host have come, so that one may be assembled after the other.
+    mirror = Mirror(control_fd, page, local_size, size)
+    for local_rank, rank in enumerate(ranks):
+        mirror.come(local_rank, rank)
+    mirror.close()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(link, "sharing", sharing)
+            worlds = [
+                World(rank, size, local_rank, local_size, index, len(hosts), hosts[index].name, "none", "job", b"")
+                for local_rank, rank in enumerate(ranks)
+            ]
+            return [link.assemble(world, settings, 1, SILENT, meet, lambda *_: LocalTransport()) for world in worlds]
+    finally:
+        for fd in (control_fd, *arena_fds):
+            os.close(fd)
