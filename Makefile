@@ -7,7 +7,7 @@ DEMO = $(FRAMEWORK)$(if $(filter keras,$(FRAMEWORK)),-$(or $(KERAS_BACKEND),torc
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint fix bench clean
+.PHONY: help demo test quick lint fix bench docs floors clean
 inputs := pyproject.toml khorovod-ipu/pyproject.toml constraints.txt scripts/install
 
 help: ## what can be made
@@ -32,8 +32,14 @@ fix: .venv/.test-ready ## format, and mend what ruff can mend
 bench: .venv/.test-ready ## measure the collectives on this machine
 	scripts/bench $(ARGS)
 
+docs: .venv/.docs-ready ## build the documentation site in site/; warnings are errors
+	scripts/docs
+
+floors: ## a smoke suite on the oldest supported Python and frameworks (minutes, downloads)
+	scripts/floors
+
 clean: ## remove what make installed, and caches
-	rm -rf .venv .mpi .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .mpi site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 demo-extras-torch := torch
 demo-extras-tensorflow := tensorflow-cpu
@@ -43,6 +49,10 @@ demo-extras-keras-jax := keras,jax
 demo-extras-jax := jax
 .venv/.demo-ready-%: $(inputs)
 	PYTHON=$(PYTHON) scripts/install $(demo-extras-$*),examples
+	@touch $@
+
+.venv/.docs-ready: .venv/.test-ready
+	PYTHON=$(PYTHON) scripts/install docs
 	@touch $@
 
 .venv/.test-ready: $(inputs) scripts/install-mpi

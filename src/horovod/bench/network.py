@@ -42,11 +42,13 @@ def run_network(control: Control, tell: Tell, *, rounds: int = 7, large: int = _
     pairs = list(itertools.combinations(first.items(), 2))
     for number, ((one, sender), (other, receiver)) in enumerate(pairs):
         tell(number, len(pairs), f"{one} and {other}")
-        process_set = hvd.add_process_set([sender, receiver])
+        is_whole_job = control.size == 2
+        process_set = hvd.global_process_set if is_whole_job else hvd.add_process_set([sender, receiver])
         spent = _pair(process_set, sender, rounds, large) if control.rank in (sender, receiver) else None
         latency_s, transfer_s = (max(each) for each in zip(*filter(None, control.gather(spent)), strict=True))
         rows.append({"hosts": f"{one}, {other}", "latency_s": latency_s, "bytes_s": large / transfer_s})
-        hvd.remove_process_set(process_set)
+        if not is_whole_job:
+            hvd.remove_process_set(process_set)
     tell(1, 1, "done")
     return rows
 
