@@ -11,13 +11,12 @@ import jax.numpy as jnp
 
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.compression import Compression, compress, decompress
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind, ReduceOp
 from horovod.errors import HorovodInternalError, RequestError
 from horovod.jax import ops as hvd
-from horovod.jax.compression import Compression
 from horovod.jax.failures import typed_errors
-from horovod.jax.ops import compress, decompress
 from horovod.jax.placing import carry_out, make_call
 from horovod.jax.runtime import comm
 

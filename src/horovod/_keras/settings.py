@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod.bindings.compression import check_compression
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
@@ -76,11 +77,7 @@ def make_settings(
         )
     if backward_passes_per_step < 1:
         raise wrong_argument(f"backward_passes_per_step must be 1 or more. Received: {backward_passes_per_step}")
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise wrong_argument(
-            "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
-            f"Received: {compression!r}"
-        )
+    check_compression(compression)
     if num_groups:
         warn_deprecated("num_groups is deprecated, use groups instead")
         groups = num_groups if groups is None else groups

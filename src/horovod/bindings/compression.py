@@ -1,23 +1,49 @@
-"""Compression of what goes over the wire: the interface, and what is the same for all frameworks.
+"""Compression of data between ranks, for all frameworks.
 
-A compressor is two functions: ``compress(tensor) -> (wire_tensor, context)`` and
-``decompress(wire_tensor, context) -> tensor``. Users may write their own; it needs no base class.
-The casting ones are a table entry per framework: which dtypes are floating-point, and how to cast.
+``compression=`` takes one of three things:
+
+- ``Compression.none``, ``.fp16`` or ``.bf16``;
+- a class or object with ``compress(tensor) -> (wire, ctx)`` and ``decompress(wire, ctx) -> tensor``, as in Horovod;
+- an object of a subclass of ``BucketCompressor``, which keeps a state for each bucket of gradients.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from typing import Any, ClassVar
 
-__all__ = ["CastCompressor", "Compressor", "NoneCompressor"]
+from horovod.bindings.misuse import wrong_argument
+from horovod.logs import logger
+
+__all__ = [
+    "BF16Compressor",
+    "BucketCompressor",
+    "CastCompressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "NoneCompressor",
+    "cast",
+    "check_compression",
+    "compress",
+    "decompress",
+]
+
+
+@singledispatch
+def cast(tensor: Any, dtype: str) -> Any:
+    """Return ``tensor`` as the dtype of this name; a framework without ``astype`` registers its own function."""
+    return tensor.astype(dtype)
 
 
 class Compressor:
-    """Interface of a compressor; the methods are called on the class, no instance is made."""
+    """Interface of a compressor without state. The methods are called on the class: no instance is made."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what is sent in place of ``tensor``, and what ``decompress`` needs to undo it."""
+        """Return the tensor to send, and a context for ``decompress``."""
         raise NotImplementedError
 
     @staticmethod
@@ -41,29 +67,151 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends wider floating-point tensors as ``wire_dtype``; others go as they are.
+    """Sends some floating-point dtypes as another one; tensors of other dtypes as they are."""
 
-    A framework's subclass says what its dtypes are.
-    """
-
-    #: The framework's dtype that goes over the wire.
-    wire_dtype: ClassVar[Any]
-    #: The dtypes that are cast to it.
-    from_dtypes: ClassVar[frozenset[Any]]
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """Return ``tensor`` as ``dtype``, in the framework's words."""
-        raise NotImplementedError
+    #: Name of the dtype that is sent.
+    wire_dtype: ClassVar[str]
+    #: Names of the dtypes that are cast to it.
+    from_dtypes: ClassVar[frozenset[str]]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return ``tensor`` as ``wire_dtype``, and its own dtype; ``None`` where nothing was cast."""
-        if tensor.dtype not in cls.from_dtypes:
-            return tensor, None
-        return cls.cast(tensor, cls.wire_dtype), tensor.dtype
+        """Return ``tensor`` as ``wire_dtype``, and the name of its own dtype; ``None`` where nothing was cast."""
+        # torch.float32 has no name; its text ends with it.
+        name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).rpartition(".")[2]
+        return (cast(tensor, cls.wire_dtype), name) if name in cls.from_dtypes else (tensor, None)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
         """Return ``tensor`` in the dtype that it had."""
-        return tensor if ctx is None else cls.cast(tensor, ctx)
+        return tensor if ctx is None else cast(tensor, ctx)
+
+
+class FP16Compressor(CastCompressor):
+    """Sends floating-point tensors as float16: half the bytes, 11 bits of precision, at most 65504."""
+
+    wire_dtype = "float16"
+    from_dtypes = frozenset({"float32", "float64", "bfloat16"})
+
+
+class BF16Compressor(CastCompressor):
+    """Sends floating-point tensors as bfloat16: half the bytes, 8 bits of precision, float32's range."""
+
+    wire_dtype = "bfloat16"
+    from_dtypes = frozenset({"float32", "float64", "float16"})
+
+
+class Compression:
+    """The compressors that are included; pass one as ``compression=hvd.Compression.fp16``."""
+
+    none: ClassVar[type[Compressor]] = NoneCompressor
+    fp16: ClassVar[type[Compressor]] = FP16Compressor
+    bf16: ClassVar[type[Compressor]] = BF16Compressor
+
+
+class BucketCompressor:
+    """Base of compressors that work on whole buckets of gradients, and keep a state for each of them.
+
+    A subclass defines ``name``, ``compress`` and ``decompress``. Compressed tensors are reduced like gradients, so
+    they must have the same shape, dtype and meaning on all ranks. Each rank has its own states, and saves them itself.
+    Make one object for each optimizer.
+    """
+
+    #: Stands in ``state_dict()``, so that no other compressor loads it.
+    name: ClassVar[str] = ""
+
+    def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the tensor to send for a bucket, and a context for ``decompress``.
+
+        Args:
+            tensor: the gradients of the bucket, flat, with zeros between them; read only.
+            state: of this bucket; empty in its first step. Write what the next step needs.
+        """
+        raise NotImplementedError
+
+    def decompress(self, tensor: Any, ctx: Any, state: dict[str, Any]) -> Any:
+        """Return the reduced gradients of the bucket, flat, from the reduced tensor."""
+        raise NotImplementedError
+
+    def claim(self, owner: object) -> None:
+        """Note which optimizer uses this object.
+
+        Raises:
+            RequestError: another one does, which would mix up the states of their buckets.
+        """
+        other = self.__dict__.get("_owner", lambda: None)()
+        if other not in (None, owner):
+            raise wrong_argument(f"the compressor {self.name!r} is used by another optimizer; make one object for each")
+        self.__dict__["_owner"] = weakref.ref(owner)
+
+    def state_of(self, bucket: str, count: int) -> dict[str, Any]:
+        """Return the state of a bucket; an empty one if that of this name has another length.
+
+        Args:
+            bucket: its name.
+            count: its number of elements.
+        """
+        known, state = self._buckets.get(bucket, (count, {}))
+        if known != count:
+            logger.warning(
+                "compressor %s starts anew for %s: its state is for %d elements, the bucket has %d",
+                self.name, bucket, known, count,
+            )  # fmt: skip
+            state = {}
+        self._buckets[bucket] = count, state
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all buckets of this rank, to save beside the optimizer's."""
+        return {"name": self.name, "buckets": dict(self._buckets)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load states, between steps.
+
+        Args:
+            state_dict: as ``state_dict()`` gave it on this rank.
+
+        Raises:
+            RequestError: it is of another compressor.
+        """
+        if state_dict.get("name") != self.name:
+            raise wrong_argument(f"this state is of the compressor {state_dict.get('name')!r}, not of {self.name!r}")
+        self._buckets.clear()
+        self._buckets.update({bucket: (count, dict(state)) for bucket, (count, state) in state_dict["buckets"].items()})
+
+    @property
+    def _buckets(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        # A subclass need not call __init__.
+        found: dict[str, tuple[int, dict[str, Any]]] = self.__dict__.setdefault("_states", {})
+        return found
+
+
+def check_compression(compression: Any, buckets: bool = False) -> None:
+    """Raise RequestError unless ``compression`` is a compressor.
+
+    Args:
+        compression: what the user gave.
+        buckets: whether a ``BucketCompressor`` is allowed.
+    """
+    if isinstance(compression, BucketCompressor) and not buckets:
+        raise wrong_argument(
+            f"the compressor {compression.name!r} keeps a state for each bucket of gradients, which only "
+            "horovod.torch.DistributedOptimizer has, with op other than Adasum and without host_optimizer"
+        )
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise wrong_argument(
+            "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
+            f"Received: {compression!r}"
+        )
+
+
+def compress(compression: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the tensors to send, and the contexts for ``decompress``."""
+    check_compression(compression)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [wire for wire, _ in pairs], [context for _, context in pairs]
+
+
+def decompress(compression: Any, wires: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
+    """Undo ``compress``."""
+    return [compression.decompress(wire, context) for wire, context in zip(wires, contexts, strict=True)]

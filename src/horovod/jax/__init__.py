@@ -30,8 +30,8 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
+from horovod.bindings.compression import Compression
 from horovod.jax import lowering as _lowering
-from horovod.jax.compression import Compression
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_parameters
 from horovod.jax.handles import (

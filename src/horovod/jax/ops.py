@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import Kind, ReduceOp
 from horovod.errors import RequestError
-from horovod.jax.compression import Compression, Compressor
 from horovod.jax.placing import carry_out, carry_out_splits, make_call, refuse_in_programs
 from horovod.jax.runtime import comm
 from horovod.jax.trees import Leaves
@@ -96,17 +95,6 @@ def grouped_allreduce(
         A pytree of the same structure.
     """
     return allreduce(tensors, name, op, compression, prescale_factor, postscale_factor, process_set)
-
-
-def compress(compression: type[Compressor], arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return what travels in place of arrays, and what is needed to undo it."""
-    pairs = [compression.compress(array) for array in arrays]
-    return [wire for wire, _ in pairs], [context for _, context in pairs]
-
-
-def decompress(compression: type[Compressor], wires: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
-    """Undo ``compress``."""
-    return [compression.decompress(wire, context) for wire, context in zip(wires, contexts, strict=True)]
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:

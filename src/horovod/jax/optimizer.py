@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Average, resolve_op
 from horovod.core.requests import Kind, ReduceOp
-from horovod.jax.compression import Compression, Compressor
-from horovod.jax.ops import compress, decompress
 from horovod.jax.placing import carry_out, make_call
 from horovod.jax.runtime import is_tracing
 from horovod.jax.trees import Leaves

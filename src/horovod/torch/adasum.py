@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.gradients.wording import ADASUM
@@ -89,13 +90,15 @@ class AdasumMembers:
     def _combine(self, moved: Named, starts: list[torch.Tensor]) -> None:
         assert self._settings is not None
         compression = self._settings.compression
-        pending = []
-        for (name, parameter), start in zip(moved, starts, strict=True):
-            wire, ctx = compression.compress(parameter.detach() - start)
-            name = f"{ADASUM}.{name}"
-            pending.append((begin_allreduce(comm, wire.contiguous(), self._settings, name), ctx))
-        for (_, parameter), start, (handle, ctx) in zip(moved, starts, pending, strict=True):
-            parameter.copy_(start + compression.decompress(comm.synchronize(handle), ctx))
+        steps = [parameter.detach() - start for (_, parameter), start in zip(moved, starts, strict=True)]
+        wires, contexts = compress(compression, steps)
+        handles = [
+            begin_allreduce(comm, wire.contiguous(), self._settings, f"{ADASUM}.{name}")
+            for (name, _), wire in zip(moved, wires, strict=True)
+        ]
+        reduced = decompress(compression, [comm.synchronize(handle) for handle in handles], contexts)
+        for (_, parameter), start, step in zip(moved, starts, reduced, strict=True):
+            parameter.copy_(start + step)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Note how many backward passes there are before a step; they are accumulated locally anyway."""

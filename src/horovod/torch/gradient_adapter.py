@@ -15,6 +15,7 @@ from horovod.bindings.gradients.slots import Slot
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
 from horovod.torch.unbucketed import start_unbucketed
+from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchGradients"]
 
@@ -47,9 +48,9 @@ class TorchGradients:
         """Return the number of elements."""
         return parameter.numel()
 
-    def dtype(self, parameter: torch.Tensor) -> torch.dtype:
-        """Return the dtype."""
-        return parameter.dtype
+    def dtype(self, parameter: torch.Tensor) -> str:
+        """Return the name of the dtype."""
+        return comm.adapter.dtype_name(parameter.dtype)
 
     def itemsize(self, parameter: torch.Tensor) -> int:
         """Return the bytes of an element."""
@@ -123,13 +124,13 @@ class TorchGradients:
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
-    def zeros(self, count: int, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def zeros(self, count: int, like: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
         """Return zeros, in the arena if they belong on the host."""
-        dtype = dtype or like.dtype
+        kind = DTYPES[dtype] if dtype else like.dtype
         if like.device.type == "cpu":
-            shared: torch.Tensor = comm.zeros(count, dtype=dtype)
+            shared: torch.Tensor = comm.zeros(count, dtype=kind)
             return shared
-        return torch.zeros(count, dtype=dtype, device=like.device)
+        return torch.zeros(count, dtype=kind, device=like.device)
 
     def view(self, buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
         """Return a gradient's place, with the strides that optimizers like best: the parameter's own."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod import context
+from horovod.bindings.compression import compress
 from horovod.bindings.gradients.collective import BucketCollective, begin_allreduce
 from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
@@ -244,7 +245,7 @@ class Members:
             A handle, for ``hvd.synchronize``, and what the compressor needs to restore what that returns.
         """
         assert self._settings is not None  # as in a copy, which is no distributed optimizer any more
-        wire, context = self._settings.compression.compress(parameter.grad)
+        (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
         return begin_allreduce(comm, wire, self._settings, name), context
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.compression import compress, decompress
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -76,12 +77,12 @@ def allreduce(
         plain: torch.Tensor = comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
         return plain
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    wire, context = compression.compress(tensor)
+    (wire,), contexts = compress(compression, [tensor])
     if _wanted([wire]):
         (reduced,) = gradients.allreduce(name, how, wire.contiguous())
     else:
         reduced = comm.allreduce(wire, name=name, **how.keywords)
-    result: torch.Tensor = compression.decompress(reduced, context)
+    result: torch.Tensor = decompress(compression, [reduced], contexts)[0]
     return result
 
 
@@ -105,18 +106,13 @@ def grouped_allreduce(
     if compression is Compression.none and not _wanted(tensors):
         return list(comm.grouped_allreduce(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
     how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    wires, contexts = _compress(compression, tensors)
+    wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
         reduced = gradients.allreduce(name, how, *(wire.contiguous() for wire in wires))
     else:
         reduced = comm.grouped_allreduce(wires, name=name, **how.keywords)
-    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
-
-
-def _compress(compression: type[Compressor], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    return [wire for wire, _ in pairs], [context for _, context in pairs]
+    return decompress(compression, reduced, contexts)
 
 
 def allgather(
@@ -268,7 +264,7 @@ def grouped_reducescatter(
         This rank's rows of each, in the order of ``tensors``.
     """
     how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
-    wires, contexts = _compress(compression, tensors)
+    wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
         reduced = gradients.reducescatter(name, how, *(wire.contiguous() for wire in wires))
@@ -276,4 +272,4 @@ def grouped_reducescatter(
         reduced = [comm.reducescatter(wires[0], name=name, **how.keywords)]
     else:
         reduced = comm.grouped_reducescatter(wires, name=name, **how.keywords)
-    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
+    return decompress(compression, reduced, contexts)

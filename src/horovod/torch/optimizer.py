@@ -8,12 +8,8 @@ from typing import Any
 import torch
 
 from horovod import context
-from horovod.bindings.gradients.parameters import (
-    check_compression,
-    check_groups,
-    check_names,
-    check_passes,
-)
+from horovod.bindings.compression import BucketCompressor, check_compression
+from horovod.bindings.gradients.parameters import check_groups, check_names, check_passes
 from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
@@ -32,7 +28,7 @@ __all__ = ["DistributedOptimizer"]
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | BucketCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0,
@@ -54,7 +50,7 @@ def DistributedOptimizer(
     Args:
         optimizer: any torch optimizer. The new one shares its state and its groups.
         named_parameters: names for messages, the same on every rank; typically ``model.named_parameters()``.
-        compression: how gradients are sent, such as ``Compression.fp16``.
+        compression: how gradients are sent, such as ``Compression.fp16``; see docs/extending.md for your own.
         backward_passes_per_step: backward passes that are accumulated locally before a step.
         op: Average, Sum, Min, Max, Product, or Adasum.
         gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
@@ -86,7 +82,7 @@ def DistributedOptimizer(
             f"Received: gradient_predivide_factor={gradient_predivide_factor}, op={op.name}"
         )
     check_optimizer(optimizer)
-    check_compression(compression)
+    check_compression(compression, buckets=op is not ReduceOp.ADASUM and not host_optimizer)
     check_passes(backward_passes_per_step)
     if num_groups:
         warn_deprecated("num_groups is deprecated, use groups instead")

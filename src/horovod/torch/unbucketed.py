@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
 from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.gradients.slots import Slot
@@ -50,12 +51,12 @@ def _start_compressed(slot: Slot, settings: Settings, name: str) -> Callable[[],
         grad = torch.zeros_like(parameter)
     elif grad.layout is not torch.strided:
         grad = grad.to_dense()
-    wire, context = settings.compression.compress(grad.detach())
+    (wire,), contexts = compress(settings.compression, [grad.detach()])
     # What the engine writes is no change by the user, should this be the gradient itself.
     handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
 
     def finish() -> None:
-        reduced = settings.compression.decompress(comm.synchronize(handle), context)
+        (reduced,) = decompress(settings.compression, [comm.synchronize(handle)], contexts)
         parameter.grad = reduced.to_sparse(slot.sparse_dim) if slot.sparse_dim else reduced
 
     return finish

@@ -42,8 +42,8 @@ class GradientAdapter(Protocol):
     def count(self, parameter: Any) -> int:
         """Return the number of elements."""
 
-    def dtype(self, parameter: Any) -> Any:
-        """Return the framework's dtype."""
+    def dtype(self, parameter: Any) -> str:
+        """Return the name of the dtype, such as ``float32``."""
 
     def itemsize(self, parameter: Any) -> int:
         """Return the bytes of an element."""
@@ -89,13 +89,13 @@ class GradientAdapter(Protocol):
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
-    def zeros(self, count: int, like: Any, dtype: Any = None) -> Any:
+    def zeros(self, count: int, like: Any, dtype: str | None = None) -> Any:
         """Return a buffer of zeros, in the arena where it can be.
 
         Args:
             count: elements.
             like: a parameter of this device.
-            dtype: of the framework; that of the parameter when None.
+            dtype: name of its dtype; that of the parameter when None.
         """
 
     def view(self, buffer: Any, offset: int, parameter: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a bucket travels. A bucket knows only that it begins, and what it gets."""
+"""How a bucket is reduced: allreduced, as it is or compressed, or reduce-scattered."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.compression import BucketCompressor
+from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.layout import BucketLayout
 from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.wording import FLAGS
+from horovod.bindings.gradients.wording import FLAGS, PREFIX
 from horovod.errors import HorovodInternalError
 
-__all__ = ["Allreduce", "BucketCollective", "ReduceScatter", "Reduced", "begin_allreduce"]
+__all__ = [
+    "Allreduce",
+    "BucketCollective",
+    "CompressedAllreduce",
+    "ReduceScatter",
+    "Reduced",
+    "begin_allreduce",
+]
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What came of a bucket.
+    """A bucket after its reduction.
 
     Attributes:
         flags: the presence flags, reduced.
-        values: what is reduced of the data.
+        values: the reduced elements.
         start: where ``values`` begin in the bucket's buffer.
         in_place: whether they are the bucket's own memory.
     """
@@ -35,8 +44,8 @@ class BucketCollective(Protocol):
     """Reduces buckets over the ranks of a process set.
 
     Attributes:
-        shards: into how many equal parts the data of a bucket must divide.
-        instead: what to do who changed a gradient that was on its way.
+        shards: the number of equal parts into which the data of a bucket must divide.
+        instead: advice for a user who changed a gradient that was being reduced.
     """
 
     instead: str
@@ -97,6 +106,46 @@ class Allreduce:
         handle, wire, flags = pending
         self._comm.synchronize(handle)
         return Reduced(wire[flags:], wire, 0, in_place=True)
+
+
+class CompressedAllreduce:
+    """Every rank gets all of a bucket; a compressor makes the tensor that is sent. The flags are sent as they are.
+
+    Args:
+        adapter: the framework.
+        settings: how to reduce.
+        compressor: of the settings.
+    """
+
+    shards = 1
+    instead = Allreduce.instead
+
+    def __init__(self, adapter: GradientAdapter, settings: Settings, compressor: BucketCompressor) -> None:
+        self._adapter = adapter
+        self._settings = settings
+        self._compressor = compressor
+        compressor.claim(self)
+
+    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+        """Compress, and start both operations."""
+        comm, data, flags = self._adapter.comm, wire[: layout.flags], wire[layout.flags :]
+        # Without the optimizer's number: in the job that loads the state it may have another one.
+        state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], layout.flags)
+        with self._adapter.quietly():
+            sent, ctx = self._compressor.compress(data, state)
+        # Not in place: it may be part of the compressor's state.
+        handle = comm.allreduce_async(sent, name=name, **self._settings.reduction)
+        flags_handle = begin_allreduce(comm, flags, self._settings, f"{name}{FLAGS}")
+        return handle, flags_handle, ctx, state, wire, layout.flags
+
+    def wait(self, pending: Any) -> Reduced:
+        """Wait for both, and decompress."""
+        handle, flags_handle, ctx, state, wire, count = pending
+        comm = self._adapter.comm
+        reduced = comm.synchronize(handle)
+        comm.synchronize(flags_handle)
+        self._adapter.copy(wire[:count], self._compressor.decompress(reduced, ctx, state))
+        return Reduced(wire[count:], wire, 0, in_place=True)
 
 
 class ReduceScatter:

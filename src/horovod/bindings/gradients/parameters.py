@@ -10,21 +10,12 @@ from horovod.bindings.misuse import wrong_argument
 from horovod.phrases import few
 from horovod.splits import split_evenly
 
-__all__ = ["check_compression", "check_groups", "check_names", "check_passes", "find_duplicates"]
+__all__ = ["check_groups", "check_names", "check_passes", "find_duplicates"]
 
 
 def find_duplicates(names: Iterable[str]) -> set[str]:
     """Return the names that occur more than once."""
     return {name for name, count in Counter(names).items() if count > 1}
-
-
-def check_compression(compression: Any) -> None:
-    """Raise RequestError unless ``compression`` is what the word means."""
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise wrong_argument(
-            "compression must have compress() and decompress(), such as hvd.Compression.fp16. "
-            f"Received: {compression!r}"
-        )
 
 
 def check_passes(passes: int) -> None:

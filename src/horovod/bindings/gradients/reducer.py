@@ -21,7 +21,7 @@ from typing import Any
 from horovod import context
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.buckets import Bucket
-from horovod.bindings.gradients.collective import Allreduce, BucketCollective
+from horovod.bindings.gradients.collective import Allreduce, BucketCollective, CompressedAllreduce
 from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.gradients.settings import Settings
 from horovod.bindings.gradients.slots import Slot
@@ -84,7 +84,7 @@ class Reducer:
         self.settings = settings
         self._adapter = adapter
         self._comm = adapter.comm
-        self._collective = collective or Allreduce(adapter.comm, settings)
+        self._collective = collective or _allreduce(adapter, settings)
         self.passes = passes
         self._fresh = True
         self._left_with: list[int] = []
@@ -339,6 +339,11 @@ class Reducer:
     def _item(self, index: int, parameter: Any) -> Item:
         of = self._adapter
         return Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter))
+
+
+def _allreduce(adapter: GradientAdapter, settings: Settings) -> BucketCollective:
+    compressor = settings.bucket_compressor
+    return CompressedAllreduce(adapter, settings, compressor) if compressor else Allreduce(adapter.comm, settings)
 
 
 def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[Any], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.bindings.compression import CastCompressor, Compressor, NoneCompressor
+from horovod.bindings.compression import BucketCompressor, CastCompressor, Compressor, NoneCompressor
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 
@@ -18,38 +18,42 @@ class Settings:
 
     Attributes:
         op: how they are combined.
-        prescale: multiplies them before.
-        postscale: multiplies them after.
+        prescale: factor before that.
+        postscale: factor after it.
         compression: how they are sent.
-        process_set: who takes part.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
+        process_set: the ranks that take part.
+        sparse_as_dense: whether sparse gradients are sent as dense ones.
     """
 
     op: ReduceOp
     prescale: float
     postscale: float
-    compression: type[Compressor]
+    compression: type[Compressor] | BucketCompressor
     process_set: ProcessSet
     sparse_as_dense: bool
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the user's own compressor wants to see every gradient by itself."""
-        return self.compression is not NoneCompressor and not self._casts
+        """Whether gradients are compressed and reduced one by one, by a compressor of the user's without state."""
+        return self.compression is not NoneCompressor and not self._casts and self.bucket_compressor is None
 
-    def wire_dtype(self, dtype: Any) -> Any:
-        """Return what gradients of ``dtype`` are cast to before they are sent, or ``None``."""
+    @property
+    def bucket_compressor(self) -> BucketCompressor | None:
+        """The compressor of whole buckets, if that is one."""
+        return self.compression if isinstance(self.compression, BucketCompressor) else None
+
+    def wire_dtype(self, dtype: str) -> str | None:
+        """Return the name of the dtype that gradients of ``dtype`` are cast to before they are sent, or ``None``."""
         compression: Any = self.compression
         return compression.wire_dtype if self._casts and dtype in compression.from_dtypes else None
 
     @property
     def _casts(self) -> bool:
-        # A user's compressor may be an object that only has the two functions.
         return isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
 
     @property
     def reduction(self) -> dict[str, Any]:
-        """The same as arguments of a collective that reduces."""
+        """Arguments for a collective that reduces."""
         return {
             "op": self.op,
             "prescale_factor": self.prescale,

@@ -1,0 +1,148 @@
+"""Compressors of ``DistributedOptimizer``: those that are included, Horovod's kind, and those with a state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+
+import horovod.torch as hvd
+from horovod.errors import RequestError
+from horovod.torch.compression import BucketCompressor
+
+
+class Halves(BucketCompressor):
+    """Sends every second element, those that were left out in the next step."""
+
+    name = "halves"
+
+    def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
+        if not state:
+            state.update(step=0, left=torch.zeros_like(tensor))
+        total, first = tensor + state["left"], state["step"] % 2
+        state.update(step=state["step"] + 1, left=total.clone())
+        state["left"][first::2] = 0
+        return total[first::2], first
+
+    def decompress(self, tensor: Any, ctx: Any, state: dict[str, Any]) -> Any:
+        found = torch.zeros_like(state["left"])
+        found[ctx::2] = tensor
+        return found
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)).double()
+
+
+def _train(steps: int, compression: Any, saved: Any = None, **options: Any) -> list[Any]:
+    """Return the gradients of each step; the gradient of a parameter is the number of the step times rank + 1."""
+    model = _model()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, **options
+    )
+    if saved:
+        compression.load_state_dict(saved)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        (sum(parameter.sum() for parameter in model.parameters()) * (step + 1.0) * (hvd.rank() + 1)).backward()
+        optimizer.synchronize()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return found
+
+
+def _with_state() -> None:
+    compression = Halves()
+    found = _train(6, compression, op=hvd.Sum)
+    # Each element gets its own share in one step and two shares in the next.
+    ranks = 1 + 2 + 3
+    total = [sum(step) for step in zip(*found, strict=True)]
+    for grads in total:
+        assert set(grads.unique().tolist()) <= {(1 + 2 + 3 + 4 + 5 + 6) * ranks, (1 + 2 + 3 + 4 + 5) * ranks}
+    (bucket,) = compression.state_dict()["buckets"]
+    assert bucket.startswith("bucket0[")
+    assert compression.state_dict()["buckets"][bucket][1]["step"] == 6
+
+
+def test_a_compressor_keeps_a_state_for_each_bucket() -> None:
+    run_ranks(3, _with_state)
+
+
+def _without() -> None:
+    """A parameter that has a gradient on one rank has it on all; one without gradients anywhere has none."""
+    model = _model()
+    unused = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([*model.parameters(), unused], lr=0.1), compression=Halves(), op=hvd.Sum
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model[hvd.rank() % 2].weight.sum() * 2).backward()
+        optimizer.synchronize()
+        assert [layer.weight.grad is not None for layer in model] == [True, True]
+        assert [layer.bias.grad for layer in model] == [None, None]
+        assert unused.grad is None
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def test_missing_gradients_are_known_without_being_compressed() -> None:
+    run_ranks(2, _without)
+
+
+class Doubled:
+    """Horovod's kind: two functions, on an object as well as on a class."""
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        return tensor * 2, tensor.shape
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        assert tensor.shape == ctx
+        return tensor / 2
+
+
+def _alike() -> None:
+    want = _train(3, hvd.Compression.none)
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16, Doubled()):
+        for grads, other in zip(_train(3, compression), want, strict=True):
+            for got, expected in zip(grads, other, strict=True):
+                assert torch.equal(got, expected), (compression, got, expected)
+
+
+def test_included_ones_and_those_of_two_functions() -> None:
+    run_ranks(2, _alike)
+
+
+def _misused() -> None:
+    model, compression = _model(), Halves()
+
+    def wrap(**options: Any) -> Any:
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression, **options)
+
+    for wrong in (lambda: wrap(op=hvd.Adasum), lambda: wrap(host_optimizer=True)):
+        with pytest.raises(RequestError, match="the compressor 'halves' keeps a state for each bucket"):
+            wrong()
+    with pytest.raises(RequestError, match="the compressor 'halves' keeps a state for each bucket"):
+        hvd.allreduce(torch.zeros(2), compression=compression)
+    kept = wrap()
+    with pytest.raises(RequestError, match="is used by another optimizer"):
+        wrap()
+    del kept
+    with pytest.raises(RequestError, match="this state is of the compressor 'other', not of 'halves'"):
+        compression.load_state_dict({"name": "other"})
+
+
+def test_where_a_state_has_no_place() -> None:
+    run_ranks(1, _misused)
+
+
+def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    compression = Halves()
+    compression.state_of("bucket", 4)["step"] = 7
+    assert compression.state_of("bucket", 4) == {"step": 7}
+    assert compression.state_of("bucket", 8) == {}
