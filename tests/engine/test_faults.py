@@ -213,11 +213,11 @@ def test_a_rank_ends_inside_init(way: str) -> None:
 
 def _in_shutdown() -> None:
     import horovod.numpy as hvd
-    from horovod.engine.stepper import Stepper
+    from horovod.engine.execution import Execution
 
     hvd.allreduce(np.ones(3), name="last")
     if hvd.rank() == VICTIM:
-        Stepper.leave = lambda self, reason: _kill()  # type: ignore[method-assign]
+        Execution.leave = lambda self, reason: _kill()  # type: ignore[method-assign]
 
 
 def test_a_rank_dies_in_shutdown() -> None:

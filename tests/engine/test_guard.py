@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from horovod.engine import interrupts
-from horovod.engine.interrupts import Guard
+from horovod.engine import signals
+from horovod.engine.signals import Guard
 
 _RARE = (signal.SIGWINCH, signal.SIGIO, signal.SIGRTMIN)
 
@@ -98,7 +98,7 @@ def test_what_broke_into_entering_leaves_handlers_that_work(guard: Guard, monkey
     def handler(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
-    usual, left = interrupts._set_handler, [1]
+    usual, left = signals._set_handler, [1]
 
     def breaks(number: int, new: Any) -> Any:
         if not left:
@@ -109,7 +109,7 @@ def test_what_broke_into_entering_leaves_handlers_that_work(guard: Guard, monkey
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
     assert guard.allows()
-    monkeypatch.setattr(interrupts, "_set_handler", breaks)
+    monkeypatch.setattr(signals, "_set_handler", breaks)
     with pytest.raises(Alarm):
         guard.enter()
     monkeypatch.undo()
@@ -130,7 +130,7 @@ def test_a_timer_is_there_to_end_a_wait(guard: Guard) -> None:
 
 def test_the_handler_of_a_rare_signal_is_found_within_a_moment(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, came = [10**9], list[int]()
-    monkeypatch.setattr(interrupts, "now", lambda: clock[0])
+    monkeypatch.setattr(signals, "now", lambda: clock[0])
     assert guard.allows()
     usual = [signal.signal(number, lambda number, frame: came.append(number)) for number in _RARE]
     try:

@@ -83,16 +83,16 @@ def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
 
 def _interrupted_while_it_begins() -> None:
     import horovod.numpy as hvd
-    from horovod.engine.progress import Progress
+    from horovod.engine.loop import Loop
 
     late = []
 
-    def start(self: Progress) -> None:
-        Progress.start = usual  # type: ignore[method-assign]
+    def start(self: Loop) -> None:
+        Loop.start = usual  # type: ignore[method-assign]
         late.append(self)
         raise KeyboardInterrupt
 
-    usual, Progress.start = Progress.start, start  # type: ignore[method-assign]
+    usual, Loop.start = Loop.start, start  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         hvd.init()
     assert not hvd.is_initialized()

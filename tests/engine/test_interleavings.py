@@ -11,9 +11,9 @@ from pairs import FILES, Ranks
 from plays import Scenario, on_all, once, play, play_all, play_many, raise_all
 
 from horovod.engine.handles import Handle
-from horovod.engine.log import LogRunner
+from horovod.engine.loop import Loop
 from horovod.engine.ports import LogEntry
-from horovod.engine.progress import Progress
+from horovod.engine.state import State
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
 # -- what happens at the same time ---------------------------------------------------------------------------------
@@ -222,14 +222,14 @@ def _asks(stage: Stage, ranks: Ranks) -> None:
 
 
 def test_it_finds_deques_that_change_while_they_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_flight(self: LogRunner) -> list[Handle]:
+    def in_flight(self: State) -> list[Handle]:
         found = []
-        for queue in (*self._outstanding.unnamed.values(), self.inbox):
+        for queue in (*self.unnamed.values(), self.inbox):
             for handle in queue:
                 found.append(handle)
         return found
 
-    monkeypatch.setattr(LogRunner, "in_flight", in_flight)
+    monkeypatch.setattr(State, "in_flight", in_flight)
     [error] = _found(_asks, hands_over=True, most=2)
     assert "mutated during iteration" in str(error)
 
@@ -237,8 +237,8 @@ def test_it_finds_deques_that_change_while_they_are_looked_through(monkeypatch: 
 def _two_finish(stage: Stage, ranks: Ranks) -> None:
     """Two threads end the same submission: the engine's that has ended, and one that submits too late."""
     handle = ranks.submit(0, "x")
-    ranks.engines[0]._log.inbox.clear()
-    ranks.engines[0]._log._outstanding.clear()
+    ranks.engines[0]._state.inbox.clear()
+    ranks.engines[0]._state.clear()
     handle.waiters = [Lock(stage)]
     handle.waiters[0].acquire()
     raise_all(stage.play(handle.finish, handle.finish))
@@ -258,15 +258,15 @@ def test_it_finds_a_lock_that_is_looked_at_and_then_released(monkeypatch: pytest
 
 
 def test_it_finds_a_wake_up_that_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_over = Progress._hand_over
+    hand_over = Loop._hand_over
 
-    def share(self: Progress, handle: Handle) -> Any:
+    def share(self: Loop, handle: Handle) -> Any:
         theirs = handle.waiters[:1]
         own = hand_over(self, handle)
         handle.waiters[:] = theirs or [own]
         return handle.waiters[0]
 
-    monkeypatch.setattr(Progress, "_hand_over", share)
+    monkeypatch.setattr(Loop, "_hand_over", share)
     [error] = _found(two_threads_for_one_handle, hands_over=True, most=2)
     assert "although there was work" in str(error)
 

@@ -19,7 +19,7 @@ class Log:
     def __init__(self, unread: list[str], waiting: list[str]) -> None:
         self.unread, self.waiting = unread, waiting
 
-    def step(self) -> None:
+    def advance(self) -> None:
         self.waiting = [name for name in self.waiting if name not in self.unread]
 
     def in_flight(self) -> list[str]:

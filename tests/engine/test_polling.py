@@ -17,10 +17,10 @@ from horovod.errors import PeerLostError, StallError
 def _polls_when_rank_0_dies() -> None:
     import horovod.numpy as hvd
     from horovod import context
-    from horovod.engine import progress
+    from horovod.engine import loop
 
     # Longer than the test: who relies on waking up by itself fails it.
-    progress._IDLE_SLICE_S = 4 * LIMIT_S
+    loop._IDLE_S = 4 * LIMIT_S
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 0:
         pipe = context.engine().link.board
@@ -31,7 +31,7 @@ def _polls_when_rank_0_dies() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     engine: Any = context.engine()
     deadline = time.monotonic() + LIMIT_S / 2
-    while not engine._progress._is_asleep and time.monotonic() < deadline:
+    while not engine._loop._is_asleep and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0)
     handle = hvd.allreduce_async(np.ones(3), name="polled")

@@ -1,52 +1,53 @@
-"""When the engine's thread keeps out of the caller's way."""
+"""When the engine's thread lets its caller go on submitting."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from types import CodeType
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from horovod.engine import pauses
-from horovod.engine.pauses import Courtesy
+from horovod.engine import loop
+from horovod.engine.loop import Loop
 from horovod.links.local import LocalDoorbell
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times: list[float] = []
-    monkeypatch.setattr("time.sleep", times.append)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=times.append))
     return times
 
 
-def _courtesy(*quiet: float) -> Courtesy:
-    """To a caller that has submitted something so long ago, in seconds, at each look."""
-    made = Courtesy()
+def _let_submit(*quiet: float, is_awaited: bool = False) -> None:
+    """Play the engine's thread beside a caller that has submitted something so long ago, in seconds, at each look."""
     looks = iter(quiet)
-    made._quiet_s = lambda: next(looks)  # type: ignore[method-assign]
-    return made
+    state = SimpleNamespace(quiet_s=lambda now_ns: next(looks), reason=None)
+    engine: Any = SimpleNamespace(_state=state, _is_awaited=lambda: is_awaited)
+    Loop._let_submit(engine)
 
 
 def test_a_caller_that_has_stopped_submitting_is_not_waited_for(slept: list[float]) -> None:
-    _courtesy(1.0).wait(lambda: False)
+    _let_submit(1.0)
     assert not slept
 
 
 def test_the_pause_ends_when_the_caller_could_have_been_quiet_for_long_enough(slept: list[float]) -> None:
-    wanted = pauses._QUIET_S
-    _courtesy(wanted / 4, wanted / 2, wanted).wait(lambda: False)
+    wanted = loop._QUIET_S
+    _let_submit(wanted / 4, wanted / 2, wanted)
     assert slept == pytest.approx([wanted * 3 / 4, wanted / 2])
 
 
 def test_who_waits_for_a_result_is_not_kept_waiting(slept: list[float]) -> None:
-    _courtesy(0.0).wait(lambda: True)
+    _let_submit(0.0, is_awaited=True)
     assert not slept
 
 
 def test_a_caller_that_never_stops_is_not_waited_for_for_ever(slept: list[float]) -> None:
-    _courtesy(*[0.0] * 1000).wait(lambda: False)
+    _let_submit(*[0.0] * 1000)
     assert 0.001 < sum(slept) < 0.1
 
 

@@ -15,8 +15,8 @@ from horovod import config as configuration
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.config import Config
 from horovod.core.requests import Kind
-from horovod.engine import awaited, handles, interrupts, log, progress, stepper
 from horovod.engine import engine as engines
+from horovod.engine import execution, handles, loop, signals, state
 from horovod.engine.calls import call
 from horovod.engine.engine import Engine
 from horovod.engine.handles import Handle
@@ -35,7 +35,7 @@ from horovod.world import World
 __all__ = ["FILES", "Ranks", "on_stage"]
 
 #: Whose lines are moments: what several threads of a rank run at the same time.
-FILES = frozenset(str(module.__file__) for module in (awaited, engines, handles, log, progress, stepper))
+FILES = frozenset(str(module.__file__) for module in (engines, execution, handles, loop, state))
 _ARENA_BYTES = 32 << 20
 _ADAPTER = NumpyAdapter()
 
@@ -55,16 +55,16 @@ def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, 
             stage.sleep(0)
             yield
 
-    patch.setattr(progress, "threading", SimpleNamespace(Lock=stage.lock, Thread=stage.thread))
-    patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: stage.clock, sleep=stage.sleep))
-    for module in (progress, local):
+    patch.setattr(loop, "threading", SimpleNamespace(Lock=stage.lock, Thread=stage.thread))
+    patch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: stage.clock, sleep=stage.sleep))
+    for module in (loop, local):
         patch.setattr(module, "allocate_lock", stage.lock)
     patch.setattr(futex, "wait", stage.futex_wait)
     patch.setattr(futex, "wake", stage.futex_wake)
     # To look again and again before sleeping changes nothing but the time, and who goes without the coordinator.
     patch.setattr(Spinner, "looks", let_go_on)
-    patch.setattr(interrupts.Guard, "install", lambda self: None)
-    patch.setattr(interrupts.Guard, "allows", lambda self: not hands_over)
+    patch.setattr(signals.Guard, "install", lambda self: None)
+    patch.setattr(signals.Guard, "allows", lambda self: not hands_over)
 
 
 class Ranks:

@@ -1,8 +1,7 @@
 """One per process: hands this rank's requests to the coordinator and runs the log in order.
 
-``LogRunner`` executes the log, ``Stepper`` says what making progress consists of, ``Progress`` is the thread that does
-it; this module is what the bindings see of them. Any thread may call it, a signal handler too, and may be interrupted
-anywhere in it.
+``state`` decides, ``execution`` carries it out, ``loop`` says on which thread; this module is what the bindings see of
+them. Any thread may call it, a signal handler too, and may be interrupted anywhere in it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.engine import callsite
 from horovod.engine.calls import Call
+from horovod.engine.execution import Execution
 from horovod.engine.handles import Allocator, Handle, Transfer
-from horovod.engine.log import LogRunner
+from horovod.engine.loop import Loop
 from horovod.engine.ports import SILENT, Link, Observer
-from horovod.engine.progress import Progress
-from horovod.engine.records import ENDED, WAITED, Record, now
+from horovod.engine.records import ENDED, WAITED, now
 from horovod.engine.signatures import SignatureTable
 from horovod.engine.stats import Stats
-from horovod.engine.stepper import Stepper
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Engine"]
@@ -56,42 +54,40 @@ class Engine:
         self.transport = transport = link.transport
         self.peers = link.peers
         self._observer = observer
-        # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
-        is_home = link.coordinator is not None
         self._signatures = SignatureTable(link.channel, max(1, config.cache_capacity), rank, sets, transport)
-        self._log = LogRunner(rank, link.channel, transport, sets, self._signatures, owns_sets=not is_home)
-        self.ring = self._log.ring
+        self._execution = Execution(link, self._signatures, observer)
+        self._state = self._execution.state
+        self.ring = self._state.ring
         self._waits = self._wait_ns = 0
         self._born_ns = now()
-        self._stepper = Stepper(link, self._log, observer)
-        self._progress = Progress(self._stepper, link.channel, link.doorbell, is_alone=self.size == 1)
+        self._loop = Loop(self._execution, link)
         observer.begin(self)
 
     def start(self) -> None:
         """Say that this rank is here, and start its thread."""
         if self.peers is not None:
             self.peers.enter()
-        self._progress.start()
+        self._loop.start()
         self._observer.start()
 
     @property
     def failure(self) -> errors.HorovodInternalError | None:
         """Why this rank takes part no more, or None."""
-        return self._stepper.failure
+        return self._state.failure
 
     @property
     def culprit(self) -> int:
         """The rank because of which something failed here, or -1."""
-        return self._stepper.culprit
+        return self._execution.culprit
 
     @property
     def position(self) -> int:
         """How many entries of the log this rank has executed or skipped, the present one included."""
-        return self._log.sequence
+        return self._state.sequence
 
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
-        return self._log.in_flight()
+        return self._state.in_flight()
 
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
@@ -131,10 +127,7 @@ class Engine:
         An exception that comes from elsewhere, such as from a signal handler, finds the request in flight or withdrawn.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
-        try:
-            self._log.submit(handle)
-        finally:
-            self._progress.kick(handle, patient)
+        self._loop.submit(handle, patient)
         return handle
 
     def run(
@@ -150,19 +143,11 @@ class Engine:
 
         What takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
-        # As ``_describe``, without another call: this is on the way of every synchronous operation.
-        submitted = now()
-        if self._stepper.failure is not None:
-            raise self._stepper.error()
-        signature = self._signatures.get(call, allocator, inputs, outputs, callsite.user_frame())
-        began = now()
-        record: Record = [signature.request, submitted, began, 0, 0, 0, 0, None]
-        handle = Handle(
-            allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
-            record=record, transfer=transfer,
-        )  # fmt: skip
+        handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
+        record = handle.record
+        began = record[WAITED] = now()
         self._waits += 1
-        self._progress.run(handle, self._log.submit, limit_s)
+        self._loop.run(handle, limit_s)
         spent = record[ENDED] - began
         if spent > 0:
             self._wait_ns += spent
@@ -180,8 +165,8 @@ class Engine:
         frame: FrameType,
     ) -> Handle:
         submitted = now()
-        if self._stepper.failure is not None:
-            raise self._stepper.error()
+        if self._state.failure is not None:
+            raise self._state.error()
         signature = self._signatures.get(call, allocator, inputs, outputs, frame)
         return Handle(
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
@@ -201,7 +186,7 @@ class Engine:
             record = handle.record
             began = record[WAITED] = now()
             self._waits += 1
-            self._progress.wait(handle)
+            self._loop.wait(handle)
             spent = record[ENDED] - began
             if spent > 0:
                 self._wait_ns += spent
@@ -212,43 +197,50 @@ class Engine:
     def linger(self, handle: Handle, limit_s: float) -> bool:
         """Wait for a limited time, after a patient submission; return whether it is done."""
         if not handle.done:
-            self._progress.linger(handle, limit_s)
+            self._loop.wait(handle, limit_s)
         return handle.done
 
     def pause(self, act: Callable[[], None]) -> None:
         """Call ``act`` while no operation is being executed, so that it may change what those in flight work on."""
-        self._progress.pause(act)
+        self._loop.pause(act)
 
     def poll(self, handle: Handle) -> bool:
         """Return whether a handle is done; never blocks. What is done because of this look is found by the next one."""
         done = handle.done
         if not done:
-            self._progress.look()
+            self._loop.look()
         return done
 
     def stats(self) -> Stats:
         """Return what this rank has done."""
-        usage = self._signatures.usage(list(self._log.inbox))
+        usage = self._signatures.usage(list(self._state.inbox))
         return Stats(
             elapsed_s=(now() - self._born_ns) / 1e9,
             operations=sum(of_kind.operations for of_kind in usage.values()),
             bytes=sum(of_kind.bytes for of_kind in usage.values()),
-            in_flight=len(self._log.in_flight()),
+            in_flight=len(self._state.in_flight()),
             kinds={kind.name.lower(): of_kind for kind, of_kind in sorted(usage.items())},
-            fused=self._log.fused,
-            fusions=self._log.fusions,
+            fused=self._state.fused,
+            fusions=self._state.fusions,
             waits=self._waits,
             wait_s=self._wait_ns / 1e9,
         )
 
+    def abort(self, error: errors.HorovodInternalError) -> None:
+        """Take part no more: every wait of every thread ends with ``error``, also in the middle of an operation.
+
+        The other ranks learn that this one has failed. Does not block; ``stop`` releases what is left.
+        """
+        self._loop.abort(error)
+
     def stop(self, reason: str) -> None:
-        """Leave the job: what is in flight here is abandoned, who waits for this rank gets ``reason``.
+        """Leave the job: what is in flight here is abandoned; ranks that wait for this one get ``reason``.
 
         May be called again, and by several threads.
         """
         self._observer.stop()
-        if not self._progress.stop(reason, _STOP_S):
+        if not self._loop.stop(reason, _STOP_S):
             # The thread is in the middle of an operation, and waits for a peer that does not go on; it keeps the memory
             # that it needs until the process ends.
-            self._stepper.announce(reason)
-            self._progress.stop(reason, _STUCK_S)
+            self._execution.announce(reason)
+            self._loop.stop(reason, _STUCK_S)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from horovod import errors
 from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
-from horovod.engine.log import LogRunner
-from horovod.engine.ports import Board, Channel, Observer, Peers
+from horovod.engine.ports import Board, Channel, Observer, Peers, Progress
 
 __all__ = ["Liveness", "encode_reason"]
 
@@ -16,7 +15,7 @@ _STALLS = (errors.StallError, errors.DeadlockError)
 
 
 class Liveness:
-    """See the module; a ``Watch`` for transports.
+    """See the module; a ``Monitor`` for the engine, and a ``Watch`` for transports.
 
     Args:
         rank: this rank.
@@ -24,12 +23,16 @@ class Liveness:
         peers: the processes of the other ranks.
         board: where they say why they fail or leave.
         observer: knows of stalls.
+
+    Attributes:
+        aborted: with what every wait ends; None as long as it may go on.
     """
 
     def __init__(self, rank: int, generation: Generation, peers: Peers, board: Board, observer: Observer) -> None:
         self._rank = rank
         self._generation = generation
-        # Who brings the log here: without them nothing can be waited for.
+        self.aborted: errors.HorovodInternalError | None = None
+        # The ranks that bring the log here: without them nothing can be waited for.
         self._sources = [other for other in (generation.neighbours(rank)[0], generation.home) if other != rank]
         self._peers = peers
         self._board = board
@@ -37,6 +40,8 @@ class Liveness:
 
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when waiting for ``rank`` in the middle of an operation is pointless; see ``Watch``."""
+        if self.aborted is not None:
+            raise self.aborted
         peers = self._peers
         lost = peers.gone()
         left = waited_s > _LEAVE_S and peers.has_left(rank)
@@ -46,7 +51,11 @@ class Liveness:
             raise self._lost(lost, "the middle of a collective")
         self._observer.in_execution(rank, waited_s)
 
-    def tick(self, log: LogRunner, channel: Channel, waited_s: float) -> None:
+    def abort(self, error: errors.HorovodInternalError) -> None:
+        """End what this rank waits for, at its next look; called by any thread."""
+        self.aborted = error
+
+    def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
         """Raise when waiting for the log is pointless; at home also tell the coordinator who has left.
 
         Args:
@@ -54,13 +63,15 @@ class Liveness:
             channel: its path to the coordinator.
             waited_s: how long this rank has waited, in seconds.
         """
+        if self.aborted is not None:
+            raise self.aborted
         peers = self._peers
         lost = peers.gone()
         if lost is not None:
             # What it has done before is in the log by now, and may be all that this rank waits for.
-            log.step()
+            log.advance()
             raise self._lost(lost, self._waited_in(log))
-        # Who waits for nothing may go on alone.
+        # A rank that waits for nothing may go on alone.
         for source in self._sources:
             if peers.has_left(source) and not log.is_idle() and not log.has_news():
                 raise self._lost(peers.culprit_of(source), self._waited_in(log))
@@ -70,7 +81,7 @@ class Liveness:
         self._observer.tick()
         channel.tend(lambda rank: peers.fate(rank, self._reason_of(rank)[1]))
 
-    def _waited_in(self, log: LogRunner) -> str:
+    def _waited_in(self, log: Progress) -> str:
         waiting = log.in_flight()
         if not waiting:
             return ""

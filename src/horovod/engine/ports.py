@@ -27,8 +27,10 @@ __all__ = [
     "Doorbell",
     "Link",
     "LogEntry",
+    "Monitor",
     "Observer",
     "Peers",
+    "Progress",
     "Query",
     "Session",
     "Subject",
@@ -175,6 +177,50 @@ class Peers(Protocol):
         """Release what this process holds."""
 
 
+class Progress(Protocol):
+    """What a rank has in flight, and how far it is in the log."""
+
+    def advance(self) -> None:
+        """Execute what the log holds."""
+
+    def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done."""
+
+    def describe(self, handle: Handle) -> str:
+        """Return a submission in words."""
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+
+    def has_news(self) -> bool:
+        """Whether there is something to do."""
+
+    def late(self) -> int:
+        """Return a rank that has not done its part of what this one has, or -1."""
+
+
+class Monitor(Watch, Protocol):
+    """Says when there is no point in waiting; a ``Watch`` for transports, too.
+
+    Attributes:
+        aborted: with what every wait ends; None as long as it may go on.
+    """
+
+    aborted: HorovodInternalError | None
+
+    def tick(self, log: Progress, channel: Channel, waited_s: float) -> None:
+        """Raise when waiting for the log is pointless; at home also tell the coordinator who has left.
+
+        Args:
+            log: what this rank waits for.
+            channel: its path to the coordinator.
+            waited_s: how long this rank has waited, in seconds.
+        """
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """End what this rank waits for, at its next look; called by any thread."""
+
+
 class Query:
     """What can be asked of a rank; bits."""
 
@@ -274,6 +320,7 @@ class Link:
         doorbell: lets its engine sleep.
         peers: None for a rank alone.
         board: None for a rank alone.
+        watch: None for a rank alone.
     """
 
     rank: int
@@ -284,6 +331,7 @@ class Link:
     coordinator: Coordinator | None = None
     peers: Peers | None = None
     board: Board | None = None
+    watch: Monitor | None = None
 
 
 class Subject(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.stall import Waiting
-from horovod.engine import interrupts
+from horovod.engine import signals
 from horovod.engine.records import Record, Ring, now
 from horovod.logs import logger
 from horovod.observe import stacks
@@ -164,7 +164,7 @@ class Trigger:
         if threading.current_thread() is not threading.main_thread() or self._is_set:
             return
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not _is_caught(signal.SIGUSR1):
-            interrupts.trust(Trigger._handle)
+            signals.trust(Trigger._handle)
             signal.signal(signal.SIGUSR1, self._handle)
             self._is_set = True
 

@@ -133,7 +133,7 @@ def assemble(
         peers.close()
         raise
     doorbell = ShmDoorbell(shared.control)
-    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board)
+    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, watch)
 
 
 class _Inside:

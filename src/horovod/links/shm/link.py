@@ -94,7 +94,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
         give_up(board, peers, world.rank, error)
         shm.close()
         raise
-    return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board)
+    return Link(world.rank, generation, channel, transport, ShmDoorbell(control), coordinator, peers, board, watch)
 
 
 def give_up(board: ShmBoard, peers: ShmPeers, rank: int, error: BaseException) -> None:

@@ -1,0 +1,318 @@
+"""Carries out what ``state`` decides: sends submissions, lets the transport execute the log, fails, and leaves.
+
+All of it runs on the thread that has the turn, unless a method says otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from horovod import errors
+from horovod.core.coordinator import Run
+from horovod.core.mismatch import describe_waiting
+from horovod.core.requests import NO_NOTE
+from horovod.engine.handles import Handle
+from horovod.engine.liveness import encode_reason
+from horovod.engine.ports import Link, Observer
+from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
+from horovod.engine.signatures import SignatureTable
+from horovod.engine.state import LEFT, Complete, Execute, Fail, State
+
+__all__ = ["Execution"]
+
+#: Number of small operations that are executed before the thread that waits for the first of them is woken.
+_MOST_DELAYED = 64
+
+
+class Execution:
+    """See the module.
+
+    Args:
+        link: this rank's connections.
+        signatures: numbers of the requests.
+        observer: is told when this rank fails.
+
+    Attributes:
+        state: what is in flight, and how far the log is.
+        settled: see ``Transport``.
+    """
+
+    def __init__(self, link: Link, signatures: SignatureTable, observer: Observer) -> None:
+        self._link = link
+        self._channel, self._transport = link.channel, link.transport
+        self._signatures = signatures
+        self._observer = observer
+        self._watch = link.watch
+        # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
+        self.state = State(link.rank, link.generation.sets, link.coordinator is None, self.describe)
+        self._to_wake: list[Handle] = []
+        self._delayed = 0
+        self._parting = threading.RLock()  # a signal handler may announce, too
+        self._has_parted = False
+
+    @property
+    def culprit(self) -> int:
+        """The rank because of which something failed here, or -1."""
+        failure = self.state.failure
+        return failure.rank if isinstance(failure, errors.PeerLostError) else self.state.culprit
+
+    def describe(self, handle: Handle) -> str:
+        """Return a submission in words."""
+        request = handle.signature.request
+        return describe_waiting(request, self._signatures.count(request)[0])
+
+    # -- the log -------------------------------------------------------------------------------------------------
+
+    def has_news(self) -> bool:
+        """Whether ``step`` has something to do; called again and again, so without a detour."""
+        state = self.state
+        if state.inbox:
+            return True
+        if state.failure is not None:
+            return False  # the log concerns this rank no more
+        if self._channel.has_news():
+            return True
+        unsettled = state.unsettled
+        return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
+
+    def step(self, awaited: bool) -> None:
+        """Take over what was submitted and execute what the log holds; after a failure, fail what is in flight.
+
+        Args:
+            awaited: whether a thread of this rank waits for a result.
+
+        Raises:
+            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
+        """
+        state = self.state
+        if state.failure is not None:
+            self.sweep()
+            return
+        self._channel.patient = self._transport.is_awaited = awaited
+        if state.inbox:
+            self._accept(awaited)
+        self.advance()
+
+    def _accept(self, patient: bool) -> None:
+        """Tell the coordinator what was submitted.
+
+        Args:
+            patient: whether a thread waits for a result, so that other ranks need not be woken at once.
+        """
+        state = self.state
+        while (handle := state.accept()) is not None:
+            signature = handle.signature
+            if signature.id < 0:
+                self._signatures.declare(handle)
+            signature.in_flight += 1
+            signature.uses += 1
+            note = NO_NOTE
+            if signature.inline is not None:
+                try:
+                    note = self._transport.offer(handle, signature.inline)
+                except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
+                    state.rejected(handle)
+                    self._fail(handle, error)
+                    continue
+            state.accepted(handle)
+            self._channel.submit(signature.id, note, patient)
+
+    def advance(self) -> None:
+        """Execute what the log holds.
+
+        Raises:
+            HorovodInternalError: an entry could not be executed; this rank is out of step for good.
+        """
+        state, take = self.state, self._channel.next
+        if state.unsettled:
+            self._complete(state.settle(self._transport.settled))
+        entry = take()
+        while entry is not None:
+            if isinstance(entry, Run):
+                instruction = state.run(entry)
+                if isinstance(instruction, Execute):
+                    self._execute(instruction)
+                elif isinstance(instruction, Complete):
+                    handle = instruction.handle
+                    self._mark(handle, now(), 1)
+                    handle.record[ENDED] = now()
+                    handle.finish()
+                elif isinstance(instruction, Fail):
+                    self._mark(instruction.handle, now(), 1)
+                    self._fail(instruction.handle, instruction.error)
+            else:
+                state.declared(entry.id, entry.response)
+            entry = take()
+        if self._to_wake:
+            self._wake()
+
+    def _mark(self, handle: Handle, started_ns: int, together: int) -> None:
+        record = handle.record
+        record[STARTED], record[SEQUENCE], record[TOGETHER] = started_ns, self.state.sequence, together
+
+    def _execute(self, execute: Execute) -> None:
+        state, (batch, notes) = self.state, execute
+        started = now()
+        handles = [handle for _, handle in batch]
+        for handle in handles:
+            self._mark(handle, started, len(batch))
+        if self._to_wake:
+            # An operation whose data was sent along takes no time and does not block: do a few more before waking.
+            self._delayed += 1
+            if not notes or self._delayed >= _MOST_DELAYED:
+                self._wake()
+        response = batch[0][0].response
+        state.executing = handles
+        try:
+            for handle in handles:
+                if handle.transfer is not None:
+                    handle.transfer.before()
+            fence = self._transport.run(state.sequence, batch, notes)
+        except BaseException as error:
+            if len(response.members) == 1 and isinstance(error, Exception):
+                for handle in handles:  # nobody else is out of step: only these fail
+                    self._fail(handle, error)
+                return
+            for handle in handles:
+                state.put_back(handle)
+            raise
+        finally:
+            state.executing = []
+        entry = batch[0][0]
+        if entry.splits:
+            handles[0].received_splits = tuple(row[entry.me] for row in entry.splits)
+        if fence:
+            state.unsettled.append((fence, response.members, handles))
+        else:
+            self._complete(handles)
+
+    def _complete(self, handles: list[Handle]) -> None:
+        ended = now()
+        for handle in handles:
+            handle.record[ENDED] = ended
+            handle.finish(None if handle.transfer is None else handle.deliver(), wake=False)
+            if handle.waiters:
+                # A thread that is woken now has to wait for the interpreter until this one has nothing more to do.
+                self._to_wake.append(handle)
+
+    def _fail(self, handle: Handle, error: Exception) -> None:
+        self._transport.skip(handle)
+        handle.finish(error)
+
+    def _wake(self) -> None:
+        """Wake the threads that wait for what is done."""
+        self._delayed = 0
+        for handle in self._to_wake:
+            handle.wake()
+        self._to_wake.clear()
+
+    def goal(self) -> int:
+        """Return the fence of the oldest operation whose end is not known, or 0."""
+        unsettled = self.state.unsettled
+        return unsettled[0][0] if unsettled else 0
+
+    # -- the other ranks -----------------------------------------------------------------------------------------
+
+    def tick(self, waited_s: float) -> None:
+        """Look after the other ranks; raises when there is no point in waiting.
+
+        Args:
+            waited_s: for how long this rank has waited, in seconds.
+        """
+        if self._watch is not None and self.state.failure is None:
+            self._watch.tick(self, self._channel, waited_s)
+        self._transport.rest()
+
+    def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done."""
+        return self.state.in_flight()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return self.state.is_idle()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is in flight, here or, at home, anywhere; and no question about a stall is open."""
+        if not self.state.is_idle() or self._observer.is_busy:
+            return False
+        coordinator = self._link.coordinator
+        return coordinator is None or not coordinator.is_waiting
+
+    def late(self) -> int:
+        """Return a rank that has not done its part of what this one has, or -1."""
+        for fence, members, _ in self.state.unsettled:
+            for rank in members:
+                if not self._transport.settled((rank,), fence):
+                    return rank
+        return -1
+
+    def attend(self) -> None:
+        """Answer other ranks' questions; on any thread."""
+        try:
+            self._observer.attend()
+        except BaseException as error:
+            self.abandon(error)
+
+    # -- failing and leaving -------------------------------------------------------------------------------------
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail for good: this rank cannot keep in step with the log any more."""
+        failure = self.state.fail(error)
+        if failure is None:
+            return
+        link = self._link
+        if link.board is not None:
+            link.board.give_reason(encode_reason(failure, str(failure)))
+        self._observer.failed(failure)
+        if link.peers is not None:
+            link.peers.fail(self.culprit)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Fail everything in flight; on any thread, once the engine's has ended."""
+        for handle in self.state.clear():
+            self._fail(handle, self.state.error())
+
+    def conclude(self) -> None:
+        """Tell what is left to tell, while the others are still there."""
+        self._observer.conclude()
+
+    def leave(self, reason: str) -> None:
+        """Take part no more, and tell the others why; what is in flight here fails."""
+        link, state = self._link, self.state
+        if state.failure is None:
+            if link.coordinator is not None:
+                # The ranks that wait for this one get the reason through the log, before the coordinator is gone.
+                self.step(awaited=False)
+            link.channel.leave(reason)
+            if link.coordinator is not None:
+                self.advance()
+            self.announce(reason)
+            state.failure = errors.NotInitializedError(LEFT)
+        self.sweep()
+
+    def announce(self, reason: str) -> None:
+        """Tell the others beside the log that this rank takes part no more; on any thread.
+
+        Blocks while the engine's thread says its last words, which has limits of its own.
+        """
+        link = self._link
+        with self._parting:
+            if self._has_parted:
+                return
+            if link.board is not None:
+                link.board.give_reason(encode_reason(None, reason))
+            if link.peers is not None:
+                link.peers.leave(self.culprit)
+
+    def close(self) -> None:
+        """Release what this rank has shared with the others."""
+        link = self._link
+        self._observer.close()
+        with self._parting:
+            self._has_parted = True
+            if link.board is not None:
+                link.board.close()
+        link.transport.close()
+        if link.peers is not None:
+            link.peers.close()

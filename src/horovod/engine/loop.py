@@ -1,0 +1,393 @@
+"""The engine's thread, the turn, and how threads sleep.
+
+The thread that has the *turn* runs the log. The engine has a thread of its own for it, so that communication overlaps
+with computing; it sleeps in the kernel until somebody rings, and never polls. A thread that waits for a result does
+the work itself where nothing can interrupt it, because to hand a small operation to another thread and back costs more
+than the operation. Elsewhere, such as in a main thread with the handler of an alarm, it sleeps on a lock, and the
+engine's thread, which no signal interrupts, does the work. So the engine goes on in any case.
+
+Python runs finalizers wherever it collects garbage, also while a thread executes the log. A finalizer that waits there
+would wait for its own thread; it gets an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from _thread import allocate_lock, get_ident
+from collections.abc import Callable
+from typing import Any
+
+from horovod.engine.execution import Execution
+from horovod.engine.handles import Handle
+from horovod.engine.ports import Link
+from horovod.engine.records import SUBMITTED, now
+from horovod.engine.signals import Guard
+from horovod.engine.state import Wait
+from horovod.errors import HorovodInternalError, RequestError
+
+__all__ = ["Loop"]
+
+#: Seconds between two looks at the other ranks; while records wait for a slow reader; and while nothing is in flight,
+#: as a rank is rung for everything that concerns it then.
+_LOOK_S, _BEHIND_S, _IDLE_S = 0.1, 0.001, 30.0
+#: A thread that has submitted nothing for so many seconds does something else now; and how often to wait for that.
+_QUIET_S, _PAUSES = 0.0005, 40
+_WITHIN = (
+    "a finalizer, such as __del__ or a callback of weakref, waits for a collective, but was called while its own "
+    "thread executes another one, so that this would wait for ever; the operation stays in flight. Call collectives "
+    "elsewhere; what does not wait, such as hvd.stats() and operations with _async, works there, too"
+)
+
+
+class Loop:
+    """See the module.
+
+    Args:
+        execution: the work.
+        link: tells when to sleep, and for how long. A rank alone works only when somebody wants a result: names in
+            flight, and ``poll``, behave as in a job of several ranks.
+
+    Attributes:
+        is_over: whether the engine's thread has ended, or will without another look at what was submitted.
+    """
+
+    def __init__(self, execution: Execution, link: Link) -> None:
+        self._execution = execution
+        self._state = execution.state
+        self._is_awaited = execution.state.is_awaited
+        self._link = link
+        self._doorbell, self._channel = link.doorbell, link.channel
+        self._is_alone = link.generation.size == 1
+        self._last_look = 0.0
+        self._is_asleep = self._is_asked = self._is_concluding = False
+        self.is_over = False
+        self._turn = threading.Lock()
+        self._guard = Guard(self._wake)
+        self._begun = allocate_lock()  # taken by the thread, or by the caller of ``stop`` if that has not begun
+        self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._guard.install()
+        self._thread.start()
+
+    # -- other threads; an exception may break in anywhere -------------------------------------------------------
+
+    def submit(self, handle: Handle, patient: bool) -> None:
+        """Hand in a submission.
+
+        Args:
+            handle: the submission.
+            patient: whether the caller is about to wait for it.
+
+        Raises:
+            DuplicateNameError: a tensor of this name is in flight.
+        """
+        try:
+            self._state.submit(handle)
+        finally:
+            if not patient:
+                self._state.submitted_ns = handle.record[SUBMITTED]
+            if self._is_asleep and not (self._guard.allows() if patient else self._is_alone):
+                self._wake()
+            if self.is_over:
+                self._execution.sweep()
+
+    def run(self, handle: Handle, limit_s: float = math.inf) -> None:
+        """Hand in a submission and ``wait`` for it."""
+        if not self._guard.allows():
+            self.submit(handle, patient=True)
+            self.wait(handle, limit_s)
+            return
+        has_worked = False
+        try:
+            self._guard.enter()
+            self._state.submit(handle)
+            has_worked = self._work_if_free(handle, limit_s)
+        finally:
+            self._guard.leave()
+        if self.is_over:
+            self._execution.sweep()
+        if not handle.done and not (has_worked and limit_s < math.inf):
+            self.wait(handle, limit_s)
+
+    def wait(self, handle: Handle, limit_s: float = math.inf) -> None:
+        """Block until ``handle`` is done, or for ``limit_s`` seconds; do the work meanwhile, if that is possible.
+
+        Raises:
+            RequestError: this thread executes another operation, so that it would wait for itself.
+        """
+        try:
+            while not handle.done and self._state.reason is None and self._guard.allows():
+                try:
+                    self._guard.enter()
+                    if not self._work_if_free(handle, limit_s):
+                        break
+                finally:
+                    self._guard.leave()
+                # A handler of a signal has had its turn, and raised nothing.
+                if limit_s < math.inf:
+                    return
+            if not handle.done:
+                self._wait_behind(handle, limit_s)
+        finally:
+            if limit_s < math.inf and not handle.done:
+                # The engine's thread, which may have nothing else in flight, goes on.
+                self._wake()
+
+    def _work_if_free(self, handle: Handle, limit_s: float) -> bool:
+        """Do the work if no other thread does; return whether this one did."""
+        me, owners = get_ident(), self._state.owners
+        if me in owners:
+            return False
+        try:
+            owners.add(me)  # first of all: a finalizer may run as soon as the turn is taken
+            if not self._turn.acquire(False):
+                return False
+            self._work(handle, limit_s)
+        finally:
+            owners.discard(me)
+        return True
+
+    def _wait_behind(self, handle: Handle, limit_s: float) -> None:
+        """Let another thread do the work."""
+        wait = Wait(get_ident(), handle, now())
+        waits, left_s = self._state.waits, limit_s
+        try:
+            waits[id(wait)] = wait
+            signal = self._hand_over(handle)
+            while not handle.done and left_s > 0:
+                if wait.thread in self._state.owners:
+                    raise RequestError(_WITHIN)
+                slice_s = min(_LOOK_S, left_s)
+                if not signal.acquire(True, slice_s):
+                    left_s -= slice_s
+                    if self.is_over:
+                        self._execution.sweep()
+        finally:
+            waits.pop(id(wait), None)
+
+    def _hand_over(self, handle: Handle) -> Any:
+        """Wake the engine's thread; return the lock that is released when ``handle`` is done."""
+        signal = allocate_lock()
+        signal.acquire()
+        handle.waiters.append(signal)
+        if self._is_asleep:
+            self._wake()
+        return signal
+
+    def pause(self, act: Callable[[], None]) -> None:
+        """Call ``act`` while no thread executes anything; a first Ctrl-C waits until it is over."""
+        me, owners = get_ident(), self._state.owners
+        if me in owners:
+            raise RequestError(_WITHIN)
+        try:
+            self._guard.enter()
+            owners.add(me)
+            while not self._turn.acquire(True, _LOOK_S):
+                if self.is_over:
+                    return
+            try:
+                act()
+            finally:
+                self._turn.release()
+        finally:
+            owners.discard(me)
+            self._guard.leave()
+
+    def look(self) -> None:
+        """Let the engine look now whether something is done that nobody waits for."""
+        self._is_asked = True
+        if self._is_asleep:
+            self._wake()
+        # It needs the interpreter, which a caller that polls in a loop would keep for itself.
+        time.sleep(0)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """End every wait of every thread with ``error``, also one in the middle of an operation; does not block."""
+        if self._link.watch is None:
+            self.pause(lambda: self._execution.abandon(error))
+        else:
+            self._link.watch.abort(error)
+            self._wake()
+
+    def stop(self, reason: str, timeout_s: float) -> bool:
+        """Leave the job; False if the thread did not end in time, because it waits for a peer.
+
+        Args:
+            reason: the error of ranks that wait for this one.
+            timeout_s: seconds, at most.
+        """
+        if self._state.reason is None:
+            self._state.reason = reason
+        self._guard.remove()
+        if self._begun.acquire(False):
+            self._end()
+        if self._thread.ident is None:
+            return True
+        self._wake()
+        self._thread.join(timeout_s)
+        while self._is_concluding:
+            # Its last words have limits of their own.
+            self._thread.join(_LOOK_S)
+        return not self._thread.is_alive()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(ValueError):  # the control page is gone when the engine has ended
+            self._doorbell.ring()
+
+    # -- the work ------------------------------------------------------------------------------------------------
+
+    def _work(self, handle: Handle, limit_s: float) -> None:
+        """Do the work until ``handle`` is done, or for so long; the caller has the turn, and gives it up here."""
+        doorbell, execution, guard, state = self._doorbell, self._execution, self._guard, self._state
+        last_look = started = 0.0
+        heard = -1
+        try:
+            doorbell.awake()
+            while True:
+                heard = doorbell.heard()
+                execution.step(awaited=True)
+                if handle.done or guard.is_pending or state.reason is not None:
+                    break
+                if self._look():
+                    continue
+                doorbell.ring_deferred()
+                seen = doorbell.heard()
+                doorbell.announce(execution.goal())
+                if not execution.has_news():
+                    doorbell.sleep(seen, min(self._slice_s(), limit_s), parked=False)
+                doorbell.awake()
+                clock = time.monotonic()
+                started = started or clock
+                if clock - started >= limit_s:
+                    break
+                if clock - last_look >= _LOOK_S or self._is_aborted():
+                    last_look = clock
+                    execution.tick(clock - started)
+        except BaseException as error:
+            execution.abandon(error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            doorbell.park()
+            doorbell.ring_deferred()
+            self._turn.release()
+            if state.reason is not None or self._is_awaited() or (doorbell.heard() != heard and execution.has_news()):
+                # Another thread may have left its work to this one, and a peer that rang found this rank awake.
+                self._wake()
+
+    def _run(self) -> None:
+        if not self._begun.acquire(False):
+            return  # start() was interrupted, and the job left
+        doorbell, execution, state = self._doorbell, self._execution, self._state
+        state.owners.add(me := get_ident())  # it never waits for an operation
+        self._last_look = time.monotonic()
+        while state.reason is None:
+            if self._is_alone and not self._await_question():
+                continue
+            if doorbell.share == 1:
+                self._let_submit()
+            heard = doorbell.heard()
+            slice_s = _LOOK_S
+            if self._turn.acquire(False):
+                try:
+                    slice_s = self._take_turn(heard)
+                except BaseException as error:
+                    execution.abandon(error)
+                finally:
+                    self._turn.release()
+            if slice_s:
+                self._is_asleep = True
+                # A thread that has come since the last step saw this one awake, and so did not ring.
+                if not execution.has_news() and state.reason is None and not self._is_awaited():
+                    doorbell.sleep(heard, slice_s, parked=True)
+                elif self._turn.locked():
+                    # A waiting thread does it.
+                    doorbell.sleep(heard, _LOOK_S, parked=True)
+                self._is_asleep = False
+                if not execution.has_news():
+                    # It was rung for something else.
+                    execution.attend()
+        self._turn.acquire()
+        self._end()
+        state.owners.discard(me)
+
+    def _let_submit(self) -> None:
+        """Wait, on a rank with one core, until its thread has submitted one operation after the other.
+
+        Otherwise the two take turns, which made fifty allreduces of 1 MiB a fifth slower.
+        """
+        for _ in range(_PAUSES):
+            left_s = _QUIET_S - self._state.quiet_s(now())
+            if left_s <= 0 or self._is_awaited() or self._state.reason is not None:
+                return
+            time.sleep(left_s)
+
+    def _await_question(self) -> bool:
+        """Sleep until somebody looks or waits; False if that has not happened yet."""
+        heard = self._doorbell.heard()
+        self._is_asleep = True
+        if not self._is_asked and not self._is_awaited() and self._state.reason is None:
+            self._doorbell.sleep(heard, _IDLE_S, parked=True)
+        self._is_asleep = False
+        is_asked, self._is_asked = self._is_asked, False
+        return is_asked or self._is_awaited()
+
+    def _take_turn(self, heard: int) -> float:
+        """Do what there is to do; return for how long the thread may sleep, or 0 if it has slept."""
+        doorbell, execution = self._doorbell, self._execution
+        doorbell.awake()
+        execution.step(self._is_awaited())
+        if self._is_awaited() and self._look():
+            return 0
+        clock = time.monotonic()
+        has_looked = clock - self._last_look >= _LOOK_S or self._is_aborted()
+        if has_looked:
+            self._last_look = clock
+            execution.tick(self._state.waited_s(now(), _LOOK_S))
+        slice_s = self._slice_s()
+        doorbell.ring_deferred()
+        if self._is_awaited():
+            doorbell.announce(execution.goal())
+            self._is_asleep = True
+            if not execution.has_news() and self._state.reason is None:
+                doorbell.sleep(heard, slice_s, parked=False)
+            self._is_asleep = False
+            return 0
+        doorbell.park()
+        # Only after a look it may sleep for long: it may have been rung for what that shows.
+        return _IDLE_S if has_looked and slice_s == _LOOK_S and execution.is_quiet() else slice_s
+
+    def _slice_s(self) -> float:
+        return _BEHIND_S if self._channel.is_behind() else _LOOK_S
+
+    def _is_aborted(self) -> bool:
+        watch = self._link.watch
+        return watch is not None and watch.aborted is not None
+
+    def _look(self) -> bool:
+        """Look for what a caller waits for, for a while; True if it has come."""
+        has_news, doorbell = self._execution.has_news, self._doorbell
+        for _ in doorbell.looks():
+            if has_news():
+                doorbell.succeeded()
+                return True
+        return False
+
+    def _end(self) -> None:
+        execution = self._execution
+        try:
+            self._is_concluding = True
+            execution.conclude()
+            self._is_concluding = False
+            execution.leave(self._state.reason or "")
+        except BaseException as error:
+            self._is_concluding = False
+            execution.abandon(error)
+        self.is_over = True
+        execution.sweep()
+        execution.close()

@@ -1,0 +1,308 @@
+"""What this rank has in flight, how far it is in the log, and who waits: events in, instructions out.
+
+Pure: no clock, no thread, no I/O; ``execution`` carries the instructions out, and ``loop`` decides which thread does
+it. Threads that submit only append to ``inbox``, and those that wait only add to ``waits``. Each is one step, so that
+an exception that breaks into a thread finds it done, or not. All else changes under the turn.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from horovod import errors
+from horovod.core.coordinator import Run
+from horovod.core.departures import waited_in_vain
+from horovod.core.process_sets import ProcessSetTable
+from horovod.core.requests import Kind, Response
+from horovod.engine.handles import Handle
+from horovod.engine.records import new_ring
+from horovod.transports.base import Entry
+
+__all__ = ["LEFT", "Complete", "Execute", "Fail", "State", "Wait"]
+
+#: The error of operations that are in flight when their own rank leaves.
+LEFT = "hvd.shutdown() was called"
+
+
+class Wait(NamedTuple):
+    """One thread waits for one operation."""
+
+    thread: int
+    handle: Handle
+    since_ns: int
+
+
+class Execute(NamedTuple):
+    """Let the transport execute these entries together."""
+
+    batch: list[tuple[Entry, Handle]]
+    notes: tuple[int, ...]
+
+
+class Complete(NamedTuple):
+    """This operation is done."""
+
+    handle: Handle
+
+
+class Fail(NamedTuple):
+    """This operation has failed."""
+
+    handle: Handle
+    error: Exception
+
+
+class State:
+    """See the module.
+
+    Args:
+        rank: this rank.
+        sets: the process sets.
+        owns_sets: whether log entries change ``sets`` here; on rank 0 the coordinator does.
+        describe: returns a submission in words.
+
+    Attributes:
+        ring: the records of the latest operations.
+        inbox: submissions that the engine has not taken over yet.
+        named: those that are not executed, by process set and name.
+        unnamed: the same for those without a name, by process set; no queue is empty.
+        unsettled: what this rank has done its part of: fence, members and handles.
+        executing: what the transport executes at this moment.
+        waits: the threads that sleep until an operation is done.
+        owners: the thread that has the turn, and those that try to get it.
+        sequence: number of log entries that this rank has executed or skipped, the present one included.
+        submitted_ns: time of the last submission that its thread does not wait for.
+        reason: what the others are told when this rank leaves; None until then.
+        failure: why this rank takes part no more, or None.
+        culprit: the rank that the log last named as lost, or -1.
+        fused: number of operations that were executed together with others.
+        fusions: number of executions that these took.
+    """
+
+    def __init__(self, rank: int, sets: ProcessSetTable, owns_sets: bool, describe: Callable[[Handle], str]) -> None:
+        self._rank = rank
+        self._sets = sets
+        self._owns_sets = owns_sets
+        self._describe = describe
+        self.ring = new_ring()
+        self._entries: dict[int, Entry] = {}
+        self.inbox: collections.deque[Handle] = collections.deque()
+        self.named: dict[tuple[int, str], Handle] = {}
+        self.unnamed: dict[int, collections.deque[Handle]] = {}
+        self.unsettled: collections.deque[tuple[int, Sequence[int], list[Handle]]] = collections.deque()
+        self.executing: list[Handle] = []
+        self.waits: dict[int, Wait] = {}
+        self.owners: set[int] = set()
+        self.sequence = 0
+        self.submitted_ns = 0
+        self.reason: str | None = None
+        self.failure: errors.HorovodInternalError | None = None
+        self.culprit = -1
+        self.fused = self.fusions = 0
+
+    # -- submissions ---------------------------------------------------------------------------------------------
+
+    def submit(self, handle: Handle) -> None:
+        """Hand a submission over; on any thread, which may be interrupted anywhere.
+
+        Raises:
+            DuplicateNameError: a tensor of this name is in flight.
+        """
+        name = handle.signature.name
+        try:
+            if name is not None and (other := self.named.setdefault(name, handle)) is not handle:
+                raise errors.DuplicateNameError(
+                    f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
+                    f"{other.signature.request.site}; synchronize() it first, or give this one another name"
+                )
+            self.inbox.append(handle)  # this one step decides
+            self.ring.append(handle.record)
+        except BaseException:
+            self.withdraw(handle)
+            raise
+
+    def withdraw(self, handle: Handle) -> None:
+        """Undo ``submit``, as far as it has come, unless the submission was taken over already."""
+        with contextlib.suppress(ValueError):
+            self.inbox.remove(handle)
+            handle.accepted = False
+        name = handle.signature.name
+        if not handle.accepted and name is not None and self.named.get(name) is handle:
+            del self.named[name]
+
+    def accept(self) -> Handle | None:
+        """Take the oldest submission over; None if there is none."""
+        inbox = self.inbox
+        while inbox:
+            try:
+                handle = inbox[0]
+                handle.accepted = True
+                inbox.remove(handle)
+            except (IndexError, ValueError):  # it was withdrawn at this moment
+                continue
+            if not handle.done:
+                return handle
+        return None
+
+    def accepted(self, handle: Handle) -> None:
+        """Keep a submission that was sent to the coordinator until the log answers it."""
+        if handle.signature.name is None:
+            self.unnamed.setdefault(handle.signature.request.process_set, collections.deque()).append(handle)
+
+    def rejected(self, handle: Handle) -> None:
+        """Forget a submission that could not be sent."""
+        if handle.signature.name is not None:
+            del self.named[handle.signature.name]
+
+    # -- the log -------------------------------------------------------------------------------------------------
+
+    def declared(self, key: int, response: Response) -> None:
+        """From now on ``key`` stands for ``response``."""
+        self._entries[key] = Entry(response, self._rank)
+
+    def run(self, run: Run) -> Execute | Complete | Fail | None:
+        """Take the next entry of the log; None if this rank has no part in it."""
+        self.sequence += 1
+        # Fused entries have the same members, so this rank takes part in all or in none.
+        ids, entries = run.ids, self._entries
+        entry = entries[ids[0]]
+        if entry.me < 0:
+            return None
+        handle = self._match(entry)
+        if not entry.is_data:
+            return self._answer(entry.response, handle)
+        batch = [(entry, handle)]
+        if len(ids) > 1:
+            batch += [(entries[key], self._match(entries[key])) for key in ids[1:]]
+            self.fused += len(ids)
+            self.fusions += 1
+        return Execute(batch, run.notes)
+
+    def _match(self, entry: Entry) -> Handle:
+        """Take out the submission that an entry of the log answers."""
+        if entry.name is not None:
+            return self.named.pop(entry.name)
+        process_set = entry.response.process_set
+        queue = self.unnamed[process_set]
+        handle = queue.popleft()
+        if not queue:
+            del self.unnamed[process_set]
+        return handle
+
+    def put_back(self, handle: Handle) -> None:
+        """Keep an operation whose execution failed, so that it fails with all others."""
+        if handle.signature.name is not None:
+            self.named[handle.signature.name] = handle
+        else:
+            self.unnamed.setdefault(handle.signature.request.process_set, collections.deque()).appendleft(handle)
+
+    def _answer(self, response: Response, handle: Handle) -> Complete | Fail:
+        if response.error:
+            error = self._error(response, handle)
+            if isinstance(error, errors.PeerLostError):
+                self.culprit = error.rank
+            return Fail(handle, error)
+        request = response.requests[0]
+        handle.result = response.result
+        if response.kind is Kind.ADD_PROCESS_SET and self._owns_sets:
+            self._sets.add(request.ranks)
+        elif response.kind is Kind.REMOVE_PROCESS_SET and self._owns_sets:
+            self._sets.remove(request.root)
+        return Complete(handle)
+
+    def _error(self, response: Response, handle: Handle) -> Exception:
+        """Return what the caller of a failed operation gets."""
+        if response.error_type == "ValueError":
+            return ValueError(response.error)
+        if response.error_type == "PeerLostError" and response.result == self._rank:
+            return errors.NotInitializedError(LEFT)
+        if response.error_type == "PeerLostError":
+            text = waited_in_vain(response.error, self._rank, self._describe(handle))
+            return errors.PeerLostError(text, rank=response.result)
+        kind: type[errors.HorovodInternalError] = getattr(errors, response.error_type)
+        return kind(response.error)
+
+    def settle(self, is_settled: Callable[[Sequence[int], int], bool]) -> list[Handle]:
+        """Return the operations of which the other members have done their part, too.
+
+        Args:
+            is_settled: whether all these members have reached a fence.
+        """
+        done: list[Handle] = []
+        for _ in range(len(self.unsettled)):
+            fence, members, handles = self.unsettled.popleft()
+            if is_settled(members, fence):
+                done += handles
+            else:
+                self.unsettled.append((fence, members, handles))
+        return done
+
+    # -- failing and leaving -------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> errors.HorovodInternalError | None:
+        """This rank cannot keep in step with the log any more; return the failure if it is the first one."""
+        if self.failure is not None:
+            return None
+        if not isinstance(error, errors.HorovodInternalError):
+            error = errors.HorovodInternalError(f"this rank's engine failed: {error!r}")
+        self.failure = error
+        return error
+
+    def error(self) -> errors.HorovodInternalError:
+        """Return the failure, as an exception of its own."""
+        failure = self.failure
+        assert failure is not None
+        if isinstance(failure, errors.PeerLostError):
+            return errors.PeerLostError(str(failure), rank=failure.rank, pid=failure.pid)
+        return type(failure)(str(failure))
+
+    def clear(self) -> list[Handle]:
+        """Forget and return everything in flight; one by one, as other threads may submit at this moment."""
+        handles = self.in_flight()
+        self.unsettled.clear()
+        self.named.clear()
+        self.unnamed.clear()
+        with contextlib.suppress(IndexError):
+            while True:
+                handle = self.inbox.popleft()
+                if handle.signature.name is not None:
+                    self.named.pop(handle.signature.name, None)
+                handles.append(handle)
+        return handles
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def in_flight(self) -> list[Handle]:
+        """Return every submission that is not done; for any thread, at any moment."""
+        found = [handle for _, _, handles in list(self.unsettled) for handle in handles]
+        found += list(self.named.values())
+        for queue in list(self.unnamed.values()):
+            found += list(queue)
+        return found + [handle for handle in list(self.inbox) if handle.signature.name is None]
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not (self.inbox or self.named or self.unnamed or self.unsettled)
+
+    def is_awaited(self) -> bool:
+        """Whether a thread sleeps until something is done that is not."""
+        waits = self.waits
+        if waits:
+            for key, wait in list(waits.items()):
+                if not wait.handle.done:
+                    return True
+                waits.pop(key, None)
+        return False
+
+    def waited_s(self, now_ns: int, otherwise_s: float) -> float:
+        """Return for how many seconds the first sleeping thread has waited; ``otherwise_s`` if none does."""
+        since = [wait.since_ns for wait in list(self.waits.values()) if not wait.handle.done]
+        return (now_ns - min(since)) / 1e9 if since else otherwise_s
+
+    def quiet_s(self, now_ns: int) -> float:
+        """Return the seconds since a thread last submitted what it does not wait for."""
+        return (now_ns - self.submitted_ns) / 1e9 if self.submitted_ns else math.inf

@@ -1,0 +1,107 @@
+"""An engine that is aborted ends every wait of every thread, also one in the middle of an operation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import LIMIT_S, Ranks, run_ranks
+
+from horovod.errors import HorovodInternalError, PeerLostError
+
+
+def _aborted(where: str) -> list[str]:
+    """Rank 0 waits in three threads for rank 1, which never comes; a fourth one aborts."""
+    import horovod.numpy as hvd
+    from horovod import context
+
+    engine = context.engine()
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum).tolist() == [hvd.size()]
+    if hvd.rank() == 1:
+        with pytest.raises(HorovodInternalError):
+            hvd.allreduce(np.ones(1), name="other")
+        return []
+    said: list[str] = []
+
+    def note(act: Any) -> None:
+        try:
+            act()
+        except PeerLostError as error:
+            said.append(f"{error.rank} {error}")
+
+    handle = hvd.allreduce_async(np.ones(1), name="x")
+    acts = [lambda: hvd.allreduce(np.ones(1), name="y"), lambda: hvd.synchronize(handle)]
+    threads = [threading.Thread(target=note, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+
+    def abort() -> None:
+        while len(engine.in_flight()) < 3:
+            time.sleep(0.001)
+        engine.abort(PeerLostError("the job goes on without rank 1", rank=1))
+
+    threads.append(threading.Thread(target=abort))
+    threads[-1].start()
+    if where == "timer":  # then the main thread does not do the work itself
+        signal.signal(signal.SIGALRM, lambda *_: None)
+    note(lambda: hvd.allreduce(np.ones(1), name="z"))
+    for thread in threads:
+        thread.join(LIMIT_S / 4)
+        assert not thread.is_alive()
+    note(lambda: hvd.allreduce(np.ones(1), name="later"))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return said
+
+
+@pytest.mark.parametrize("where", ["main", "timer"])
+def test_abort_ends_every_wait(where: str) -> None:
+    assert run_ranks(2, _aborted, where)[0] == ["1 the job goes on without rank 1"] * 4
+
+
+def _aborted_in_the_middle() -> None:
+    """Rank 1 stops in the middle of an operation, in which rank 0 waits for it."""
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.transports.shm import transport
+
+    engine = context.engine()
+    hvd.allreduce(np.ones(1), name="before")
+    if hvd.rank() == 1:
+        transport.ShmTransport.run = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment,method-assign]
+
+    def abort() -> None:
+        while not engine._state.executing:
+            time.sleep(0.001)
+        engine.abort(PeerLostError("the job goes on without rank 1", rank=1))
+
+    if hvd.rank() == 0:
+        threading.Thread(target=abort).start()
+    hvd.allreduce(np.ones(1 << 20), name="large")
+
+
+def test_abort_ends_an_operation_that_does_not_go_on() -> None:
+    ranks = Ranks(2, _aborted_in_the_middle, env={"HOROVOD_STALL_CHECK_DISABLE": "1"})
+    pid = ranks.pid(1)
+    ranks.processes[0].join(LIMIT_S)
+    os.kill(pid, signal.SIGKILL)
+    outcome = ranks.outcomes()[0]
+    assert isinstance(outcome.error, PeerLostError), outcome.text
+    assert str(outcome.error).startswith("the job goes on without rank 1")
+
+
+def test_a_rank_alone_can_be_aborted() -> None:
+    run_ranks(1, _alone)
+
+
+def _alone() -> None:
+    import horovod.numpy as hvd
+    from horovod import context
+
+    context.engine().abort(HorovodInternalError("enough"))
+    with pytest.raises(HorovodInternalError, match="enough"):
+        hvd.allreduce(np.ones(1))
