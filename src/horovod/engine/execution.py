@@ -34,7 +34,6 @@ class Execution:
 
     Attributes:
         state: what is in flight, and how far the log is.
-        settled: see ``Transport``.
     """
 
     def __init__(self, link: Link, signatures: SignatureTable, observer: Observer) -> None:
@@ -45,6 +44,8 @@ class Execution:
         self._watch = link.watch
         # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
         self.state = State(link.rank, link.generation.sets, link.coordinator is None, self.describe)
+        # Called again and again while a thread waits, so without a detour.
+        self._inbox, self._unsettled, self._log_has_news = self.state.inbox, self.state.unsettled, link.channel.has_news
         self._to_wake: list[Handle] = []
         self._delayed = 0
         self._parting = threading.RLock()  # a signal handler may announce, too
@@ -64,15 +65,10 @@ class Execution:
     # -- the log -------------------------------------------------------------------------------------------------
 
     def has_news(self) -> bool:
-        """Whether ``step`` has something to do; called again and again, so without a detour."""
-        state = self.state
-        if state.inbox:
+        """Whether ``step`` has something to do."""
+        if self._inbox or self._log_has_news():
             return True
-        if state.failure is not None:
-            return False  # the log concerns this rank no more
-        if self._channel.has_news():
-            return True
-        unsettled = state.unsettled
+        unsettled = self._unsettled
         return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
 
     def step(self, awaited: bool) -> None:
@@ -133,12 +129,11 @@ class Execution:
                 if isinstance(instruction, Execute):
                     self._execute(instruction)
                 elif isinstance(instruction, Complete):
-                    handle = instruction.handle
-                    self._mark(handle, now(), 1)
-                    handle.record[ENDED] = now()
-                    handle.finish()
+                    self._mark(instruction.handle)
+                    instruction.handle.record[ENDED] = now()
+                    instruction.handle.finish()
                 elif isinstance(instruction, Fail):
-                    self._mark(instruction.handle, now(), 1)
+                    self._mark(instruction.handle)
                     self._fail(instruction.handle, instruction.error)
             else:
                 state.declared(entry.id, entry.response)
@@ -146,30 +141,32 @@ class Execution:
         if self._to_wake:
             self._wake()
 
-    def _mark(self, handle: Handle, started_ns: int, together: int) -> None:
+    def _mark(self, handle: Handle) -> None:
         record = handle.record
-        record[STARTED], record[SEQUENCE], record[TOGETHER] = started_ns, self.state.sequence, together
+        record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), self.state.sequence, 1
 
     def _execute(self, execute: Execute) -> None:
-        state, (batch, notes) = self.state, execute
-        started = now()
-        handles = [handle for _, handle in batch]
+        state, batch, notes = self.state, execute.batch, execute.notes
+        entry, first = batch[0]
+        handles = [first] if len(batch) == 1 else [handle for _, handle in batch]
+        started, sequence, together = now(), state.sequence, len(handles)
         for handle in handles:
-            self._mark(handle, started, len(batch))
+            record = handle.record
+            record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
         if self._to_wake:
             # An operation whose data was sent along takes no time and does not block: do a few more before waking.
             self._delayed += 1
             if not notes or self._delayed >= _MOST_DELAYED:
                 self._wake()
-        response = batch[0][0].response
+        members = entry.response.members
         state.executing = handles
         try:
             for handle in handles:
                 if handle.transfer is not None:
                     handle.transfer.before()
-            fence = self._transport.run(state.sequence, batch, notes)
+            fence = self._transport.run(sequence, batch, notes)
         except BaseException as error:
-            if len(response.members) == 1 and isinstance(error, Exception):
+            if len(members) == 1 and isinstance(error, Exception):
                 for handle in handles:  # nobody else is out of step: only these fail
                     self._fail(handle, error)
                 return
@@ -178,11 +175,10 @@ class Execution:
             raise
         finally:
             state.executing = []
-        entry = batch[0][0]
         if entry.splits:
-            handles[0].received_splits = tuple(row[entry.me] for row in entry.splits)
+            first.received_splits = tuple(row[entry.me] for row in entry.splits)
         if fence:
-            state.unsettled.append((fence, response.members, handles))
+            state.unsettled.append((fence, members, handles))
         else:
             self._complete(handles)
 
@@ -263,6 +259,7 @@ class Execution:
         link = self._link
         if link.board is not None:
             link.board.give_reason(encode_reason(failure, str(failure)))
+        self._log_has_news = lambda: False  # the log concerns this rank no more
         self._observer.failed(failure)
         if link.peers is not None:
             link.peers.fail(self.culprit)

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from horovod import errors
 from horovod.core.coordinator import Run
 from horovod.core.departures import waited_in_vain
@@ -36,20 +38,20 @@ class Wait(NamedTuple):
     since_ns: int
 
 
-class Execute(NamedTuple):
+class Execute(msgspec.Struct, gc=False):
     """Let the transport execute these entries together."""
 
     batch: list[tuple[Entry, Handle]]
     notes: tuple[int, ...]
 
 
-class Complete(NamedTuple):
+class Complete(msgspec.Struct, gc=False):
     """This operation is done."""
 
     handle: Handle
 
 
-class Fail(NamedTuple):
+class Fail(msgspec.Struct, gc=False):
     """This operation has failed."""
 
     handle: Handle
