@@ -26,12 +26,11 @@ def test_a_rank_that_leaves_later_is_not_blamed_for_an_operation_that_already_fa
 
             def leave() -> bool:
                 handle = ranks.submit(0, "alone")
-                log = ranks.engines[0]._log
-                log.accept(False)
-                log.step()
+                execution = ranks.engines[0]._execution
+                execution.step(False)
                 first.leave("done")
                 second.leave("done, too")
-                log.step()
+                execution.advance()
                 return handle.done
 
             (actor,) = stage.play(leave)
