@@ -7,7 +7,7 @@ import json
 import pytest
 
 from horovod.core.requests import Kind, Request
-from horovod.engine.ports import Session
+from horovod.engine.board import Session
 from horovod.engine.records import CAPACITY, ENDED, SEQUENCE, STARTED, Record, Ring, new_ring
 from horovod.observe.recording import Recording
 from horovod.timeline.events import CYCLE

@@ -5,7 +5,8 @@ from __future__ import annotations
 from horovod import errors
 from horovod.core.departures import waited_in_vain
 from horovod.core.generation import Generation
-from horovod.engine.ports import Board, Channel, Observer, Peers, Progress
+from horovod.engine.board import Board
+from horovod.engine.ports import Channel, Observer, Peers, Progress
 
 __all__ = ["Liveness", "encode_reason"]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from horovod.core.coordinator import Coordinator, Declared, Run
 from horovod.core.generation import Generation
 from horovod.core.requests import Request
+from horovod.engine.board import Board
 from horovod.engine.handles import Handle
 from horovod.engine.records import Ring
 from horovod.engine.stats import Stats
@@ -20,9 +21,7 @@ from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
 
 __all__ = [
-    "EVERY_SESSION",
     "SILENT",
-    "Board",
     "Channel",
     "Doorbell",
     "Link",
@@ -31,17 +30,12 @@ __all__ = [
     "Observer",
     "Peers",
     "Progress",
-    "Query",
-    "Session",
     "Subject",
     "Transport",
     "Watch",
 ]
 
 LogEntry = Declared | Run
-
-EVERY_SESSION = (1 << 63) - 1
-"""The number of a recording by which a rank says that it tells nothing more, whatever is recorded."""
 
 
 class Channel(Protocol):
@@ -219,92 +213,6 @@ class Monitor(Watch, Protocol):
 
     def abort(self, error: HorovodInternalError) -> None:
         """End what this rank waits for, at its next look; called by any thread."""
-
-
-class Query:
-    """What can be asked of a rank; bits."""
-
-    STATUS = 1
-    DUMP = 2
-    DUMP_IF_SET = 4
-    TRACE = 8
-
-
-class Session(NamedTuple):
-    """A recording.
-
-    Attributes:
-        number: counts recordings, from 1.
-        mark_cycles: whether executions are marked.
-        since_ns: when it began.
-        begin: the last entry of the log that does not belong to it.
-        end: 0 while it is under way, then one more than the last entry of the log that belongs to it.
-    """
-
-    number: int
-    mark_cycles: bool
-    since_ns: int
-    begin: int
-    end: int
-
-
-class Board(Protocol):
-    """What ranks ask and tell each other beside the log, so also when the coordinator is stuck.
-
-    Attributes:
-        rank: this rank.
-    """
-
-    rank: int
-
-    def ask(self, rank: int, wanted: int) -> int:
-        """Ask ``rank`` for something and return the number of the question."""
-
-    def asked_by(self, rank: int) -> int:
-        """Return who waits for an answer of ``rank``, or -1."""
-
-    def question(self) -> tuple[int, int, int] | None:
-        """Return (number, wanted, who asks) if there is a new question to this rank."""
-
-    def give_answer(self, number: int, text: bytes) -> None:
-        """Answer question ``number`` and all before it."""
-
-    def answer(self, rank: int, number: int) -> bytes | None:
-        """Return the answer of ``rank`` to question ``number``, or None while there is none."""
-
-    def give_reason(self, text: bytes) -> None:
-        """Say why this rank fails or leaves; to be called before ``Peers`` says that it did."""
-
-    def reason(self, rank: int) -> bytes | None:
-        """Return why ``rank`` failed or left, or None if it did not say."""
-
-    @property
-    def session(self) -> Session:
-        """The last recording."""
-
-    def set_session(self, session: Session) -> None:
-        """Begin or end a recording."""
-
-    def finish_session(self, number: int) -> None:
-        """Say that this rank has told all that belongs to recording ``number`` and to those before it."""
-
-    def finished_session(self, rank: int) -> int:
-        """Return the last recording about which ``rank`` has told everything."""
-
-    def put_trace(self, data: bytes) -> bool:
-        """Append to this rank's trace events; False when there is no room."""
-
-    def take_trace(self, rank: int) -> bytes:
-        """Return what ``rank`` appended since the last call."""
-
-    def note_arrival(self, key: int, at_ns: int) -> None:
-        """Let the others know when this rank submitted something; ``key`` is the same on all ranks."""
-
-    def arrival(self, rank: int, key: int) -> int:
-        """Return when ``rank`` submitted something, or 0 if that is not known (any more)."""
-
-    def close(self) -> None:
-        """Release what this process holds."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting
+from horovod.engine.board import Query
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Query, Subject
+from horovod.engine.ports import Subject
 from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from horovod.core.requests import Request
+from horovod.engine.board import Board, Query
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Board, Query
 from horovod.engine.records import now
 from horovod.observe import stacks
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 
 from horovod.core.requests import Request
-from horovod.engine.ports import Board, Session
+from horovod.engine.board import Board, Session
 from horovod.engine.records import CAPACITY, ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Record, Ring
 from horovod.timeline.events import Events, Span
 

@@ -15,8 +15,8 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import Waiting, names
+from horovod.engine.board import Query
 from horovod.engine.handles import Handle
-from horovod.engine.ports import Query
 from horovod.engine.records import SUBMITTED, now
 from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
-from horovod.engine.ports import Query
+from horovod.engine.board import Query
 from horovod.observe.queries import PATIENCE_S, Queries, Status
 from horovod.phrases import list_ranks
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.ports import EVERY_SESSION, Board, Query, Session
+from horovod.engine.board import EVERY_SESSION, Board, Query, Session
 from horovod.engine.records import Ring, now
 from horovod.logs import logger
 from horovod.observe.recording import Recording

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.engine.ports import Session
+from horovod.engine.board import Session
 from horovod.links.hosts.relay import Relay
 from horovod.links.shm.board import ShmBoard
 

@@ -11,7 +11,7 @@ import collections
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from horovod.engine.ports import EVERY_SESSION, Session
+from horovod.engine.board import EVERY_SESSION, Session
 from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
 from horovod.links.hosts.mirror import Mirror
 from horovod.links.shm.board import ShmBoard

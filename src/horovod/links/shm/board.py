@@ -18,7 +18,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from horovod.engine.ports import Session
+from horovod.engine.board import Session
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
