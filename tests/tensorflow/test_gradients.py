@@ -20,6 +20,11 @@ def _gradients(mode: str) -> None:
     mean_weight, sum_weight = (size + 1) / 2, size * (size + 1) / 2
 
     def derivative(function: Any) -> Any:
+        if mode == "session":
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                x = tf.constant(mine)
+                return session.run(tf.gradients(tf.reduce_sum(function(x)) * weight, [x])[0])
+
         def compute(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(x)
@@ -51,25 +56,9 @@ def _gradients(mode: str) -> None:
     np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Product)), others * sum_weight)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_derivatives_follow_the_conventions(mode: str) -> None:
     run_ranks(2, _gradients, mode, framework="tensorflow")
-
-
-def _of_a_session() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        x = tf.constant([1.0, 2.0])
-        loss = tf.reduce_sum(hvd.allreduce(x * x)) * (hvd.rank() + 1.0)
-        (gradient,) = tf.gradients(loss, [x])
-        return list(session.run(gradient))
-
-
-def test_gradients_of_a_graph_pass_through() -> None:
-    assert run_ranks(2, _of_a_session, framework="tensorflow") == [[3.0, 6.0]] * 2
 
 
 def _second() -> float:

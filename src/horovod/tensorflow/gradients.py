@@ -115,7 +115,10 @@ def _of_broadcast(op: Any, grad: Any) -> Any:
     (reduced,) = collectives.allreduce(
         _filled([grad], op.outputs), Reduction(process_set=members), _name(request)
     )  # fmt: skip
-    return reduced if context.world().rank == request.root else tf.zeros_like(reduced)
+    if context.world().rank == request.root:
+        return reduced
+    with tf.control_dependencies([reduced]):
+        return tf.zeros_like(op.inputs[0])
 
 
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
