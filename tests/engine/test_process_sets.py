@@ -51,8 +51,12 @@ def _static_misuse() -> None:
         hvd.init(process_sets=[hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 0])])
     # As in Horovod, the job itself came up.
     assert hvd.is_initialized()
-    with pytest.raises(ValueError, match="use global_process_set"):
-        hvd.init(process_sets=[hvd.ProcessSet([0, 1, 2])])
+    # In a job of one rank, a script's even ranks are all ranks, and its odd ones none.
+    everybody, nobody = hvd.ProcessSet([0, 1, 2]), hvd.ProcessSet([])
+    hvd.init(process_sets=[everybody, nobody])
+    assert (everybody.process_set_id, everybody.size(), everybody.included()) == (0, 3, True)
+    assert (nobody.process_set_id, nobody.size(), nobody.included()) == (None, None, False)
+    assert not hvd.remove_process_set(everybody)
     with pytest.raises(ValueError, match="dynamic"):
         hvd.init(process_sets="static")
     with pytest.raises(ValueError, match=r"ranks \[7\] do not exist in a job of 3"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 from harness import run_ranks
 
 
@@ -99,6 +101,11 @@ def _use(folder: Path) -> list[Any]:
     variable = tf.Variable([0.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.apply_gradients([(tf.constant([float(hvd.rank())]), variable)])
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        with tf.GradientTape() as tape:
+            loss = variable * (1.0 + hvd.rank())
+        ((gradient, _),) = hvd.DistributedOptimizer(make(1.0))._compute_gradients(loss, [variable], tape=tape)
+        assert gradient.numpy().tolist() == [1.5]
     return [
         round(history["lr"][0], 4),
         hasattr(plain.optimizer, "register_local_var"),
@@ -142,6 +149,23 @@ def _mixed() -> list[Any]:
 @pytest.mark.slow
 def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> None:
     assert run_ranks(2, _mixed, framework="tf_keras") == [[True, 2.0**14, True, 2.0**14]] * 2
+
+
+def test_keras_3_is_there_without_tf_keras(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["tf_keras"] = None
+import tensorflow, horovod.keras as hvd, horovod.tensorflow
+hvd.init()
+try:
+    horovod.tensorflow.SyncBatchNormalization
+except ImportError as error:
+    print(error)
+"""
+    variables = {"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "tensorflow"}
+    code, output = run([sys.executable, "-c", program], cwd=tmp_path, **variables)
+    assert code == 0, output
+    assert "hvd.SyncBatchNormalization needs tf.keras" in output
 
 
 def _keras_3() -> list[Any]:

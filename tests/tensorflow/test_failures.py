@@ -65,6 +65,29 @@ def _wrong(mode: str) -> None:
         run(lambda x: hvd.allreduce(x, op=99))
 
 
+def _removed_set() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    gone = hvd.ProcessSet([0])
+    gone.process_set_id = 77
+    for collective in (
+        hvd.allreduce,
+        hvd.allgather,
+        lambda x, process_set: hvd.broadcast(x, 0, process_set=process_set),
+    ):
+        # It is not run: what is wrong is said while it is built.
+        with pytest.raises(ValueError, match="process set 77 does not exist"):
+            tf.function(lambda x, f=collective: f(x, process_set=gone)).get_concrete_function(tf.ones([3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="process set 77 does not exist"):
+        hvd.size_op(77)
+
+
+def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
+    run_ranks(1, _removed_set, framework="tensorflow")
+
+
 def _wrong_in_converted_code() -> None:
     import tensorflow as tf
 

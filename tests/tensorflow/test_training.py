@@ -35,6 +35,9 @@ def _tape() -> None:
     whole = hvd.DistributedGradientTape(plain, scale_local_gradients=False, op=hvd.Sum)
     whole.register_local_source(b)
     assert [float(tf.reduce_sum(grad)) for grad in whole.gradient(y, [a, b])] == [18.0, rank + 1.0]
+    # The last settings count, once.
+    twice = hvd.DistributedGradientTape(whole, scale_local_gradients=False)
+    assert [float(tf.reduce_sum(grad)) for grad in twice.gradient(y, [a, b])] == [9.0, rank + 1.0]
 
 
 def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:

@@ -119,13 +119,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Args:
         comm: None for all ranks; a list of some, which then form a job of their own and are numbered as they are
             listed; or a communicator of mpi4py, whose processes form the job.
-        process_sets: sets to register at once, the same list on every rank; "dynamic" is accepted and
-            changes nothing, since sets can always be added later.
+        process_sets: sets to register at once, the same list on every rank. A set of all ranks is the global one; a
+            set without ranks is left out. "dynamic" is accepted and changes nothing: sets can always be added later.
 
     Raises:
         InitError: the environment is contradictory, or the ranks did not find each other.
-        ValueError: a process set is given twice, or cannot exist; this process is not in ``comm``, or runs with
-            another one.
+        ValueError: a process set is given twice, or names ranks that do not exist; this process is not in ``comm``,
+            or runs with another one.
         NotImplementedError: process sets made of communicators, in a job made of a list.
 
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
@@ -155,15 +155,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(f"process set {ranks} is given twice")
         seen.append(ranks)
     for process_set in given:
-        # A second init() while running finds the sets of the first one again.
-        known = context.engine().sets.find(process_set.ranks or [])
-        if known is not None and known != 0:
+        ranks = process_set.ranks or []
+        # Jobs of one rank have no odd ranks, and the even ones are all. A second init() finds the sets of the first.
+        known = context.engine().sets.find(ranks)
+        if known is None and ranks:
+            add_process_set(process_set)
+        elif ranks:
             process_set.process_set_id = known
             _registered.append(process_set)
-        elif known is None:
-            add_process_set(process_set)
-        else:
-            raise ValueError(f"process set {process_set.ranks} holds all ranks: use global_process_set")
 
 
 def _place(comm: Any) -> World | None:

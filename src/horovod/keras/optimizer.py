@@ -34,9 +34,12 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     if isinstance(optimizer, str | dict):
         optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         raise wrong_argument(
-            "optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). "
-            f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
+            f"the optimizer is one of tf_keras: {kind}. Set TF_USE_LEGACY_KERAS=1 and import horovod.tensorflow.keras "
+            "as hvd, or take the optimizer from keras.optimizers"
+            if kind.startswith("tf_keras.")
+            else f"optimizer must be one of Keras, such as keras.optimizers.SGD(0.1). Received: {kind}"
         )
     teach_loss_scaling()
     inner = innermost(optimizer)

@@ -41,7 +41,6 @@ from horovod.tensorflow.functions import (
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.mpi_ops import *  # noqa: F403 - all of it, by its own list
 from horovod.tensorflow.optimizer import DistributedOptimizer
-from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.util import _allreduce as _allreduce
 from horovod.tensorflow.util import _cache as _cache
@@ -69,6 +68,14 @@ __all__ = [
 ]
 __all__ += mpi_ops.__all__
 
+try:
+    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+except ImportError:
+    # tf.keras is asked for here only: with TF_USE_LEGACY_KERAS=1 it needs tf_keras, which Keras 3 does without.
+    __all__.remove("SyncBatchNormalization")
+
 
 def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNormalization":
+        raise ImportError("hvd.SyncBatchNormalization needs tf.keras, which cannot be imported: install tf_keras")
     raise AttributeError(explain(f"tensorflow.{name}") or f"module {__name__!r} has no attribute {name!r}")

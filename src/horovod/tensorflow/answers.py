@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from horovod import context
+from horovod.errors import RequestError
 
 __all__ = ["answer"]
 
@@ -16,6 +17,7 @@ def answer(op_type: str, process_set: int) -> int:
 
     Raises:
         NotInitializedError: ``init()`` was not called.
+        RequestError: there is no such process set.
     """
     if op_type == "HorovodProcessSetIncluded" and not context.is_initialized():
         return -1
@@ -24,7 +26,9 @@ def answer(op_type: str, process_set: int) -> int:
         members = context.engine().sets.as_dict()
         return int(world.rank in members[process_set]) if process_set in members else -3
     if op_type == "HorovodSize":
-        return len(context.engine().sets.as_dict()[process_set]) if process_set else world.size
+        if process_set not in context.engine().sets:
+            raise RequestError(f"size_op: process set {process_set} does not exist; was it removed?")
+        return len(context.engine().sets.as_dict()[process_set])
     return {
         "HorovodRank": world.rank,
         "HorovodLocalRank": world.local_rank,

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, ReduceOp
+from horovod.errors import RequestError
 from horovod.tensorflow.failures import translated
 from horovod.tensorflow.nodes import is_recorded, node, unique_name, user_site
 from horovod.tensorflow.requests import OP_TYPES, GraphRequest
@@ -105,6 +107,9 @@ def _node(
 ) -> list[Any]:
     if tf.executing_eagerly():
         return node(op_type, tensors, outputs, GraphRequest(name=name or "", site=user_site(), **settings))
+    members = settings.get("process_set", 0)
+    if members and members not in context.engine().sets:
+        raise RequestError(f"{op_type}: process set {members} does not exist; was it removed?")
     node_name, key = unique_name(op_type, name, tensors, ignore_name_scope)
     graph = tf.compat.v1.get_default_graph()
     last = _last_of_all.get(graph)

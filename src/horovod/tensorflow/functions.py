@@ -12,6 +12,7 @@ from horovod.bindings.agreement import agree_on_count
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import speaks_tensorflow
+from horovod.tensorflow.first_step import note_broadcast, tensorflows
 from horovod.tensorflow.runtime import comm
 
 __all__ = [
@@ -22,16 +23,6 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
 ]
-
-
-def _unwrapped(variable: Any) -> tf.Variable:
-    """Return TensorFlow's variable, which one of Keras holds."""
-    inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
-    if not isinstance(inner, tf.Variable):
-        raise ValueError(
-            f"broadcast_variables takes variables of TensorFlow or Keras. Received: {type(variable).__name__}"
-        )
-    return inner
 
 
 @speaks_tensorflow
@@ -58,9 +49,16 @@ def broadcast_variables(
 
     Blocks until all values are here.
     """
-    targets = [_unwrapped(variable) for variable in variables]
+    targets = []
+    for variable in variables:
+        if (target := tensorflows(variable)) is None:
+            raise ValueError(
+                f"broadcast_variables takes variables of TensorFlow or Keras. Received: {type(variable).__name__}"
+            )
+        targets.append(target)
     if tf.executing_eagerly():
         return _broadcast_now(targets, root_rank, process_set)
+    note_broadcast()
     # A graph cannot raise, so the number is compared as a shape is, before anybody waits for what others lack.
     number = tf.zeros([len(targets)], tf.bool)
     as_many = collectives.broadcast(number, root_rank, process_set, "broadcast_variables.number_of_variables")

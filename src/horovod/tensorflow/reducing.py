@@ -21,6 +21,7 @@ from horovod.splits import split_evenly
 from horovod.tensorflow import collectives
 from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.first_step import compare, tensorflows
 from horovod.tensorflow.nodes import is_recorded
 from horovod.tensorflow.runtime import comm
 from horovod.tensorflow.sparse import allreduce_slices, densified
@@ -30,8 +31,8 @@ __all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_grad
 
 def key_of(variable: Any) -> int:
     """Return what tells a variable from others, in a set; the same for a variable of Keras and the one inside."""
-    inner = getattr(variable, "value", None)
-    return id(inner if isinstance(inner, tf.Variable) else variable)
+    inner = tensorflows(variable)
+    return id(variable if inner is None else inner)
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def make_reducer(settings: GradientSettings) -> Callable[..., list[Any]]:
 
     @collectives.speaks_tensorflow
     def reduce(grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        compare(settings.name, variables, settings.process_set)
         return reduce_gradients(settings, grads, variables)
 
     return reduce

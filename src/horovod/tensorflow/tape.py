@@ -134,7 +134,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """Return a tape whose ``gradient()`` combines the gradients of all ranks.
 
     Args:
-        gradtape: the tape; recorded already, or to be recorded by either of the two.
+        gradtape: the tape; recorded already, or to be recorded by either of the two. One that is distributed already
+            gets these settings instead of its own, and keeps its local sources.
         device_dense: accepted; tensors travel through host memory.
         device_sparse: accepted.
         compression: how to send gradients, such as ``Compression.fp16``.
@@ -157,11 +158,13 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
         predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
     )  # fmt: skip
-    base = type(gradtape)
+    known = gradtape._horovod_local if isinstance(gradtape, _Distributed) else {}
+    # Gradients are combined once, however often a tape is wrapped.
+    base = type(gradtape).__bases__[1] if isinstance(gradtape, _Distributed) else type(gradtape)
     tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     # One state for both: whichever of them records, the other knows.
     tape.__dict__ = gradtape.__dict__
-    tape._horovod_settings, tape._horovod_scale_local, tape._horovod_local = settings, scale_local_gradients, {}
+    tape._horovod_settings, tape._horovod_scale_local, tape._horovod_local = settings, scale_local_gradients, known
     return tape
 
 
@@ -182,7 +185,8 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``.
 
     Args:
-        gradtape: the tape; recorded already, or to be recorded by either of the two.
+        gradtape: the tape; recorded already, or to be recorded by either of the two. One that is distributed already
+            gets these settings instead of its own, and keeps its local sources.
         device_dense: accepted; tensors travel through host memory.
         device_sparse: accepted.
         compression: how to send gradients.

@@ -95,8 +95,12 @@ class LegacyMembers(Distributed):
         """Return the gradients of all ranks; the arguments are those of the optimizer's own class."""
         return self._computed(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
 
-    def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
-        return self._computed(super()._compute_gradients(*args, **kwargs))  # type: ignore[misc]
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Pairs:
+        """Return the gradients of all ranks, as the optimizers of ``optimizers.legacy`` do."""
+        own = getattr(super(), "_compute_gradients", None)
+        if own is None:
+            return self.compute_gradients(loss, var_list, tape)
+        return self._computed(own(loss, var_list, grad_loss, tape))
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
         """Return the gradients of all ranks, in a graph of TensorFlow 1.
