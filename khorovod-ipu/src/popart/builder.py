@@ -225,7 +225,11 @@ class Builder(Annotations):
         self._shapes.add_node(Node(op, domain, names[0], tuple(inputs), tuple(names), _arrays(plain)))
         # PopART's own graphs have no names of nodes but these.
         proto = helper.make_node(op, inputs, names, name=names[0], domain=domain or None)
-        proto.attribute.extend(helper.make_attribute(key, value) for key, value in {**plain, **placed}.items())
+        # An empty list does not say its type: of ONNX's operators it is one of integers.
+        proto.attribute.extend(
+            helper.make_attribute(key, value, attr_type=onnx.AttributeProto.INTS if value == [] else None)
+            for key, value in {**plain, **placed}.items()
+        )
         self._graph.node.append(proto)
         return names
 

@@ -201,9 +201,8 @@ def _operators() -> dict[str, str]:
 
 
 def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable[..., Any]:
-    several = len(schema.outputs) > 1 or any(output.option == _VARIADIC for output in schema.outputs)
-    takes_inputs = bool(schema.inputs)
-    signature = _signature(schema, takes_inputs, several)
+    varies = any(output.option in (_OPTIONAL, _VARIADIC) for output in schema.outputs)
+    signature = _signature(schema, varies)
 
     def add(*args: Any, **kwargs: Any) -> Any:
         label = kwargs.pop("debugPrefix", "")
@@ -213,7 +212,8 @@ def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable
             raise TypeError(f"aiOnnx.{schema.name.lower()}{signature}: {error}") from None
         given = dict(bound.arguments)
         label = str(given.pop("debugContext", "") or label)
-        inputs, count = given.pop("args", ()), int(given.pop("num_outputs", 1))
+        inputs = given.pop("args", ())
+        count = int(given.pop("num_outputs", 1)) if varies else len(schema.outputs)
         if isinstance(inputs, str):
             raise popart_exception(f"{schema.name.lower()} takes a list of tensors; received the string {inputs!r}")
         attributes = {}
@@ -226,28 +226,27 @@ def _method(graph: _Graph, schema: onnx.defs.OpSchema, version: int) -> Callable
                 )
                 raise popart_exception(f"{what}; received {value!r}") from error
         outputs = graph.add_node(schema.name, "", version, list(inputs), count, attributes, label)
-        return outputs if several else outputs[0]
+        return outputs if varies or count > 1 else outputs[0]
 
     add.__name__, add.__doc__ = schema.name.lower(), schema.doc
     add.__signature__ = signature  # type: ignore[attr-defined]
     return add
 
 
-def _signature(schema: onnx.defs.OpSchema, takes_inputs: bool, several: bool) -> inspect.Signature:
+def _signature(schema: onnx.defs.OpSchema, varies: bool) -> inspect.Signature:
+    """Return the parameters of a method; ``varies``: the number of outputs is one of them."""
     required = sorted(name for name, attribute in schema.attributes.items() if attribute.required)
     optional = sorted(schema.attributes.keys() - set(required))
     if schema.name == "Constant":  # of the newer forms of its value, one is enough
         required, optional = ["value"], []
-    ordered = ["args"] * takes_inputs + required
-    parameters = [_Parameter(name, _Parameter.POSITIONAL_OR_KEYWORD) for name in ordered]
-    if several:
-        sure = sum(output.option != _OPTIONAL for output in schema.outputs) == len(schema.outputs)
-        default = len(schema.outputs) if sure and schema.outputs[0].option != _VARIADIC else 1
-        place = int(takes_inputs)
+    kind = _Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [_Parameter(name, kind) for name in ["args"] * bool(schema.inputs) + required]
+    if varies:
         # What must be given stands before what may be: num_outputs has no default where something follows it.
-        kind = {"default": _Parameter.empty if required or schema.outputs[0].option == _VARIADIC else default}
-        parameters.insert(place, _Parameter("num_outputs", _Parameter.POSITIONAL_OR_KEYWORD, **kind))
-    parameters += [_Parameter(n, _Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in [*optional, "debugContext"]]
+        is_needed = required or schema.outputs[0].option == _VARIADIC
+        default = _Parameter.empty if is_needed else 1
+        parameters.insert(int(bool(schema.inputs)), _Parameter("num_outputs", kind, default=default))
+    parameters += [_Parameter(name, kind, default=None) for name in [*optional, "debugContext"]]
     return inspect.Signature(parameters)
 
 

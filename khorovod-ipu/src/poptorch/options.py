@@ -318,6 +318,10 @@ class Options(_Group):
             found.update(group.toDict())
         return found
 
+    def clone(self: _Self) -> _Self:
+        """Return a copy that can be changed."""
+        return copy.deepcopy(self)
+
     def _freeze(self) -> None:
         super()._freeze()
         for group in self._groups:

@@ -75,7 +75,8 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
     "softmax of the last axis": (lambda o, i: o.softmax(i, axis=3), [X]),
     "reduced axes": (lambda o, i: o.reducemean(i, axes=[1, 2], keepdims=0), [X]),
     "argmax": (lambda o, i: o.argmax(i, axis=1, keepdims=0), [X]),
-    "topk": (lambda o, i: o.topk([i[0], o.constant(ints(2))], 2, axis=1)[0], [X]),
+    "topk": (lambda o, i: o.topk([i[0], o.constant(ints(2))], axis=1)[0], [X]),
+    "places of topk": (lambda o, i: o.topk([i[0], o.constant(ints(2))])[1], [X]),
     "cumsum": (lambda o, i: o.cumsum([i[0], o.constant(np.array(1, np.int32))], reverse=1), [X]),
     "reshape": (lambda o, i: o.reshape([i[0], o.constant(ints(0, -1))]), [X]),
     "squeeze": (lambda o, i: o.squeeze(i, axes=[1]), [floats(2, 1, 3)]),
@@ -290,3 +291,9 @@ def test_gradients_pass_through_what_is_cut_out_dynamically() -> None:
             ),
             np.float32([1, 2, 3, 4]),
         )
+
+
+def test_reducing_no_axes_leaves_the_shape_as_it_is() -> None:
+    for name, expected in (("reducesumsquare", X**2), ("reducemean", X), ("reducel1", abs(X))):
+        found, *_ = compute(lambda o, i, name=name: getattr(o, name)(i, axes=[], keepdims=0), [X])
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

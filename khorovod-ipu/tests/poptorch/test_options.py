@@ -61,8 +61,8 @@ def test_frozen_options_cannot_be_changed_but_their_copies_can() -> None:
     options._freeze()
     with pytest.raises(AttributeError, match="cannot be changed any more"):
         options.Training.gradientAccumulation(2)
-    twin = copy.deepcopy(options).deviceIterations(5)
-    twin.Training.gradientAccumulation(2)
+    for twin in (copy.deepcopy(options), options.clone()):
+        twin.deviceIterations(5).Training.gradientAccumulation(2)
     assert (options.device_iterations, twin.device_iterations, twin.Training.gradient_accumulation) == (1, 5, 2)
 
 

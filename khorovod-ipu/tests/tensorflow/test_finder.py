@@ -63,3 +63,23 @@ def _estimators() -> list[bool]:
 
 def test_estimators_are_there_whichever_is_imported_first() -> None:
     assert run_ranks(1, _estimators, framework="tensorflow") == [[True] * 4]
+
+
+def test_keras_2_is_one_and_the_same_by_every_way_to_it(tmp_path: Path) -> None:
+    script = """
+import tensorflow as tf
+from tensorflow.python import ipu
+from tensorflow.keras.layers import Dense
+import tensorflow.compat.v1.keras as first
+assert Dense is tf.keras.layers.Dense and first is tf.compat.v1.keras
+assert ipu.keras.Sequential is tf.keras.Sequential
+dataset = tf.data.Dataset.range(3)
+iterator = ipu.ipu_infeed_queue.IPUIterator(dataset=dataset)
+total = tf.function(lambda numbers: next(numbers) + next(numbers))(iterator)
+try:
+    ipu.keras.PipelineModel
+except AttributeError as error:
+    print(Dense.__module__, int(total), error)
+"""
+    code, output = run(["python", "-c", script], tmp_path)
+    assert code == 0 and "tf_keras.src.layers.core.dense 1 tensorflow.python.ipu.keras has no 'PipelineModel'" in output

@@ -64,6 +64,7 @@ def _numbers(local: int, folder: str) -> dict[str, Any]:
         found["one"] = float(strategy.reduce("SUM", tf.constant(1.0)))
         found["looped"] = _looped(strategy)
         found["alone"] = _left_alone(first)
+        found["program"] = _program(first // local)
         found["estimated"] = _estimated(f"{folder}/{first}") if local > 1 else None
         return found
     finally:
@@ -129,6 +130,46 @@ def _left_alone(first: int) -> list[float]:
             own, combined = session.run(results)
     assert set(combined) == {float(strategy.num_replicas_in_sync)}
     return [float(value) - first for value in own]
+
+
+def _program(instance: int) -> dict[str, Any]:
+    """A script of TensorFlow 1: a loop of the device that reads an infeed queue, trains, and fills an outfeed queue."""
+    import tensorflow as tf
+    from tensorflow.python.ipu import ipu_compiler, ipu_infeed_queue, ipu_outfeed_queue, loops
+
+    import popdist
+    from khorovod_ipu.tensorflow.strategies import PopDistStrategy
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        strategy = PopDistStrategy()
+        with strategy.scope():
+            rows = (
+                tf.data.Dataset.range(16)
+                .map(lambda i: tf.cast(i, tf.float32))
+                .shard(popdist.getNumInstances(), instance)
+            )
+            infeed = ipu_infeed_queue.IPUInfeedQueue(rows.repeat())
+            outfeed = ipu_outfeed_queue.IPUOutfeedQueue()
+
+            def step(total: Any, x: Any) -> Any:
+                w = v1.get_variable("w", initializer=1.0)
+                trained = v1.train.GradientDescentOptimizer(0.01).minimize(w * x)
+                fed = outfeed.enqueue({"x": x})
+                with tf.control_dependencies([trained]):
+                    return total + x, fed
+
+            def program() -> Any:
+                return loops.repeat(2, step, [tf.constant(0.0)], infeed)
+
+            total = strategy.experimental_run_v2(lambda: ipu_compiler.compile(program, []))
+            seen = outfeed.dequeue()["x"]
+            with v1.Session() as session:
+                session.run([infeed.initializer, v1.global_variables_initializer()])
+                return {
+                    "total": session.run(total), "seen": session.run(seen).tolist(),
+                    "w": float(session.run(v1.global_variables()[0])),
+                }  # fmt: skip
 
 
 def _estimated(folder: str) -> list[float]:
@@ -209,3 +250,8 @@ def test_replicas_train_as_one_on_the_whole_batch(size: int, local: int, tmp_pat
         assert found["one"] == total
         assert found["looped"] == pytest.approx(_looped_alone(), rel=1e-5)
         assert found["alone"] == list(range(local))
+        # Two steps, in each of which every replica takes the next row of its instance.
+        rows = [[float(rank + size * (step * local + replica)) for replica in range(local)] for step in range(2)]
+        assert found["program"]["seen"] == (rows if local > 1 else [row[0] for row in rows])
+        assert found["program"]["total"] == [sum(row[0] for row in rows)]
+        assert found["program"]["w"] == pytest.approx(1 - 0.01 * sum(range(2 * total)))

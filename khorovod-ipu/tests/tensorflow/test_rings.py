@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Ranks
+from harness import Ranks, run_ranks
 
 
 def _addresses(count: int) -> list[str]:
@@ -185,3 +185,24 @@ def test_a_worker_that_never_comes_and_a_port_in_use_are_named() -> None:
     missing, used = outcome.value
     assert "waited 1 s for /job:worker/task:1 at 127.0.0.1:" in missing
     assert "which is this worker, is in use by another process" in used
+
+
+def _twice(addresses: list[str]) -> None:
+    import tensorflow as tf
+
+    from khorovod_ipu.tensorflow.cluster import ClusterError
+
+    with tf.Graph().as_default():
+        for index in ("0", "0", "1"):
+            os.environ["HOROVOD_RANK"] = index
+            if index == "1":
+                with pytest.raises(
+                    ClusterError, match=r"this process is /job:worker/task:0 at .* already\. Received: .*:1 at"
+                ):
+                    _strategy(addresses)
+            else:
+                _strategy(addresses)
+
+
+def test_two_workers_in_one_process_are_refused() -> None:
+    run_ranks(1, _twice, _addresses(2), framework="tensorflow")

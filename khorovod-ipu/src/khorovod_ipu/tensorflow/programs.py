@@ -10,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util, while_loop
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, _UnreadVariable
 
+from khorovod_ipu.tensorflow.replicas import own_context
+
 __all__ = ["OptimizerFunctionOutput", "compiled", "ipu_scope", "pipeline", "repeat"]
 
 v1 = tf.compat.v1
@@ -85,7 +87,7 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
         accepted: of the SDK, without effect here.
 
     Returns:
-        What the last time returned: a list of tensors; without any, the operation that runs everything.
+        What the last time returned: a tensor, or a list of several; without any, the operation that runs everything.
     """
     start = [tf.convert_to_tensor(value) for value in tf.nest.flatten(inputs if inputs is not None else [])]
 
@@ -100,12 +102,19 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
         with tf.control_dependencies(operations):
             return [following, *(tf.identity(tensor) for tensor in tensors)]
 
+    def lasts(index: Any, *_: Any) -> Any:
+        return index < n
+
+    replica, variables = own_context(), [tf.constant(0), *start]
     with _plain_loops():
-        results = while_loop.while_loop(
-            lambda index, *_: index < n, once, [tf.constant(0), *start], parallel_iterations=1
-        )
+        if replica is not None and replica.is_outermost:
+            results = replica.loop(lasts, once, variables)
+        else:
+            results = while_loop.while_loop(lasts, once, variables, parallel_iterations=1)
     done, *values = results if isinstance(results, (list, tuple)) else (results,)
-    return values if values else done.op
+    if not values:
+        return done.op
+    return values if len(values) > 1 else values[0]
 
 
 class OptimizerFunctionOutput(NamedTuple):
@@ -185,8 +194,8 @@ def pipeline(
 
         everything = repeat(count, batch, [tf.constant(0)], infeed_queue)
         if not made:
-            return everything[0].op
-        with tf.control_dependencies(everything):
+            return everything.op
+        with tf.control_dependencies([everything]):
             summed = [(total.read_value(), variable) for total, variable in sums]
         (output, *_) = made
         return output.opt.apply_gradients(summed, *output.apply_gradients_args, **output.apply_gradients_kwargs)

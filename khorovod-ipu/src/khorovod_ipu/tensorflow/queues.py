@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["IPUInfeedQueue", "IPUOutfeedMode", "IPUOutfeedQueue"]
+from khorovod_ipu.tensorflow.replicas import own_context
+
+__all__ = ["IPUInfeedQueue", "IPUIterator", "IPUOutfeedMode", "IPUOutfeedQueue"]
 
 v1 = tf.compat.v1
 _HOST = "/device:CPU:0"
+
+
+class _Order:
+    """Keeps operations that replicas of one process build in the same program in the order of the replicas."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, list[Any]] | None = None
+
+    @contextlib.contextmanager
+    def next_one(self) -> Iterator[Callable[[list[Any]], None]]:
+        """Build operations that run after those of the block before this one; give them to the function."""
+        graph = None if tf.executing_eagerly() else v1.get_default_graph()
+        program = (graph, None if graph is None else graph._get_control_flow_context())
+        before = self._last[1] if own_context() is not None and self._last and self._last[0] == program else []
+
+        def done(operations: list[Any]) -> None:
+            self._last = (program, operations)
+
+        with tf.control_dependencies(before):
+            yield done
+
+
+def IPUIterator(dataset: Any = None, **accepted: Any) -> Any:
+    """Return an iterator of a dataset, which functions of the device may get as an argument.
+
+    Args:
+        dataset: what is fed.
+        accepted: other arguments of the SDK, without effect here.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"IPUIterator needs a tf.data.Dataset. Received: {type(dataset).__name__}")
+    return iter(dataset)
 
 
 class IPUInfeedQueue:
@@ -35,6 +71,7 @@ class IPUInfeedQueue:
             raise TypeError(f"an infeed queue needs a tf.data.Dataset. Received: {type(dataset).__name__}")
         with tf.init_scope(), tf.device(_HOST):
             dataset = dataset.prefetch(prefetch_depth or 1)
+            self._order = _Order()
             self._iterator = iter(dataset) if tf.executing_eagerly() else v1.data.make_initializable_iterator(dataset)
 
     @property
@@ -48,8 +85,10 @@ class IPUInfeedQueue:
         return tf.no_op()
 
     def _dequeue(self) -> Any:
-        with tf.device(_HOST):
-            return self._iterator.get_next()
+        with tf.device(_HOST), self._order.next_one() as done:
+            element = self._iterator.get_next()
+            done(tf.nest.flatten(element))
+            return element
 
 
 class IPUOutfeedMode:
@@ -79,6 +118,8 @@ class IPUOutfeedQueue:
         self._mode = outfeed_mode or IPUOutfeedMode.ALL
         self._structure: Any = None
         self._queue: Any = None
+        self._places: list[int] = []
+        self._order = _Order()
 
     def enqueue(self, tensors: Any) -> Any:
         """Put a tensor, or a structure of them, into the queue; return the operation.
@@ -89,29 +130,49 @@ class IPUOutfeedQueue:
         Raises:
             ValueError: the queue is used a second time, or a shape is unknown.
         """
-        if self._queue is not None:
-            raise ValueError("an outfeed queue can be enqueued to in one place only")
+        replica = own_context()
+        place = replica.local if replica is not None else 0
+        if place in self._places:
+            raise ValueError("this outfeed queue is used twice. Make one IPUOutfeedQueue for each call of enqueue()")
+        self._places.append(place)
         flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
         if not all(tensor.shape.is_fully_defined() for tensor in flat):
             raise ValueError(f"an outfeed needs shapes that are known. Received: {[t.shape for t in flat]}")
-        self._structure = tensors
-        with tf.init_scope(), tf.device(_HOST):
-            self._queue = tf.queue.FIFOQueue(
-                2**31 - 1, [tensor.dtype for tensor in flat], [tensor.shape for tensor in flat]
-            )
-        with tf.device(_HOST):
-            return self._queue.enqueue(flat)
+        if self._queue is None:
+            self._structure = tensors
+            with tf.init_scope(), tf.device(_HOST):
+                self._queue = tf.queue.FIFOQueue(
+                    2**31 - 1, [tensor.dtype for tensor in flat], [tensor.shape for tensor in flat]
+                )
+        with tf.device(_HOST), self._order.next_one() as done:
+            enqueued = self._queue.enqueue(flat)
+            done([enqueued])
+            return enqueued
 
     def dequeue(self) -> Any:
-        """Return what has been put in since the last time: stacked, or the last one."""
+        """Return what has been put in since the last time: stacked, or the last one.
+
+        Of several replicas the second dimension, of the last one the first, is the replica.
+        """
         if self._queue is None:
             raise ValueError("nothing was enqueued in this graph: call dequeue() after the program was built")
+        replicas = len(self._places)
         with tf.device(_HOST):
-            found = self._queue.dequeue_many(self._queue.size())
+            found = self._queue.dequeue_many(self._queue.size() // replicas * replicas)
             flat = found if isinstance(found, (list, tuple)) else [found]
+            if replicas > 1:
+                flat = [tf.reshape(tensor, [-1, replicas, *tensor.shape[1:]]) for tensor in flat]
             if self._mode == IPUOutfeedMode.LAST:
                 flat = [tensor[-1] for tensor in flat]
         return tf.nest.pack_sequence_as(self._structure, list(flat)) if _nested(self._structure) else flat[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the elements that have been put in since the last time, one by one."""
+        found = self.dequeue()
+        if self._mode == IPUOutfeedMode.LAST:
+            return iter([found])
+        rows = range(int(tf.nest.flatten(found)[0].shape[0]))
+        return iter([tf.nest.map_structure(lambda tensor, row=row: tensor[row], found) for row in rows])
 
     @property
     def deleter(self) -> Any:

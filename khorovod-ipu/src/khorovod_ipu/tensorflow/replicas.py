@@ -14,12 +14,13 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.distribute import distribute_lib, distribute_utils, input_lib, mirrored_run
+from tensorflow.python.client import session as tf_session
+from tensorflow.python.distribute import distribute_lib, distribute_utils, input_lib, mirrored_run, values
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import cond as tf_cond
 from tensorflow.python.ops import while_loop
 
-__all__ = ["call_for_each_replica", "prepare", "prepare_iterators"]
+__all__ = ["call_for_each_replica", "own_context", "prepare", "prepare_iterators"]
 
 #: TensorFlow's name of graphs in which it only finds out what a loop defines.
 _TRIED = "tmp"
@@ -71,7 +72,8 @@ class _Meeting(distribute_lib.ReplicaContext):
         self._is_alone = False
 
     @property
-    def _local(self) -> int:
+    def local(self) -> int:
+        """Number of this replica in its process."""
         return int(self.strategy.extended._get_local_replica_id(self._replica_id_in_sync_group))
 
     def _merge_call(self, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -97,7 +99,7 @@ class _Meeting(distribute_lib.ReplicaContext):
             results = fn(self.strategy, *args, **kwargs)
         finally:
             distribute_lib._pop_per_thread_mode()
-        return distribute_utils.select_replica(self._local, results)
+        return distribute_utils.select_replica(self.local, results)
 
     def runs_as_one(self, alone: Callable[[], Any], joint: Callable[[list[_Part]], list[Any]], part: _Part) -> Any:
         """Run a loop or a branch of this replica alone, if it meets nobody there, or else one for all replicas.
@@ -107,7 +109,7 @@ class _Meeting(distribute_lib.ReplicaContext):
             joint: runs it for all; returns what each gets.
             part: what this replica brings to it.
         """
-        if self._is_alone or tf.executing_eagerly() or ops.get_default_graph() is not self._graph:
+        if self._is_alone or not self.is_outermost:
             return alone()
         self._is_alone = True
         try:
@@ -121,14 +123,34 @@ class _Meeting(distribute_lib.ReplicaContext):
                 "replicas of one process combine values inside of a loop or a branch that a GradientTape outside of "
                 "it records. Open the tape inside of it"
             )
+        return self._joined(joint, part)
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether the graph being built is the one in which replicas can meet."""
+        return not tf.executing_eagerly() and ops.get_default_graph() is self._graph
+
+    def loop(self, cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any]) -> Any:
+        """Run one loop for all replicas, without trying whether they meet in it.
+
+        Args:
+            cond: whether it goes on; that of the first replica counts.
+            body: of this replica.
+            loop_vars: of this replica.
+        """
+        plain, _ = while_loop._khorovod_plain
+        part = _Part((cond, body), (loop_vars, None), ag_ctx.control_status_ctx())
+        return self._joined(functools.partial(_joint_loop, plain, {}, True), part)
+
+    def _joined(self, joint: Callable[[list[_Part]], list[Any]], part: _Part) -> Any:
         together = self._together
-        together.parts[self._local] = part
+        together.parts[self.local] = part
 
         def of_all(strategy: Any) -> None:
             together.results = joint(list(together.parts))
 
         self._mirrored._merge_call(of_all, (), {})
-        return together.results[self._local]
+        return together.results[self.local]
 
 
 def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -157,7 +179,7 @@ def _on_each(status: ag_ctx.ControlStatusCtx, functions: Sequence[Callable[[], A
     strategy = tf.distribute.get_strategy()
 
     def own() -> None:
-        local = tf.distribute.get_replica_context()._local
+        local = tf.distribute.get_replica_context().local
         with ag_ctx.ControlStatusCtx(status.status, status.options):
             results[local] = functions[local]()
 
@@ -165,8 +187,8 @@ def _on_each(status: ag_ctx.ControlStatusCtx, functions: Sequence[Callable[[], A
     return tuple(results)
 
 
-def _context() -> Any:
-    """The context of this replica, where it is one of several."""
+def own_context() -> Any:
+    """Return the context of this replica where it is one of several of this process, else None."""
     context = tf.distribute.get_replica_context()
     return context if isinstance(context, _Meeting) else None
 
@@ -176,11 +198,15 @@ def prepare() -> None:
     if hasattr(while_loop, "_khorovod_plain"):
         return
     while_loop._khorovod_plain = (plain_loop, plain_branch) = (while_loop.while_loop, tf_cond.cond)
+    # A device returns one result of all replicas: that of the first one.
+    tf_session.register_session_run_conversion_functions(
+        values.PerReplica, lambda held: (list(held.values), lambda fetched: fetched[0])
+    )
 
     @functools.wraps(plain_loop)
     def loop(cond: Any, body: Any, loop_vars: Any, shape_invariants: Any = None, *args: Any, **kwargs: Any) -> Any:
         alone = functools.partial(plain_loop, cond, body, loop_vars, shape_invariants, *args, **kwargs)
-        context = _context()
+        context = own_context()
         if context is None:
             return alone()
         part = _Part((cond, body), (loop_vars, shape_invariants), ag_ctx.control_status_ctx())
@@ -191,7 +217,7 @@ def prepare() -> None:
     @functools.wraps(plain_branch)
     def branch(pred: Any, true_fn: Any = None, false_fn: Any = None, strict: Any = False, *args: Any, **kw: Any) -> Any:
         alone = functools.partial(plain_branch, pred, true_fn, false_fn, strict, *args, **kw)
-        context = _context()
+        context = own_context()
         if context is None or true_fn is None or false_fn is None:
             return alone()
         part = _Part((true_fn, false_fn), pred, ag_ctx.control_status_ctx())

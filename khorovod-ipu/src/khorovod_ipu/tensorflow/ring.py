@@ -18,7 +18,7 @@ from tensorflow.python.ops import collective_ops
 
 from horovod.config import Config
 from khorovod_ipu.tensorflow import servers
-from khorovod_ipu.tensorflow.cluster import Cluster, check_port, fail_fast
+from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, fail_fast
 from khorovod_ipu.tensorflow.deadlocks import Lookout, Progress
 from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
 
@@ -27,6 +27,8 @@ __all__ = ["RingCollectives"]
 #: What TensorFlow's rings add up; other numbers travel as one of these.
 _SUMMED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _SENT = (*_SUMMED, tf.bool)
+#: Which worker this process is, by the addresses of all workers.
+_own_ranks: dict[tuple[str, ...], int] = {}
 #: One group per strategy, in the order in which they are made; far from those of TensorFlow's own strategies.
 _groups = itertools.count(7061)
 
@@ -40,9 +42,18 @@ class RingCollectives:
     Args:
         cluster: the workers.
         settings: how long to wait for them, and for a tensor of one that is there.
+
+    Raises:
+        ClusterError: this process is another worker of the same cluster.
     """
 
     def __init__(self, cluster: Cluster, settings: Config) -> None:
+        own = _own_ranks.setdefault(cluster.addresses, cluster.rank)
+        if own != cluster.rank:
+            raise ClusterError(
+                f"this process is {cluster.describe(own)} already. Received: {cluster.describe(cluster.rank)}. Start "
+                "each worker in a process of its own"
+            )
         self.cluster = cluster
         self.rank = cluster.rank
         self.size = cluster.size

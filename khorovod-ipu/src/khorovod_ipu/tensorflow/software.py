@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.tools import module_util
 
 from khorovod_ipu.tensorflow import sessions
 
@@ -48,11 +49,16 @@ def _first_versions() -> list[Any]:
 
 
 def _choose_keras() -> None:
-    used = any(
-        vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in (tf, *_first_versions())
-    )
-    if not used and importlib.util.find_spec("tf_keras") is not None:
-        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    """Make ``tf.keras`` and ``import tensorflow.keras`` the same Keras 2, if nothing has used either before."""
+    modules = (tf, *_first_versions())
+    used = any(vars(module.__dict__.get("keras")).get("_tfll_initialized", False) for module in modules)
+    used = used or any(f"{module.__name__}.keras" in sys.modules for module in modules)
+    if used or importlib.util.find_spec("tf_keras") is None:
+        return
+    if os.environ.setdefault("TF_USE_LEGACY_KERAS", "1").lower() in ("1", "true"):
+        for module in modules:
+            version = "_v2" if module is tf else "_v1"
+            module.__path__ = [module_util.get_parent_dir_for_name(f"tf_keras.api.{version}.keras"), *module.__path__]
 
 
 def _compile_nothing() -> None:

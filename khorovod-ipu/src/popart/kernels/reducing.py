@@ -50,10 +50,11 @@ _REDUCTIONS: dict[str, Callable[[Any, Any, bool], Any]] = {
 
 @operator(*_REDUCTIONS, reads=(1,))
 def _reduce(run: Run, node: Node, inputs: Inputs) -> Any:
-    axes = numbers(node, inputs, "axes", 1) or list(range(inputs[0].dim()))
-    if not axes:  # a single number
-        return inputs[0].view_as(inputs[0])
-    return _REDUCTIONS[node.op](inputs[0], axes, bool(node.attributes.get("keepdims", 1)))
+    x, axes = inputs[0], numbers(node, inputs, "axes", 1)
+    axes = list(range(x.dim())) if axes is None else axes
+    if not axes:  # torch takes no dimension for all of them: each element is reduced by itself
+        return _REDUCTIONS[node.op](x.unsqueeze(-1), [-1], False)
+    return _REDUCTIONS[node.op](x, axes, bool(node.attributes.get("keepdims", 1)))
 
 
 @operator("ArgMax", "ArgMin")

@@ -99,11 +99,6 @@ class RunConfig:
                 f"{self.device.num_replicas}; start more workers, or train with PopDistStrategy under poprun "
                 "--num-replicas"
             )
-        if self.train_distribute is not None and self.device.iterations_per_loop > 1:
-            raise NotImplementedError(
-                "train_distribute needs iterations_per_loop=1. Received: "
-                f"{self.device.iterations_per_loop}; gradients of every step go through the host"
-            )
 
     @property
     def device(self) -> IPURunConfig:

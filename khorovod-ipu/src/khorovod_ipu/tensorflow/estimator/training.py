@@ -169,11 +169,6 @@ def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple
         steps[number] = spec.train_op
         if spec.host_call is None:
             return
-        if config.device.iterations_per_loop > 1:
-            raise ValueError(
-                "host_call needs iterations_per_loop=1: gradients of every step go through the host. "
-                f"Received: {config.device.iterations_per_loop}"
-            )
         steps[number] = tf.group(spec.train_op, step_on_host(spec, host))
 
     if strategy is None:

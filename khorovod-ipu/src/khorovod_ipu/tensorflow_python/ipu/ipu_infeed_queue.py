@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from khorovod_ipu.tensorflow.queues import IPUInfeedQueue
+from khorovod_ipu.tensorflow.queues import IPUInfeedQueue, IPUIterator
 
-__all__ = ["IPUInfeedQueue"]
+__all__ = ["IPUInfeedQueue", "IPUIterator"]
