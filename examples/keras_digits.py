@@ -84,7 +84,7 @@ def main() -> None:
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(rate, WARMUP_EPOCHS),
         hvd.callbacks.LearningRateScheduleCallback(
-            rate, 0.1, start_epoch=max(WARMUP_EPOCHS, int(args.epochs * DECAY_AFTER))
+            rate, lambda epoch: 0.1, start_epoch=max(WARMUP_EPOCHS, int(args.epochs * DECAY_AFTER))
         ),
     ]
     if args.checkpoint:

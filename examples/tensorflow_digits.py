@@ -35,7 +35,9 @@ def load_data(args: argparse.Namespace) -> tuple[tf.data.Dataset, tuple[tf.Tenso
     images, labels = (digits.images / 16.0).astype("float32")[..., None], digits.target
     train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
     train = tf.data.Dataset.from_tensor_slices((train_x, train_y))
-    # hvd: all ranks shuffle alike, and each takes every size-th image; all take equally many steps.
+    # hvd: all ranks shuffle alike, and each takes every size-th image; all take equally many steps. The order depends
+    # on the global seed as well as on that of shuffle().
+    tf.random.set_seed(args.seed)
     train = train.shuffle(len(train_y), seed=args.seed).shard(hvd.size(), hvd.rank())
     train = train.batch(args.batch_size, drop_remainder=True).take(len(train_y) // hvd.size() // args.batch_size)
     own = slice(hvd.rank(), None, hvd.size())
@@ -63,8 +65,8 @@ def make_model() -> tf.keras.Model:
 def main() -> None:
     args = parse_args()
     hvd.init()  # hvd: who am I, and who are the others
-    tf.keras.utils.set_random_seed(args.seed + hvd.rank())  # dropout differs between ranks; so does the start, at first
     train, (test_x, test_y) = load_data(args)
+    tf.keras.utils.set_random_seed(args.seed + hvd.rank())  # dropout differs between ranks; so does the start, at first
     model = make_model()
     # hvd: size() times the batch bears size() times the learning rate.
     schedule = tf.keras.optimizers.schedules.CosineDecay(BASE_LEARNING_RATE * hvd.size(), args.epochs * len(train))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from harness import run_ranks
 from sources import ROOT
 
 from scripts import run_script
@@ -56,6 +57,29 @@ def test_digits_reach_97_percent_where_the_framework_is_loaded_already(np: int, 
     check(code, output)
     if "keras" in loaded:
         assert (tmp_path / "best.keras").is_file()
+
+
+def _images_of_two_epochs(path: str) -> list[list[bytes]]:
+    import argparse
+    import runpy
+
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    tf.random.set_seed(hvd.rank())  # as of whatever script
+    example = runpy.run_path(path)
+    train, _ = example["load_data"](argparse.Namespace(seed=hvd.size(), batch_size=32))
+    return [[image.numpy().tobytes() for images, _ in train for image in images] for _ in range(2)]
+
+
+def test_ranks_of_the_tensorflow_example_share_out_the_images() -> None:
+    ranks = run_ranks(2, _images_of_two_epochs, str(ROOT / "examples" / "tensorflow_digits.py"), framework="tensorflow")
+    epochs = [[image for rank in ranks for image in rank[epoch]] for epoch in range(2)]
+    for images in epochs:
+        assert len(images) == 2 * 22 * 32
+        assert len(set(images)) == len(images), "no image is used twice"
+    assert epochs[0] != epochs[1]
 
 
 def test_digits_resumes_from_its_checkpoint(tmp_path: Path) -> None:
