@@ -7,7 +7,7 @@ DEMO = $(FRAMEWORK)$(if $(filter keras,$(FRAMEWORK)),-$(or $(KERAS_BACKEND),torc
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint fix bench docs floors clean
+.PHONY: help demo test quick lint fix bench docs wheel floors clean
 inputs := pyproject.toml khorovod-ipu/pyproject.toml constraints.txt scripts/install
 
 help: ## what can be made
@@ -20,7 +20,7 @@ test: .venv/.test-ready ## everything: formatting, linting, types, all tests (AR
 	scripts/check
 	scripts/test $(ARGS)
 
-quick: .venv/.test-ready ## in about a minute: what needs no processes, and a little of what real ranks do
+quick: .venv/.test-ready ## in about two minutes: what needs no processes, and a little of what real ranks do
 	scripts/test -m "not slow" $(ARGS)
 
 lint: .venv/.test-ready ## formatting, linting and types only
@@ -35,7 +35,10 @@ bench: .venv/.test-ready ## measure the collectives on this machine
 docs: .venv/.docs-ready ## build the documentation site in site/; warnings are errors
 	scripts/docs
 
-floors: ## a smoke suite on the oldest supported Python and frameworks (minutes, downloads)
+wheel: .venv/.test-ready ## build the wheel, install it in a fresh environment and run a smoke test
+	scripts/floors wheel
+
+floors: .venv/.test-ready ## a smoke suite on the oldest supported Python and frameworks (minutes, downloads)
 	scripts/floors
 
 clean: ## remove what make installed, and caches

@@ -36,7 +36,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         outside = place.removeprefix("../")
         if files.get_file_from_path(outside):
             return f"[{text}]({posixpath.relpath(outside, folder or '.')}{'#' + anchor if anchor else ''})"
-        return match[0] if path.startswith(("http:", "https:", "mailto:")) else text
+        is_in_repository = any((ROOT / top / place).exists() for top in ("docs", "."))
+        return text if is_in_repository else match[0]
 
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
     return re.sub(r"^::: (\S+)$", _members, markdown, flags=re.MULTILINE)

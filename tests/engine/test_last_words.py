@@ -97,7 +97,7 @@ def test_a_wrong_use_of_the_optimizer_ends_with_the_line_of_the_script(tmp_path:
 def _calls(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
     """A function of a module of this name that calls ``function``."""
     scope: dict[str, Any] = {"__name__": name, "function": function}
-    exec("def call():\n    return function()", scope)
+    exec(compile("def call():\n    return function()", "<called>", "exec"), scope)
     call: Callable[[], Any] = scope["call"]
     return call
 
@@ -111,7 +111,7 @@ def _stack_of(*modules: str) -> list[str]:
     call: Callable[[], Any] = here
     for name in reversed(modules):
         call = _calls(name, call)
-    return [line for line in stacks.render(call()) if line.startswith('File "<string>"')]
+    return [line for line in stacks.render(call()) if line.startswith('File "<called>"')]
 
 
 def test_a_long_stack_keeps_the_line_of_the_user_at_its_outer_end() -> None:
@@ -139,7 +139,7 @@ def test_of_a_stack_the_lines_of_the_user_are_told() -> None:
 
 
 def test_a_stack_ends_with_the_code_that_called_this_package() -> None:
-    frame = 'File "<string>", line 2, in call'
+    frame = 'File "<called>", line 2, in call'
     assert _stack_of("user", "horovod.torch", "torch.utils", "horovod.engine") == [frame]
     # Who waits in torch for something else shows it.
     assert _stack_of("user", "torch.utils") == [frame] * 2

@@ -1,46 +1,29 @@
-"""Which tests a run takes: what `make quick` leaves out, and which half each of two processes of pytest has.
+"""Which tests are slow, and which run in the same worker of pytest-xdist.
 
-Slow are those that are marked so, and those that start processes, found by what they call. The halves take about as
-long as each other and have frameworks of their own, so that each starts its ranks once.
+Slow are those that are marked so, and those that start processes, found by what they call. The tests of a file share a
+worker, and so do all tests on a cluster, which is made once.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-__all__ = ["keep_this_half", "mark_what_starts_processes"]
+__all__ = ["group_by_file", "mark_what_starts_processes"]
 
 #: Modules all of whose uses start processes: of tests, of Python, of ours.
 _STARTERS = {"harness", "multiprocessing", "subprocess", "horovod.launch.run"}
-#: What the second half has: files by the beginning of their path.
-_SECOND = (
-    "khorovod-ipu/",
-    "tests/bench/",
-    "tests/core/",
-    "tests/engine/test_interleav",
-    "tests/jax/",
-    "tests/keras/",
-    "tests/tensorflow/",
-    "tests/test_docs.py",
-    "tests/test_examples.py",
-    "tests/test_import.py",
-)
-_HALF = os.environ.pop("TESTS_HALF", "")
 
 
-def keep_this_half(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what ``scripts/test`` runs in its other process of pytest; nothing without ``TESTS_HALF``."""
-    if _HALF:
-        others = [item for item in items if item.nodeid.startswith(_SECOND) != (_HALF == "2")]
-        if others:
-            config.hook.pytest_deselected(items=others)
-            items[:] = [item for item in items if item.nodeid.startswith(_SECOND) == (_HALF == "2")]
+def group_by_file(items: list[pytest.Item]) -> None:
+    """Let the tests of a file, and all tests on a cluster, run in one worker (``--dist loadgroup``)."""
+    for item in items:
+        uses_cluster = "cluster" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("cluster" if uses_cluster else item.nodeid.partition("::")[0]))
 
 
 def mark_what_starts_processes(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
         ({"op": "avg"}, "op must be Average"),
         ({"compression": torch.float16}, "such as hvd.Compression.fp16. Received: torch.float16"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
