@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "jax": ("bindings", "context", "engine"),
     "popart": ("bindings",),
     "torch": ("bindings", "context", "engine", "transports.kernels_torch"),
-    "tensorflow": ("bindings", "context", "engine", "keras", "_keras"),
+    "tensorflow": ("bindings", "context", "engine", "keras", "_keras", "rendezvous"),
     "_keras": ("bindings", "context", "engine", "tensorflow", "torch", "jax"),
     "keras": ("bindings", "context", "engine", "_keras"),
     "bench": (*("core", "context", "engine", "launch", "numpy", "torch"),),

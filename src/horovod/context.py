@@ -102,9 +102,9 @@ def _begin(world: World | None) -> None:
     world = world or worlds.detect()
     if world.is_spread or not world.meeting.is_place_known:
         # ZeroMQ takes a while to load, and one host does not need it.
-        from horovod.rendezvous import rally
+        from horovod.rendezvous import hosts
 
-        world = rally.prepare(world, settings.start_timeout_s)
+        world = hosts.prepare(world, settings.start_timeout_s)
     if world.size > 1 and (parent := process_tree.rank_above(world.job)):
         raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
     logs.configure(settings, world.rank, configuration.unknown_variables())

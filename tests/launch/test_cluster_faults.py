@@ -122,4 +122,3 @@ def test_a_rank_that_fails_because_another_host_is_lost_is_not_blamed(cluster: C
     assert ended.code == 1
     first = next(line for line in ended.err.splitlines() if line.startswith("horovodrun: "))
     assert first.startswith("horovodrun: host b was lost with rank 1: ")
-    assert "horovodrun: rank 0 on a (pid " in ended.err and "failed with exit code 1" in ended.err

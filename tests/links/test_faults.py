@@ -178,15 +178,16 @@ def _looks_for_the_store_late(folder: Path) -> str:
         (folder / "left").touch()
         return ""
 
-    class LateClient(meeting.StoreClient):
-        def __init__(self, *args: Any) -> None:
+    class LateStore(meeting.Store):
+        def __init__(self, *args: Any, **named: Any) -> None:
             _await(folder, 1)
-            super().__init__(*args)
+            super().__init__(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "StoreClient", LateClient)
+        patch.setattr(meeting, "Store", LateStore)
         with pytest.raises(PeerLostError) as caught:
             hvd.init()
+            hvd.allreduce(np.ones(3), name="never")
     return str(caught.value)
 
 

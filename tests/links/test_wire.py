@@ -14,7 +14,7 @@ import zmq
 from horovod.links.hosts import frames, wire
 from horovod.links.hosts.wire import Wire
 from horovod.rendezvous import curve
-from horovod.rendezvous.rally import host_id
+from horovod.rendezvous.hosts import host_id
 
 LONG_S = 120.0
 KEY = b"k" * 32

@@ -10,31 +10,34 @@ import msgspec
 import pytest
 import zmq
 
-from horovod.errors import InitError
+from horovod._version import __version__
 from horovod.rendezvous import curve
-from horovod.rendezvous.store import StoreClient, StoreServer, local_address
+from horovod.rendezvous.client import Store
+from horovod.rendezvous.keys import SERVICE, local_name, purpose_key
+from horovod.rendezvous.protocol import Table, Value, number_of, pack, unpack
+from horovod.rendezvous.service import Service
 
 KEY = secrets.token_bytes(32)
 LONG_S = 60.0
 
 
 @pytest.fixture
-def server() -> Iterator[StoreServer]:
-    server = StoreServer(KEY, ["tcp://127.0.0.1:*", local_address(KEY, "job", 1)])
+def server() -> Iterator[Service]:
+    server = Service(KEY, ["127.0.0.1", local_name(KEY, "job 1")])
     yield server
     server.close()
 
 
 @pytest.fixture
-def client(server: StoreServer) -> Iterator[StoreClient]:
-    client = StoreClient(KEY, server.endpoints, LONG_S)
+def client(server: Service) -> Iterator[Store]:
+    client = Store(KEY, lambda: server.endpoints, "", LONG_S)
     yield client
     client.close()
 
 
-def test_what_one_sets_the_others_get(server: StoreServer, client: StoreClient) -> None:
+def test_what_one_sets_the_others_get(server: Service, client: Store) -> None:
     for endpoint in server.endpoints:
-        other = StoreClient(KEY, [endpoint], LONG_S)
+        other = Store(KEY, lambda: [endpoint], "", LONG_S)
         client.set("a", b"\0\xff")
         assert other.get("a") == b"\0\xff"
         assert other.check("a") and not other.check("b")
@@ -43,9 +46,9 @@ def test_what_one_sets_the_others_get(server: StoreServer, client: StoreClient) 
         other.close()
 
 
-def test_who_waits_gets_what_is_set_later(server: StoreServer, client: StoreClient) -> None:
+def test_who_waits_gets_what_is_set_later(server: Service, client: Store) -> None:
     found: list[bytes] = []
-    other = StoreClient(KEY, server.endpoints, LONG_S)
+    other = Store(KEY, lambda: server.endpoints, "", LONG_S)
     thread = threading.Thread(target=lambda: found.append(other.get("late")))
     thread.start()
     client.set("late", b"x")
@@ -55,7 +58,7 @@ def test_who_waits_gets_what_is_set_later(server: StoreServer, client: StoreClie
     assert found == [b"x"]
 
 
-def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_question(client: StoreClient) -> None:
+def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_question(client: Store) -> None:
     with pytest.raises(TimeoutError, match=r"'never' within 0.01 s"):
         client.get("never", timeout_s=0.01)
     client.set("never", b"too late")
@@ -63,8 +66,8 @@ def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_questio
     assert client.get("other") == b"y"
 
 
-def test_who_waits_is_released_when_the_client_is_closed(server: StoreServer) -> None:
-    client, errors = StoreClient(KEY, server.endpoints, LONG_S), []
+def test_who_waits_is_released_when_the_client_is_closed(server: Service) -> None:
+    client, errors = Store(KEY, lambda: server.endpoints, "", LONG_S), []
 
     def wait() -> None:
         try:
@@ -79,36 +82,38 @@ def test_who_waits_is_released_when_the_client_is_closed(server: StoreServer) ->
     assert len(errors) == 1
 
 
-def test_the_first_address_that_answers_is_taken(server: StoreServer) -> None:
+def test_the_first_address_that_answers_is_taken(server: Service) -> None:
     # Nobody listens at the discard port of another loopback address.
-    client = StoreClient(KEY, ["tcp://127.0.0.2:9", *server.endpoints[:1]], LONG_S)
+    client = Store(KEY, lambda: ["tcp://127.0.0.2:9", *server.endpoints[:1]], "", LONG_S)
     assert client.endpoint == server.endpoints[0]
     client.close()
 
 
-def test_without_the_secret_there_is_no_answer(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TimeoutError, match=r"did not answer within 0.5 s: tcp://127.0.0.1"):
-        StoreClient(KEY[:-1], server.endpoints[:1], 0.5)
+def test_without_the_secret_there_is_no_answer(server: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TimeoutError, match=r"no job service answers at tcp://127.0.0.1:\d+ within 0.5 s"):
+        Store(KEY[:-1], lambda: server.endpoints[:1], "", 0.5)
 
 
-def test_what_is_no_question_has_no_effect(server: StoreServer, client: StoreClient) -> None:
+def test_what_is_no_question_has_no_effect(server: Service, client: Store) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with curve.client_socket(context, KEY) as socket:
+    with curve.client_socket(context, purpose_key(KEY, SERVICE)) as socket:
         socket.connect(server.endpoints[0])
-        for frames in ([b"\xc1"], [msgspec.msgpack.encode([1, "destroy", "a"])], [b"a", b"b"], [b""]):
+        wrong = msgspec.msgpack.encode([__version__, 1, msgspec.msgpack.encode(["table", "destroy", "a"])])
+        for frames in ([b"\xc1"], [wrong], [b"a", b"b"], [b""]):
             assert socket.poll(LONG_S * 1e3, zmq.POLLOUT)
             socket.send_multipart(frames)
-        socket.send(msgspec.msgpack.encode([7, "hello"]))
+        socket.send(pack(Table("check", "a"), 7))
         assert socket.poll(LONG_S * 1e3)
-        assert msgspec.msgpack.decode(socket.recv()) == [7, b"", 0]
+        answer = socket.recv()
+        assert (number_of(answer), unpack(answer, Value)) == (7, Value())
     curve.terminate(context)
     client.set("a", b"1")
     assert client.get("a") == b"1"
 
 
 def test_an_address_that_is_not_there_is_left_out() -> None:
-    with pytest.raises(InitError, match=r"listen nowhere .* tcp://192.0.2.1:\*: "):
-        StoreServer(KEY, ["tcp://192.0.2.1:*"])
-    server = StoreServer(KEY, ["tcp://192.0.2.1:*", "tcp://127.0.0.1:*"])
+    with pytest.raises(OSError, match=r"cannot listen at 192.0.2.1: "):
+        Service(KEY, ["192.0.2.1"])
+    server = Service(KEY, ["192.0.2.1", "127.0.0.1"])
     assert len(server.endpoints) == 1
     server.close()

@@ -141,11 +141,11 @@ def _meeting(environments: list[dict[str, str]], hosts: Sequence[int]) -> Iterat
     if not hosts:
         yield
         return
-    from horovod.rendezvous.meeting_point import MeetingPoint
+    from horovod.rendezvous.service import Service
 
-    with contextlib.closing(MeetingPoint(bytes.fromhex(environments[0]["HOROVOD_SECRET_KEY"]), ["127.0.0.1"])) as point:
+    with contextlib.closing(Service(bytes.fromhex(environments[0]["HOROVOD_SECRET_KEY"]), ["127.0.0.1"])) as service:
         for environment in environments:
-            environment["HOROVOD_MEETING"] = ",".join(point.endpoints)
+            environment["HOROVOD_MEETING"] = ",".join(service.endpoints)
         yield
 
 

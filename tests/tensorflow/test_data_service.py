@@ -15,9 +15,9 @@ def _registry() -> None:
     from horovod.errors import LaunchError
     from horovod.tensorflow.data.registry import ComputeClient, ComputeService
 
-    service = ComputeService(2, 2, b"key")
+    service = ComputeService(b"key")
     try:
-        client, stranger = (ComputeClient([service.address], key, 5.0) for key in (b"key", b"other"))
+        client, stranger = (ComputeClient([("127.0.0.1", service.port)], key, 2, 2, 5.0) for key in (b"key", b"other"))
         waiting: list[str] = []
         thread = threading.Thread(target=lambda: waiting.append(client.wait_for_dispatcher_registration(1, 300.0)))
         thread.start()
@@ -26,7 +26,7 @@ def _registry() -> None:
         assert waiting == ["grpc://here:1"]
         with pytest.raises(LaunchError, match="registered already"):
             client.register_dispatcher(1, "grpc://there:1")
-        with pytest.raises(LaunchError, match="dispatchers 0 to 1"):
+        with pytest.raises(ValueError, match="dispatcher must be from 0 to 1; received 2"):
             client.register_dispatcher(2, "grpc://here:2")
         with pytest.raises(LaunchError, match="did not register within"):
             client.wait_for_dispatcher_registration(0, 0.01)
@@ -37,10 +37,14 @@ def _registry() -> None:
         client.wait_for_dispatcher_worker_registration(0, 300.0)
         with pytest.raises(LaunchError, match="no data service answers"):
             stranger.shutdown()
-        with socket.create_connection(service.address) as rude:
-            assert len(rude.recv(16)) == 16
-            rude.sendall(b"\xff" * 1000)
-            assert rude.recv(1000) == b""
+        before = threading.active_count()
+        rude = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(100)]
+        for each in rude:
+            each.sendall(b"\xff" * 1000)
+        client.wait_for_dispatcher_worker_registration(0, 300.0)
+        assert threading.active_count() == before
+        for each in rude:
+            each.close()
         client.shutdown()
         client.wait_for_shutdown()
     finally:

@@ -77,19 +77,19 @@ def test_the_address_of_a_host_is_the_one_that_leads_to_rank_0() -> None:
 
 def _leaves_at_once() -> str:
     import horovod.torch as hvd
-    from horovod.rendezvous import store
+    from horovod.rendezvous import keys
 
     if os.environ["HOROVOD_RANK"] == "0":
         hvd.init()
         hvd.shutdown()
         return ""
-    found, store.local_address = store.local_address, lambda *_: "ipc://@nobody-listens-here"
+    found, keys.local_name = keys.local_name, lambda *_: "ipc://@nobody-listens-here"
     try:
         hvd.init()
     except errors.PeerLostError as error:
         return str(error)
     finally:
-        store.local_address = found
+        keys.local_name = found
     return "no error"
 
 

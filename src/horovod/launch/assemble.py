@@ -20,7 +20,7 @@ from horovod.launch.remote import jobs_of
 from horovod.launch.ssh import Access
 
 if TYPE_CHECKING:
-    from horovod.rendezvous.meeting_point import MeetingPoint
+    from horovod.rendezvous.service import Service
 
 __all__ = ["Assembly", "assemble", "interface_settings", "named_hosts", "places"]
 
@@ -31,13 +31,13 @@ class Assembly:
     Args:
         plan: what to start.
         found: the other hosts.
-        point: where ranks of several hosts meet.
+        service: the job service, where ranks of several hosts meet.
     """
 
-    def __init__(self, plan: LaunchPlan, found: Muster, point: MeetingPoint | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, found: Muster, service: Service | None = None) -> None:
         self.plan = plan
         self._found = found
-        self._point = point
+        self._service = service
 
     @property
     def reaches_others(self) -> bool:
@@ -62,14 +62,14 @@ class Assembly:
             who: the same in words.
             how: what became of it.
         """
-        if self._point is not None:
-            self._point.ended(rank, who, how)
+        if self._service is not None:
+            self._service.ended(rank, who, how)
 
     def close(self) -> None:
         """Let the hosts go. Blocks until their agents have ended."""
         self._found.close()
-        if self._point is not None:
-            self._point.close()
+        if self._service is not None:
+            self._service.close()
 
 
 def named_hosts(hosts: str, hostfile: str) -> list[Host]:
@@ -148,7 +148,7 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     access = replace(access, timeout_s=settings.start_timeout_s)
     if len(where) > 1:
         # Before agents wait for a heartbeat: this import may take seconds on a network file system.
-        importlib.import_module("horovod.rendezvous.meeting_point")
+        importlib.import_module("horovod.rendezvous.service")
     found = muster(others, here, access, request.command[0], request.environ.get("PATH", ""))
     shares = tuple(
         Share(request.hostname, place.count, request.cores)
@@ -158,25 +158,25 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     )
     if len(shares) == 1:
         return Assembly(make_plan(replace(request, shares=shares)), found)
-    point = None
+    service = None
     try:
-        point = _meeting_point(request, shares, access.interfaces)
-        return Assembly(make_plan(replace(request, shares=shares, meeting=tuple(point.endpoints))), found, point)
+        service = _service(request, shares, access.interfaces)
+        return Assembly(make_plan(replace(request, shares=shares, meeting=tuple(service.endpoints))), found, service)
     except BaseException:
         found.close()
-        if point is not None:
-            point.close()
+        if service is not None:
+            service.close()
         raise
 
 
-def _meeting_point(request: LaunchRequest, shares: Sequence[Share], interfaces: Sequence[str]) -> MeetingPoint:
+def _service(request: LaunchRequest, shares: Sequence[Share], interfaces: Sequence[str]) -> Service:
     # One host needs no ZeroMQ.
     from horovod.rendezvous.interfaces import own_addresses
-    from horovod.rendezvous.meeting_point import MeetingPoint
+    from horovod.rendezvous.service import Service
 
     hosts = [share.hostname for share in shares for _ in range(share.count)]
     try:
-        return MeetingPoint(bytes.fromhex(request.key), own_addresses(interfaces), hosts=hosts)
+        return Service(bytes.fromhex(request.key), own_addresses(interfaces), hosts=hosts)
     except (OSError, InitError) as error:
         raise LaunchError(f"the ranks of several hosts cannot meet at this one: {error}") from error
 

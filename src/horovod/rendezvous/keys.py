@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hmac
 
-__all__ = ["ports_of", "purpose_key"]
+__all__ = ["SERVICE", "local_name", "ports_of", "purpose_key"]
+
+SERVICE = "service"
+"""Purpose of the key of the job service."""
 
 #: Below those that the kernel hands out, above those of services.
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -18,6 +21,16 @@ def purpose_key(secret: bytes, purpose: str) -> bytes:
         purpose: any text.
     """
     return hmac.digest(secret, b"horovod purpose " + purpose.encode(), "sha256")
+
+
+def local_name(secret: bytes, job: str) -> str:
+    """Return the endpoint of a job service on one host: an abstract name that only processes with the key can tell.
+
+    Args:
+        secret: the job's secret.
+        job: the same text on all ranks, another one for any other service.
+    """
+    return f"ipc://@horovod-{hmac.digest(secret, f'service {job}'.encode(errors='surrogatepass'), 'sha256').hex()[:32]}"
 
 
 def ports_of(secret: bytes, run: str, count: int) -> list[int]:

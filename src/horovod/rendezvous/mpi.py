@@ -1,4 +1,4 @@
-"""The meeting of the hosts where MPI has started the ranks: MPI carries what they say, and a secret for the rest.
+"""Where MPI has started the ranks, it tells them who shares a host, a secret, and where the job service listens.
 
 Only ranks on several hosts come here, so that one host needs no mpi4py. All is waited for with a limit, whether MPI
 knows limits or not. Nothing is pickled.
@@ -14,7 +14,6 @@ import secrets
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +22,15 @@ from typing import Any
 import msgspec
 
 from horovod.errors import InitError, PeerLostError
-from horovod.rendezvous.book import Book
+from horovod.rendezvous.hosting import host_service
 from horovod.rendezvous.interfaces import machine_name
-from horovod.rendezvous.offers import Come, Refusal, Roster, Waiting, pack, unpack
-from horovod.rendezvous.probes import Patience
-from horovod.rendezvous.roster import Roster as EndedRanks
+from horovod.rendezvous.roster import Roster
+from horovod.rendezvous.waiting import Patience
 from horovod.world import World, process_status
 
-__all__ = ["exchange", "introduce", "limit_end"]
+__all__ = ["introduce", "limit_end"]
 
-_TAG, _LOOK_S, _SLICE_S, _KEY_BYTES = 77, 0.002, 0.1, 32
+_TAG, _SLICE_S, _KEY_BYTES = 77, 0.1, 32
 #: How long the end of MPI may take in a rank that has failed: it waits for all ranks, and some may never come.
 _END_S = 10
 #: What it may be, if they did.
@@ -53,12 +51,14 @@ class _Card(msgspec.Struct, array_like=True, frozen=True):
         daemon: the launcher's process on this host, by which ranks of one host know each other; or empty.
         key: a secret for the job, from rank 0; empty from the others.
         local_rank: as the launcher says.
+        service: endpoints of the job service, from rank 0.
     """
 
     machine: str
     daemon: str
     key: bytes
     local_rank: int
+    service: list[str]
 
 
 class _Introduction:
@@ -89,8 +89,7 @@ class _Introduction:
     def wait(self, patience: Patience, otherwise: str, hint: str) -> list[_Card]:
         """Return what all ranks have told."""
         while self._thread.is_alive():
-            left_s = patience.deadline - time.monotonic()
-            if left_s <= 0:
+            if (left_s := patience.left_s) <= 0:
                 raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT){hint}")
             self._thread.join(min(_SLICE_S, left_s))
             patience.check()
@@ -116,18 +115,21 @@ def introduce(world: World, timeout_s: float) -> World:
     members = _members(world, timeout_s)
     if members is None:
         return world
-    with contextlib.closing(EndedRanks(world)) as ended:
+    with contextlib.closing(Roster(world)) as ended:
         others = [rank for rank in range(world.size) if rank != world.rank] if not world.is_spread else []
 
         def check() -> None:
             if found := ended.ended(others):
                 raise PeerLostError(found[1], rank=found[0])
 
-        patience = Patience(time.monotonic() + timeout_s, timeout_s, check)
+        patience = Patience(timeout_s, check)
         if members not in _introductions:
             key = world.key if world.meeting.has_key else secrets.token_bytes(_KEY_BYTES)
             daemon = world.job if world.meeting.is_place_known else ""
-            own = _Card(machine_name(), daemon, key if world.rank == 0 else b"", world.local_rank)
+            own = _Card(machine_name(), daemon, b"", world.local_rank, [])
+            if world.rank == 0:
+                with_key = replace(world, key=key, meeting=replace(world.meeting, kind="addresses"))
+                own = _Card(own.machine, daemon, key, world.local_rank, host_service(with_key))
             _introductions[members] = _Introduction(own, lambda: _communicator(members))
         introduction = _introductions[members]
         cards = introduction.wait(patience, f"not all of the {world.size} ranks called init()", _BROUGHT_TOGETHER)
@@ -145,68 +147,10 @@ def introduce(world: World, timeout_s: float) -> World:
         cross_rank=cross.index(mine),
         cross_size=len(cross),
         key=cards[0].key,
-        meeting=replace(world.meeting, kind="mpi", has_key=True, is_place_known=True),
+        meeting=replace(
+            world.meeting, kind="addresses", places=tuple(cards[0].service), has_key=True, is_place_known=True
+        ),
     )
-
-
-def exchange(world: World, come: Come, patience: Patience) -> Roster:
-    """Tell the other leaders of this host, and hear of theirs.
-
-    Args:
-        world: who this process is.
-        come: what it offers.
-        patience: how long to wait for the last one.
-
-    Raises:
-        InitError: a host did not come in time, or does not fit to the others.
-
-    Blocks until all leaders have called.
-    """
-    comm = _communicators[world.meeting.members or tuple(range(world.size))]
-    if world.rank == 0:
-        return _host(comm, come, patience)
-    sent = comm.Isend(bytearray(pack(come)), dest=0, tag=_TAG)
-    while True:
-        _wait(sent.Test, patience, "rank 0 has taken no notice of this host")
-        _wait(lambda: comm.Iprobe(source=0, tag=_TAG), patience, "rank 0 did not hear from all hosts")
-        answer: Roster | Refusal | None = unpack(_receive(comm, 0), Roster | Refusal)  # type: ignore[arg-type]
-        if isinstance(answer, Refusal):
-            answer.enforce()
-        if isinstance(answer, Roster) and answer.nonce == come.nonce:
-            return answer
-
-
-def _host(comm: Any, come: Come, patience: Patience) -> Roster:
-    """On rank 0: hear all leaders, and tell each of them."""
-    from mpi4py import MPI
-
-    book = Book()
-    own = str(come.offer.ranks[0]).encode()
-    letters = book.come(own, come, 0.0)
-    while not any(sender == own and isinstance(answer, Roster | Refusal) for sender, answer in letters):
-        missing = next((answer.missing for _, answer in letters if isinstance(answer, Waiting)), "hosts")
-        status = MPI.Status()
-        _wait(
-            lambda status=status: comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status),  # type: ignore[misc]
-            patience,
-            f"{missing} did not come to the meeting of the hosts",
-        )
-        sender = status.Get_source()
-        question: Come | None = unpack(_receive(comm, sender), Come)
-        if question is not None:
-            letters = book.come(str(sender).encode(), question, 0.0)
-    requests, mine = [], None
-    for receiver, answer in letters:
-        if receiver == own:
-            mine = answer
-        else:
-            requests.append(comm.Isend(bytearray(pack(answer)), dest=int(receiver), tag=_TAG))
-    for request in requests:
-        _wait(request.Test, patience, "a host has not heard of the others")
-    if isinstance(mine, Refusal):
-        mine.enforce()
-    assert isinstance(mine, Roster)
-    return mine
 
 
 def limit_end() -> None:
@@ -317,22 +261,3 @@ def _all_gather(comm: Any, data: bytes) -> list[bytes]:
 
     comm.Allgatherv(data, [whole, nbytes, starts, MPI.BYTE])
     return [bytes(whole[start : start + count]) for start, count in zip(starts, nbytes, strict=True)]
-
-
-def _receive(comm: Any, source: int) -> bytes:
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    comm.Probe(source=source, tag=_TAG, status=status)
-    data = bytearray(status.Get_count(MPI.BYTE))
-    comm.Recv(data, source=source, tag=_TAG)
-    return bytes(data)
-
-
-def _wait(is_done: Callable[[], bool], patience: Patience, otherwise: str) -> None:
-    """Wait for MPI, which can only be asked."""
-    while not is_done():
-        patience.check()
-        if time.monotonic() >= patience.deadline:
-            raise InitError(f"{otherwise} within {patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
-        time.sleep(_LOOK_S)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from horovod.logs import logger
 
-__all__ = ["Reminder"]
+if TYPE_CHECKING:
+    import zmq  # ranks of one host do not load it
+
+__all__ = ["Patience", "Reminder"]
 
 REMIND_S = 30.0
 """How often a process that waits logs whom it waits for."""
+_LOOK_S = 0.1
+_READABLE = 1  # zmq.POLLIN
 
 
 class Reminder:
@@ -38,3 +44,50 @@ class Reminder:
                 f"init() has waited {now - self._began_s:.0f} s for {missing()}; it gives up after "
                 f"{self._timeout_s:g} s (HOROVOD_START_TIMEOUT)"
             )
+
+
+class Patience:
+    """A deadline, and what ends a wait before it.
+
+    Args:
+        timeout_s: seconds to wait.
+        check: called ten times a second; raises when waiting has become useless.
+
+    Attributes:
+        total_s: seconds, for messages.
+        deadline: on the monotonic clock.
+        check: as above.
+    """
+
+    def __init__(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
+        self.total_s, self.deadline, self.check = timeout_s, time.monotonic() + timeout_s, check
+        self._reminder = Reminder(timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return self.deadline - time.monotonic()
+
+    def poll(self, socket: zmq.Socket[bytes], events: int = _READABLE) -> bool:
+        """Wait for a moment, or until a socket is ready.
+
+        Args:
+            socket: a socket.
+            events: to wait for.
+
+        Returns:
+            Whether the socket is ready, or time is left.
+        """
+        left_s = self.left_s
+        limit_ms = int(max(0.0, min(_LOOK_S, left_s)) * 1000)
+        is_ready = bool(socket.poll(limit_ms, events))
+        self.check()
+        return is_ready or left_s > 0
+
+    def remind(self, missing: str) -> None:
+        """Log every 30 s whom this process waits for.
+
+        Args:
+            missing: who is missing, and what they have not done yet.
+        """
+        self._reminder.look(lambda: missing)

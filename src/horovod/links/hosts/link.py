@@ -100,9 +100,11 @@ def assemble(
                 roster = met.roster
             else:
                 roster = await_roster(mirror, meeting.pid_fds[0], settings.start_timeout_s)
-        except BaseException:
+        except BaseException as error:
             for fd in meeting.pid_fds:
                 os.close(fd)
+            if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
+                tell(error)  # the leader, who would do so, is lost
             raise
         generation = roster.generation(number)
         ranks = generation.neighbours(world.rank)

@@ -11,14 +11,9 @@ from horovod.engine.ports import Link, Observer, Transport, Watch
 from horovod.errors import HorovodInternalError, InitError
 from horovod.links.hosts import link
 from horovod.links.hosts.roster import Host, Roster
-from horovod.rendezvous.inquest import Inquest
-from horovod.rendezvous.interfaces import endpoint, own_addresses
-from horovod.rendezvous.keys import purpose_key
-from horovod.rendezvous.notices import tell_hosts
-from horovod.rendezvous.rally import HostOffer, host_id, rally
-from horovod.rendezvous.store import StoreClient, StoreServer
+from horovod.rendezvous.client import FateQuery, Store, endpoints_of, service_secret
+from horovod.rendezvous.hosts import HostOffer, host_id, meet_hosts, report_failure
 from horovod.transports.between import make_transport
-from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import World
@@ -42,11 +37,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
     """
     parts = _Parts(world, settings, number)
-    try:
-        return link.assemble(world, settings, number, observer, parts.meet, parts.transport, parts.tell)
-    except BaseException:
-        parts.close()
-        raise
+    return link.assemble(world, settings, number, observer, parts.meet, parts.transport, parts.tell)
 
 
 class _Parts:
@@ -54,9 +45,6 @@ class _Parts:
 
     def __init__(self, world: World, settings: Config, number: int) -> None:
         self._world, self._settings, self._number = world, settings, number
-        self._secret = purpose_key(world.key, f"store {number}")
-        self._interfaces = tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip())
-        self._server: StoreServer | None = None
 
     def meet(self, ranks: Sequence[int], pids: Sequence[int], check: Callable[[], None]) -> link.Met:
         """Meet the leaders of the other hosts."""
@@ -65,32 +53,28 @@ class _Parts:
             raise InitError(
                 f"the ranks of {world.hostname} are {list(ranks)} in the order of their local ranks; they must ascend"
             )
-        there = installed()
-        choice = choose(settings, world.launcher, True, there)
-        needs_store = wants_nccl(settings, there) or (choice is not None and choice.engine != "mpi")
-        if world.rank == 0 and needs_store:
-            self._server = StoreServer(self._secret, [endpoint(a, "*") for a in own_addresses(self._interfaces)])
-        store = self._server.endpoints if self._server is not None else []
-        offer = HostOffer(world.hostname, list(ranks), list(pids), _version.__version__, store=store)
-        met = rally(
+        offer = HostOffer(world.hostname, list(ranks), list(pids), _version.__version__)
+        met = meet_hosts(
             world, offer, self._number, settings.start_timeout_s,
-            interfaces=self._interfaces, check=check, silence_s=settings.host_timeout_s,
+            interfaces=tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip()),
+            check=check, silence_s=settings.host_timeout_s,
         )  # fmt: skip
-        hosts = [Host(offer.hostname, offer.ranks, offer.pids, offer.store) for offer in met.offers]
-        places = world.meeting.places if world.meeting.kind == "addresses" else ()
-        ask = (lambda rank: Inquest(places, world.key, rank)) if places else None
-        return link.Met(Roster(hosts, met.index), met.socket, [host_id(index) for index in range(len(hosts))], ask)
+        hosts = [Host(offer.hostname, offer.ranks, offer.pids) for offer in met.offers]
+        roster = Roster(hosts, met.index, met.where)
+        knows_ends = world.launcher == "horovodrun" and world.meeting.kind == "addresses"
+        members = world.meeting.members or range(world.size)
+        ask = (lambda rank: FateQuery(world.meeting.places, world.key, members[rank])) if knows_ends else None
+        return link.Met(roster, met.socket, [host_id(index) for index in range(len(hosts))], ask)
 
     def tell(self, error: HorovodInternalError) -> None:
         """Let the other hosts know that nobody of this one will come."""
-        tell_hosts(self._world, self._number, error)
+        report_failure(self._world, self._number, error)
 
     def transport(self, roster: Roster, shm: ShmTransport, watch: Watch) -> Transport:
         """Make what moves data."""
         world, settings = self._world, self._settings
 
-        def open_store() -> StoreClient:
-            server, self._server = self._server, None
+        def open_store() -> Store:
             began_s = time.monotonic()
 
             def check() -> None:
@@ -98,15 +82,12 @@ class _Parts:
                     # The time counts: rank 0 may have left, and its store with it.
                     watch.check(0, time.monotonic() - began_s)
 
-            return StoreClient(self._secret, roster.hosts[0].store, settings.start_timeout_s, check, server)
+            prefix = f"{world.meeting.run}/{self._number}/"
+            secret, limit_s = service_secret(world), settings.start_timeout_s
+            return Store(secret, lambda: endpoints_of(world), prefix, limit_s, check, where=roster.where)
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
         try:
             return make_transport(settings, world.launcher, topology, shm, open_store, watch)
         except TimeoutError as error:
             raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None
-
-    def close(self) -> None:
-        """Give back what was not used."""
-        if self._server is not None:
-            self._server.close()

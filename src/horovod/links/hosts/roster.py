@@ -26,13 +26,11 @@ class Host(msgspec.Struct, array_like=True, frozen=True):
         name: of the host.
         ranks: in the order of their local ranks; the first one leads.
         pids: their process ids.
-        store: where rank 0's store listens; empty on other hosts.
     """
 
     name: str
     ranks: list[int]
     pids: list[int]
-    store: list[str] = []
 
 
 class Roster(msgspec.Struct, array_like=True, frozen=True):
@@ -41,10 +39,12 @@ class Roster(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         hosts: rank 0's first.
         index: the host that this is told to.
+        where: endpoint at which that host has reached rank 0's; there, one at which it was reached.
     """
 
     hosts: list[Host]
     index: int
+    where: str = ""
 
     def generation(self, number: int) -> Generation:
         """Return the membership; ``number`` counts the meetings of the job."""

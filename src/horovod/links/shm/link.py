@@ -128,11 +128,13 @@ def local_store(world: World, number: int, timeout_s: float, check: Callable[[],
         check: called meanwhile; what it raises ends that.
     """
     # ZeroMQ takes a while to load, and few jobs on one host need it.
-    from horovod.rendezvous.store import StoreClient, StoreServer, local_address
+    from horovod.rendezvous.client import Store as StoreOfJob
+    from horovod.rendezvous.keys import local_name
+    from horovod.rendezvous.service import Service
 
-    address = local_address(world.key, world.job, number)
-    server = StoreServer(world.key, [address]) if world.rank == 0 else None
-    return StoreClient(world.key, [address], timeout_s, check, server)
+    address = local_name(world.key, f"{world.job} {number}")
+    close = Service(world.key, [address]).close if world.rank == 0 else lambda: None
+    return StoreOfJob(world.key, lambda: [address], "", timeout_s, check, on_close=close)
 
 
 @contextmanager

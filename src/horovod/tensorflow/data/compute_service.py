@@ -58,7 +58,7 @@ class TfDataServiceConfig:
         Args:
             verbose: accepted.
         """
-        return ComputeClient(self.addresses, self.key, self.timeout)
+        return ComputeClient(self.addresses, self.key, self.dispatchers, self.workers_per_dispatcher, self.timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as what JSON can hold."""

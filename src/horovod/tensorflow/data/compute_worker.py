@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     service = config = None
     if rank() == 0:
         host = host_here()
-        service = ComputeService(args.dispatchers, workers, key, "127.0.0.1" if host == "localhost" else "")
-        address = ("127.0.0.1" if host == "localhost" else host, service.address[1])
+        service = ComputeService(key, "127.0.0.1" if host == "localhost" else "")
+        address = ("127.0.0.1" if host == "localhost" else host, service.port)
         config = TfDataServiceConfig(args.dispatchers, workers, args.dispatcher_side, (address,), key, args.timeout)
         config.write(args.configfile)
     try:

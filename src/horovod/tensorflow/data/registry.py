@@ -1,191 +1,87 @@
-"""Where the parts of a data service find each other: a small server in the compute job, which knows who is where.
+"""Where the parts of a data service find each other: the shared table of a job service of its own.
 
-    server to client   nonce
-    client to server   question, signed with the key over nonce and question
-    server to client   answer, signed with the key over nonce, question and answer
-
-Both are JSON of fixed types. Who does not have the key gets no answer, and has no effect.
+The compute job serves it, with a key that is in the configuration file. A process without the key gets no answer and
+has no effect; see ``rendezvous.service``.
 """
 
 from __future__ import annotations
 
-import collections
-import hashlib
-import hmac
-import secrets
-import socket
-import socketserver
-import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Sequence
 
 from horovod.errors import LaunchError
+from horovod.rendezvous.client import Store
+from horovod.rendezvous.interfaces import endpoint
+from horovod.rendezvous.service import Service
 
 __all__ = ["ComputeClient", "ComputeService"]
 
-_NONCE, _DIGEST, _MAX_BYTES = 16, 32, 1 << 16
-_LENGTH = struct.Struct("!I")
-#: A client that says nothing is dropped after so long; so long does an answer take at most beyond its timeout.
-_SILENCE_S = 10.0
-
-
-class _Question(msgspec.Struct, array_like=True):
-    """What a client wants: ``action`` with a number, a text, and seconds to wait."""
-
-    action: str
-    index: int = 0
-    text: str = ""
-    timeout_s: float = 0.0
-
-
-class _Answer(msgspec.Struct, array_like=True):
-    """What it gets: a text, or why not."""
-
-    text: str = ""
-    error: str = ""
-
-
-def _sign(key: bytes, *parts: bytes) -> bytes:
-    return hmac.new(key, b"".join(_LENGTH.pack(len(part)) + part for part in parts), hashlib.sha256).digest()
-
-
-def _send(stream: socket.socket, payload: bytes, digest: bytes) -> None:
-    stream.sendall(_LENGTH.pack(len(payload)) + digest + payload)
-
-
-def _receive(stream: socket.socket) -> tuple[bytes, bytes]:
-    (length,) = _LENGTH.unpack(_read(stream, _LENGTH.size))
-    if length > _MAX_BYTES:
-        raise ConnectionError(f"a message of {length} bytes is too long")
-    digest = _read(stream, _DIGEST)
-    return _read(stream, length), digest
-
-
-def _read(stream: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        part = stream.recv(count - len(parts))
-        if not part:
-            raise ConnectionError("the connection was closed")
-        parts += part
-    return parts
+#: How often a worker looks whether the registry is still there.
+_LOOK_S = 10.0
 
 
 class ComputeService:
-    """Knows the dispatchers and workers of a data service.
+    """Serves the table of a data service.
 
     Args:
-        dispatchers: how many there will be.
-        workers_per_dispatcher: how many each will have.
-        key: who has it is answered.
-        host: where to listen.
+        key: clients must have it.
+        host: where to listen; all addresses of this host when empty.
+
+    Attributes:
+        port: where it listens.
     """
 
-    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes, host: str = "127.0.0.1") -> None:
-        self._dispatchers = dispatchers
-        self._workers_per_dispatcher = workers_per_dispatcher
-        self._key = key
-        self._changed = threading.Condition()
-        self._addresses: dict[int, str] = {}
-        self._workers: dict[int, set[int]] = collections.defaultdict(set)
-        self._is_over = False
-        service = self
-
-        class Handler(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                service._serve(self.request)
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            block_on_close = False
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A connection that broke, or somebody without the key."""
-
-        self._server = Server((host, 0), Handler)
-        #: Host and port where it is reached.
-        self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="horovod-compute-service", daemon=True)
-        self._thread.start()
+    def __init__(self, key: bytes, host: str = "127.0.0.1") -> None:
+        self._service = Service(key, [host] if host else ["0.0.0.0"])
+        self.port = int(self._service.endpoints[0].rpartition(":")[2])
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _serve(self, stream: socket.socket) -> None:
-        stream.settimeout(_SILENCE_S)
-        nonce = secrets.token_bytes(_NONCE)
-        stream.sendall(nonce)
-        payload, digest = _receive(stream)
-        if not hmac.compare_digest(digest, _sign(self._key, nonce, payload)):
-            return
-        try:
-            answer = _Answer(self._act(msgspec.json.decode(payload, type=_Question)))
-        except Exception as error:
-            answer = _Answer(error=str(error))
-        reply = msgspec.json.encode(answer)
-        _send(stream, reply, _sign(self._key, nonce, payload, reply))
-
-    def _act(self, question: _Question) -> str:
-        index, within = question.index, question.timeout_s
-        with self._changed:
-            if "shutdown" not in question.action and not 0 <= index < self._dispatchers:
-                raise ValueError(f"there are dispatchers 0 to {self._dispatchers - 1}. Received: {index}")
-            if question.action == "dispatcher":
-                known = self._addresses.setdefault(index, question.text)
-                if known != question.text:
-                    raise ValueError(f"dispatcher {index} is registered already, at {known}")
-            elif question.action == "worker":
-                self._workers[index].add(int(question.text))
-            elif question.action == "wait dispatcher":
-                self._wait(lambda: index in self._addresses, within, f"dispatcher {index} did not register")
-                return self._addresses[index]
-            elif question.action == "wait workers":
-                wanted = self._workers_per_dispatcher
-                what = f"not all of the {wanted} workers of dispatcher {index} did register"
-                self._wait(lambda: len(self._workers[index]) >= wanted, within, what)
-            elif question.action == "shutdown":
-                self._is_over = True
-            elif question.action == "wait shutdown":
-                return str(self._changed.wait_for(lambda: self._is_over, within))
-            else:
-                raise ValueError(f"unknown action {question.action!r}")
-            self._changed.notify_all()
-        return ""
-
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
-        if not self._changed.wait_for(condition, timeout_s):
-            raise TimeoutError(f"{failure} within {timeout_s:g} s; see whether the compute job runs, or raise timeout")
+        self._service.close()
 
 
 class ComputeClient:
-    """Talks to a ``ComputeService``.
+    """Tells and asks where dispatchers and workers of a data service are.
 
     Args:
-        addresses: where it may be; the first that answers is taken.
+        addresses: hosts and ports of the registry; the first that answers is taken.
         key: that of the service.
-        timeout_s: how long to wait for a connection.
+        dispatchers: how many there will be.
+        workers_per_dispatcher: how many each will have.
+        timeout_s: how long to wait for an answer.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], key: bytes, timeout_s: float = 60.0) -> None:
-        self._addresses = [(host, int(port)) for host, port in addresses]
-        self._key = key
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        key: bytes,
+        dispatchers: int,
+        workers_per_dispatcher: int,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._endpoints = [endpoint(host, port) for host, port in addresses]
+        self._key, self._timeout_s = key, timeout_s
+        self._dispatchers, self._workers = dispatchers, workers_per_dispatcher
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Say where a dispatcher is.
+        """Tell where a dispatcher is.
 
         Args:
             dispatcher_id: its number.
             dispatcher_address: such as ``grpc://localhost:5000``.
+
+        Raises:
+            LaunchError: another one is registered already, or nobody answers.
+            ValueError: there is no such dispatcher.
         """
-        self._ask(_Question("dispatcher", dispatcher_id, dispatcher_address))
+        key = self._dispatcher(dispatcher_id)
+        store = self._store()
+        try:
+            if store.add(f"{key}/count", 1) > 1 and (known := store.get(key).decode()) != dispatcher_address:
+                raise LaunchError(f"dispatcher {dispatcher_id} is registered already, at {known}")
+            store.set(key, dispatcher_address.encode())
+        finally:
+            store.close()
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout_s: float) -> str:
         """Return where a dispatcher is.
@@ -196,17 +92,20 @@ class ComputeClient:
 
         Raises:
             LaunchError: it did not come.
+            ValueError: there is no such dispatcher.
         """
-        return self._ask(_Question("wait dispatcher", dispatcher_id, timeout_s=timeout_s))
+        return self._wait([self._dispatcher(dispatcher_id)], timeout_s, f"dispatcher {dispatcher_id} did not register")
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker is there.
+        """Tell that a worker is there.
 
         Args:
             dispatcher_id: number of its dispatcher.
-            worker_id: its own.
+            worker_id: its own, counted over all dispatchers.
         """
-        self._ask(_Question("worker", dispatcher_id, str(worker_id)))
+        store = self._store()
+        store.set(f"{self._dispatcher(dispatcher_id)}/worker/{worker_id % self._workers}", b"here")
+        store.close()
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout_s: float) -> None:
         """Wait until a dispatcher has all of its workers.
@@ -218,42 +117,53 @@ class ComputeClient:
         Raises:
             LaunchError: they did not come.
         """
-        self._ask(_Question("wait workers", dispatcher_id, timeout_s=timeout_s))
+        keys = [f"{self._dispatcher(dispatcher_id)}/worker/{worker}" for worker in range(self._workers)]
+        self._wait(
+            keys, timeout_s, f"not all of the {self._workers} workers of dispatcher {dispatcher_id} did register"
+        )
 
     def shutdown(self) -> None:
         """End the data service."""
-        self._ask(_Question("shutdown"))
+        store = self._store()
+        store.set("shutdown", b"now")
+        store.close()
 
     def wait_for_shutdown(self) -> None:
-        """Wait until somebody ends the data service, or the service is gone."""
+        """Wait until somebody ends the data service, or the registry is gone."""
         while True:
             try:
-                if self._ask(_Question("wait shutdown", timeout_s=_SILENCE_S)) == "True":
+                store = self._store()
+                try:
+                    store.get("shutdown", _LOOK_S)
                     return
+                except TimeoutError:
+                    store.check("shutdown")  # whether it is still there
+                finally:
+                    store.close()
             except (OSError, LaunchError):
                 return
 
-    def _ask(self, question: _Question) -> str:
-        problem: Exception | None = None
-        deadline = time.monotonic() + self._timeout_s
-        for host, port in self._addresses:
-            try:
-                with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as stream:
-                    stream.settimeout(question.timeout_s + _SILENCE_S)
-                    return self._converse(stream, question)
-            except OSError as error:
-                problem = error
-        places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
-        raise LaunchError(f"no data service answers at {places} ({problem}); see whether the compute job runs")
+    def _dispatcher(self, index: int) -> str:
+        if not 0 <= index < self._dispatchers:
+            raise ValueError(f"dispatcher must be from 0 to {self._dispatchers - 1}; received {index}")
+        return f"dispatcher/{index}"
 
-    def _converse(self, stream: socket.socket, question: _Question) -> str:
-        nonce = _read(stream, _NONCE)
-        payload = msgspec.json.encode(question)
-        _send(stream, payload, _sign(self._key, nonce, payload))
-        reply, digest = _receive(stream)
-        if not hmac.compare_digest(digest, _sign(self._key, nonce, payload, reply)):
-            raise LaunchError("somebody else answers in place of the data service: its key is another one")
-        answer = msgspec.json.decode(reply, type=_Answer)
-        if answer.error:
-            raise LaunchError(answer.error)
-        return answer.text
+    def _store(self) -> Store:
+        try:
+            return Store(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)
+        except TimeoutError:
+            places = ", ".join(self._endpoints)
+            raise LaunchError(f"no data service answers at {places}; see whether the compute job runs") from None
+
+    def _wait(self, keys: Sequence[str], timeout_s: float, failure: str) -> str:
+        """Wait until all keys have values; return that of the first."""
+        store = self._store()
+        deadline = time.monotonic() + timeout_s
+        try:
+            store.wait(keys, timeout_s)
+            return store.get(keys[0], max(1.0, deadline - time.monotonic())).decode()
+        except TimeoutError:
+            text = f"{failure} within {timeout_s:g} s; see whether the compute job runs, or raise timeout"
+            raise LaunchError(text) from None
+        finally:
+            store.close()

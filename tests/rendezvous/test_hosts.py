@@ -1,4 +1,4 @@
-"""The hosts of a job meet: leaders as threads, at a meeting point as horovodrun has it, or at rank 0's."""
+"""The hosts of a job meet: leaders as threads, at a service as horovodrun has it, or at rank 0's host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from meetings import KEY, LONG_S, SHORT_S
 
 from horovod import _version
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
-from horovod.rendezvous import curve, offers
-from horovod.rendezvous.inquest import Inquest
-from horovod.rendezvous.keys import purpose_key
-from horovod.rendezvous.meeting_point import MeetingPoint
-from horovod.rendezvous.notices import tell_hosts
-from horovod.rendezvous.rally import HostOffer, Rally, host_id, prepare, rally
+from horovod.rendezvous import curve, protocol
+from horovod.rendezvous.client import FateQuery
+from horovod.rendezvous.hosting import end_services
+from horovod.rendezvous.hosts import HostOffer, Met, host_id, meet_hosts, prepare, report_failure
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.service import Service
 from horovod.world import Meeting, World
 
 THREE = ([0, 1], [2], [3, 4])
@@ -34,11 +34,11 @@ class Leader(threading.Thread):
 
     def __init__(
         self,
-        point: MeetingPoint | None,
+        service: Service | None,
         ranks: list[int],
         size: int,
         *,
-        number: int = 1,
+        generation: int = 1,
         key: bytes = KEY,
         name: str = "",
         timeout_s: float = LONG_S,
@@ -46,62 +46,69 @@ class Leader(threading.Thread):
         **changes: object,
     ) -> None:
         super().__init__()
-        self.rally: Rally | None = None
+        self.met: Met | None = None
         self.error: HorovodInternalError | None = None
         meeting = (
-            Meeting("addresses", tuple(point.endpoints), "", True)
-            if point
+            Meeting("addresses", tuple(service.endpoints), "", True)
+            if service
             else Meeting("hosts", ("localhost",), run, True)
         )
         name = name or f"host{ranks[0]}"
         world = World(ranks[0], size, 0, len(ranks), 0, 2, name, "horovodrun", "job", key, meeting)
         offer = HostOffer(name, ranks, [rank + 1000 for rank in ranks], _version.__version__)
-        self._how = (world, offer, number, timeout_s)
+        self._how = (world, offer, generation, timeout_s)
         self._changes = changes
         self.start()
 
     def run(self) -> None:
         try:
-            self.rally = rally(*self._how, **self._changes)  # type: ignore[arg-type]
+            self.met = meet_hosts(*self._how, **self._changes)  # type: ignore[arg-type]
         except HorovodInternalError as error:
             self.error = error
 
-    def done(self) -> Rally:
+    def done(self) -> Met:
         self.join(LONG_S + 10)
         assert not self.is_alive()
         assert self.error is None
-        assert self.rally is not None
-        return self.rally
+        assert self.met is not None
+        return self.met
 
     def failed(self) -> HorovodInternalError:
         self.join(LONG_S + 10)
         assert not self.is_alive()
-        assert self.error is not None, self.rally
+        assert self.error is not None, self.met
         return self.error
 
 
 @pytest.fixture
-def point() -> Iterator[MeetingPoint]:
-    with closing(MeetingPoint(KEY, ["127.0.0.1"], hosts=["a", "a", "b", "c", "c"])) as point:
-        yield point
+def service() -> Iterator[Service]:
+    with closing(Service(KEY, ["127.0.0.1"], hosts=["a", "a", "b", "c", "c"])) as service:
+        yield service
+
+
+@pytest.fixture
+def hosted() -> Iterator[None]:
+    """A service in a process of its own ends with the test."""
+    yield
+    end_services()
 
 
 def test_what_rank_0_says_right_after_the_meeting_is_left_for_whoever_takes_the_connection(
-    point: MeetingPoint, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_joined, has_spoken = threading.Event(), threading.Event()
 
-    def packing(message: offers.Joined | offers.Gone) -> bytes:
-        if isinstance(message, offers.Joined):
+    def packing(message: protocol.Joined | protocol.Leave) -> bytes:
+        if isinstance(message, protocol.Joined):
             has_joined.set()
-        return offers.pack(message)
+        return protocol.pack(message)
 
     def slow() -> None:
         if has_joined.is_set():
             has_spoken.wait(LONG_S)
 
-    monkeypatch.setattr("horovod.rendezvous.rally.pack", packing)
-    leaders = [Leader(point, [0], 2), Leader(point, [1], 2, check=slow)]
+    monkeypatch.setattr("horovod.rendezvous.hosts.pack", packing)
+    leaders = [Leader(service, [0], 2), Leader(service, [1], 2, check=slow)]
     home = leaders[0].done()
     for text in (b"first", b"second"):
         home.socket.send_multipart([host_id(1), text])
@@ -118,12 +125,12 @@ def test_what_rank_0_says_right_after_the_meeting_is_left_for_whoever_takes_the_
 
 def _talk(leaders: list[Leader]) -> None:
     """Everybody reaches rank 0's leader, and it everybody; then all is closed."""
-    rallies = [leader.done() for leader in leaders]
+    found = [leader.done() for leader in leaders]
     try:
-        home = next(each for each in rallies if each.index == 0)
-        assert [each.offers for each in rallies] == [home.offers] * len(rallies)
-        assert sorted(each.index for each in rallies) == list(range(len(rallies)))
-        for each in rallies:
+        home = next(each for each in found if each.index == 0)
+        assert [each.offers for each in found] == [home.offers] * len(found)
+        assert sorted(each.index for each in found) == list(range(len(found)))
+        for each in found:
             if each is not home:
                 each.socket.send(b"from %d" % each.index)
                 assert home.socket.poll(LONG_S * 1000)
@@ -132,51 +139,52 @@ def _talk(leaders: list[Leader]) -> None:
                 assert each.socket.poll(LONG_S * 1000)
                 assert each.socket.recv() == b"to %d" % each.index
     finally:
-        for each in rallies:
+        for each in found:
             curve.terminate(each.socket.context)
 
 
-def test_hosts_meet_again_and_again_whoever_comes_first(point: MeetingPoint) -> None:
+def test_hosts_meet_again_and_again_whoever_comes_first(service: Service) -> None:
     for number, order in enumerate(itertools.permutations(THREE), 1):
-        leaders = [Leader(point, ranks, 5, number=number) for ranks in order]
+        leaders = [Leader(service, ranks, 5, generation=number) for ranks in order]
         _talk(leaders)
         found = leaders[0].done()
         assert [offer.ranks for offer in found.offers] == list(THREE)
         assert [offer.hostname for offer in found.offers] == ["host0", "host2", "host3"]
         assert all(offer.addresses for offer in found.offers)
-        assert found.address in found.offers[found.index].addresses
+        assert found.where.startswith("tcp://")
 
 
-def test_hosts_may_have_one_name(point: MeetingPoint) -> None:
-    leaders = [Leader(point, ranks, 5, name="localhost") for ranks in THREE]
+def test_hosts_may_have_one_name(service: Service) -> None:
+    leaders = [Leader(service, ranks, 5, name="localhost") for ranks in THREE]
     _talk(leaders)
     assert [offer.ranks for offer in leaders[0].done().offers] == list(THREE)
 
 
+@pytest.mark.usefixtures("hosted")
 def test_the_host_of_rank_0_is_the_place_where_nobody_else_is() -> None:
     run = f"torchrun/{os.getpid()}/{next(_runs)}"
     _talk([Leader(None, ranks, 3, run=run) for ranks in ([0], [2], [1])])
 
 
-def test_of_several_addresses_the_one_that_answers_counts(point: MeetingPoint) -> None:
-    with closing(MeetingPoint(b"another job's", ["127.0.0.1"])) as stranger:
+def test_of_several_addresses_the_one_that_answers_counts(service: Service) -> None:
+    with closing(Service(b"another job's", ["127.0.0.1"])) as stranger:
         wrong = [*stranger.endpoints, "tcp://127.0.0.1:9", "tcp://[::1]:9", "tcp://nowhere.invalid:5"]
-        point.endpoints = [*wrong, *point.endpoints]
-        _talk([Leader(point, ranks, 5) for ranks in THREE])
+        service.endpoints = [*wrong, *service.endpoints]
+        _talk([Leader(service, ranks, 5) for ranks in THREE])
 
 
-def test_who_does_not_come_is_named_with_its_ranks(point: MeetingPoint) -> None:
-    waiting = [Leader(point, THREE[0], 5, timeout_s=SHORT_S), Leader(point, THREE[1], 5, timeout_s=LONG_S)]
+def test_who_does_not_come_is_named_with_its_ranks(service: Service) -> None:
+    waiting = [Leader(service, THREE[0], 5, timeout_s=SHORT_S), Leader(service, THREE[1], 5, timeout_s=LONG_S)]
     texts = {str(leader.failed()) for leader in waiting}
     assert len(texts) == 1, "who waits longer hears of it at once"
     assert "ranks 3, 4 of host c" in texts.pop().replace("rank 2 of host b; ", "")
-    _talk([Leader(point, ranks, 5) for ranks in THREE])
+    _talk([Leader(service, ranks, 5) for ranks in THREE])
 
 
-def test_a_rank_that_ended_before_ends_the_waiting(point: MeetingPoint) -> None:
-    first = Leader(point, THREE[0], 5)
-    point.ended(3, "rank 3 (pid 7) on host c", "ended with exit code 0")
-    later = Leader(point, THREE[1], 5)
+def test_a_rank_that_ended_before_ends_the_waiting(service: Service) -> None:
+    first = Leader(service, THREE[0], 5)
+    service.ended(3, "rank 3 (pid 7) on host c", "ended with exit code 0")
+    later = Leader(service, THREE[1], 5)
     for leader in (first, later):
         error = leader.failed()
         assert isinstance(error, PeerLostError)
@@ -184,50 +192,50 @@ def test_a_rank_that_ended_before_ends_the_waiting(point: MeetingPoint) -> None:
         assert str(error) == "rank 3 (pid 7) on host c ended with exit code 0 before its init() was done"
 
 
-def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(point: MeetingPoint) -> None:
+def test_a_rank_that_dies_on_a_host_that_waits_is_told_to_all(service: Service) -> None:
     def check() -> None:
         raise PeerLostError("rank 1 (pid 5) on host a was killed by SIGKILL", rank=1)
 
-    others = [Leader(point, ranks, 5) for ranks in THREE[1:2]]
-    failing = Leader(point, THREE[0], 5, check=check)
+    others = [Leader(service, ranks, 5) for ranks in THREE[1:2]]
+    failing = Leader(service, THREE[0], 5, check=check)
     assert isinstance(failing.failed(), PeerLostError)
-    point.ended(1, "rank 1 (pid 5) on host a", "was killed by SIGKILL")
+    service.ended(1, "rank 1 (pid 5) on host a", "was killed by SIGKILL")
     for other in others:
         error = other.failed()
         assert isinstance(error, PeerLostError)
         assert error.rank == 1
 
 
-def test_what_became_of_a_rank_is_told_to_who_asks_with_the_key(point: MeetingPoint) -> None:
-    places = ["tcp://127.0.0.1:9", *point.endpoints]
-    with closing(Inquest(places, KEY, 3)) as inquest, closing(Inquest(places, b"x" * 16, 3)) as stranger:
-        point.ended(1, "rank 1 (pid 5) on host a", "ended with exit code 0")
-        assert inquest.news() == ""
-        point.ended(3, "rank 3 (pid 7) on host c", "was killed by SIGKILL")
+def test_what_became_of_a_rank_is_told_to_who_asks_with_the_key(service: Service) -> None:
+    places = ["tcp://127.0.0.1:9", *service.endpoints]
+    with closing(FateQuery(places, KEY, 3)) as query, closing(FateQuery(places, b"x" * 16, 3)) as stranger:
+        service.ended(1, "rank 1 (pid 5) on host a", "ended with exit code 0")
+        assert query.news() == ""
+        service.ended(3, "rank 3 (pid 7) on host c", "was killed by SIGKILL")
         pause, deadline = threading.Event(), time.monotonic() + LONG_S
-        while not (how := inquest.news()) and time.monotonic() < deadline:
+        while not (how := query.news()) and time.monotonic() < deadline:
             pause.wait(0.01)
         assert how == "was killed by SIGKILL"
         assert stranger.news() == ""
 
 
-def test_hosts_of_one_name_are_two_hosts(point: MeetingPoint) -> None:
-    leaders = [Leader(point, ranks, 5, name="node") for ranks in THREE]
+def test_hosts_of_one_name_are_two_hosts(service: Service) -> None:
+    leaders = [Leader(service, ranks, 5, name="node") for ranks in THREE]
     _talk(leaders)
     assert [(offer.hostname, offer.ranks) for offer in leaders[0].done().offers] == [("node", list(r)) for r in THREE]
 
 
-def test_another_version_is_told_to_all(point: MeetingPoint) -> None:
-    waiting = Leader(point, THREE[1], 5)
-    own = offers.pack(offers.Gone(1, b"", ""))
+def test_another_version_is_told_to_all(service: Service) -> None:
+    waiting = Leader(service, THREE[1], 5)
+    own = protocol.pack(protocol.Leave(1, b"", ""))
     other = own.replace(_version.__version__.encode(), b"9" * len(_version.__version__))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with curve.client_socket(context, purpose_key(KEY, "meeting")) as client:
-        client.connect(point.endpoints[0])
+    with curve.client_socket(context, purpose_key(KEY, SERVICE)) as client:
+        client.connect(service.endpoints[0])
         while waiting.is_alive():  # it may not have come yet
             client.send(other)
             assert client.poll(LONG_S * 1000)
-            refusal = offers.unpack(client.recv(), offers.Refusal)
+            refusal = protocol.unpack(client.recv(), protocol.Refusal)
             assert refusal is not None
             assert "has khorovod 99" in refusal.error
             waiting.join(0.05)
@@ -239,26 +247,26 @@ def test_another_version_is_told_to_all(point: MeetingPoint) -> None:
     ("second", "size", "text"),
     [([1, 2], 5, "two processes that are rank 1"), ([2], 6, "job of 6 ranks")],
 )
-def test_hosts_that_do_not_fit_are_told_why(point: MeetingPoint, second: list[int], size: int, text: str) -> None:
-    both = [Leader(point, THREE[0], 5), Leader(point, second, size)]
+def test_hosts_that_do_not_fit_are_told_why(service: Service, second: list[int], size: int, text: str) -> None:
+    both = [Leader(service, THREE[0], 5), Leader(service, second, size)]
     for leader in both:
         assert text in str(leader.failed())
 
 
 def test_a_leader_that_reads_late_still_learns_why_there_is_no_job() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    point = MeetingPoint(KEY, ["127.0.0.1"])
-    late = curve.client_socket(context, purpose_key(KEY, "meeting"))
-    late.connect(point.endpoints[0])
+    service = Service(KEY, ["127.0.0.1"])
+    late = curve.client_socket(context, purpose_key(KEY, SERVICE))
+    late.connect(service.endpoints[0])
     assert late.poll(LONG_S * 1000, zmq.POLLOUT)
     offer = HostOffer("late", [7], [1007], _version.__version__)
-    late.send(offers.pack(offers.Come(1, 5, b"nonce", offer, [])))
+    late.send(protocol.pack(protocol.Join(1, 5, b"nonce", offer, [])))
     assert select.select([late.fd], [], [], LONG_S)[0]  # it has come, and nobody has looked
-    closing = threading.Thread(target=point.close)
+    closing = threading.Thread(target=service.close)
     closing.start()
     closing.join(0.1)
     assert late.poll(LONG_S * 1000)
-    refusal = offers.unpack(late.recv(), offers.Refusal)
+    refusal = protocol.unpack(late.recv(), protocol.Refusal)
     assert refusal is not None
     assert "job has a size of 5" in refusal.error
     curve.terminate(context)
@@ -266,14 +274,14 @@ def test_a_leader_that_reads_late_still_learns_why_there_is_no_job() -> None:
     assert not closing.is_alive()
 
 
-def test_a_rank_outside_the_job_is_told_so(point: MeetingPoint) -> None:
-    assert "rank 7, and the job has a size of 5" in str(Leader(point, [7], 5).failed())
+def test_a_rank_outside_the_job_is_told_so(service: Service) -> None:
+    assert "rank 7, and the job has a size of 5" in str(Leader(service, [7], 5).failed())
 
 
-def test_nobody_without_the_key_can_meet(point: MeetingPoint) -> None:
-    error = Leader(point, THREE[0], 5, key=b"x" * 16, timeout_s=SHORT_S).failed()
-    assert "cannot reach horovodrun at tcp://127.0.0.1" in str(error)
-    _talk([Leader(point, ranks, 5) for ranks in THREE])
+def test_nobody_without_the_key_can_meet(service: Service) -> None:
+    error = Leader(service, THREE[0], 5, key=b"x" * 16, timeout_s=SHORT_S).failed()
+    assert "cannot reach the job service at tcp://127.0.0.1" in str(error)
+    _talk([Leader(service, ranks, 5) for ranks in THREE])
 
 
 def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
@@ -286,6 +294,7 @@ def test_ranks_of_several_hosts_need_a_place_and_a_secret() -> None:
         assert prepare(fine, 1.0) is fine
 
 
+@pytest.mark.usefixtures("hosted")
 @pytest.mark.parametrize("failed", ["rank 0's host", "another host"])
 def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed: str) -> None:
     run = f"torchrun/{os.getpid()}/{next(_runs)}"
@@ -295,7 +304,7 @@ def test_a_host_whose_ranks_did_not_find_each_other_is_no_more_waited_for(failed
     )
     # Those who come first wait; one comes when it is said already.
     leaders = [Leader(None, others[0], 5, run=run)]
-    telling = threading.Thread(target=tell_hosts, args=(world, 1, PeerLostError("rank 1 of host gone has ended")))
+    telling = threading.Thread(target=report_failure, args=(world, 1, PeerLostError("rank 1 of host gone has ended")))
     telling.start()
     leaders.append(Leader(None, others[1], 5, run=run))
     for leader in leaders:

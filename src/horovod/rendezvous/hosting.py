@@ -1,0 +1,158 @@
+"""A job service in a process of its own, on rank 0's host: for launchers that start the ranks themselves.
+
+Its standard input begins with a line of JSON: secret, addresses, ports. It prints its endpoints as a line of JSON; an
+empty list when another process of the job serves already. It ends with the rank that has started it, after all hosts
+have been told if one of them failed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from horovod.errors import InitError
+from horovod.rendezvous import curve
+from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
+from horovod.rendezvous.interfaces import endpoint, own_addresses
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.service import Service
+from horovod.rendezvous.waiting import Patience
+from horovod.world import World
+
+__all__ = ["end_services", "host_service", "is_here", "main"]
+
+#: For how long a service that ends waits for hosts that have not heard yet of the failure of another one.
+_TELL_S = 3.0
+#: How long another service of this job may take to show that it has the key.
+_ANSWER_S = 1.0
+_START_S, _END_S = 60.0, 6.0
+_hosted: dict[bytes, list[str]] = {}
+_processes: list[subprocess.Popen[bytes]] = []
+
+
+def host_service(world: World, interfaces: Sequence[str] = ()) -> list[str]:
+    """Start the service of a job, unless this process has done so before.
+
+    Args:
+        world: who this process is; on rank 0's host.
+        interfaces: network interfaces to listen on, the best one first; all when empty.
+
+    Returns:
+        Its endpoints; none when another process of the job serves already.
+
+    Raises:
+        InitError: it does not start.
+
+    Blocks until it listens.
+    """
+    secret = service_secret(world)
+    if secret not in _hosted:
+        _hosted[secret] = _start(secret, [*own_addresses(interfaces), "127.0.0.1"], ports(world))
+    return _hosted[secret]
+
+
+def is_here(world: World) -> bool:
+    """Return whether this host is the one where the other hosts look for the service.
+
+    Several hosts of a job may be one machine; there, only the first one counts.
+    """
+    own = own_addresses()
+    found = (where.removeprefix("tcp://").rpartition(":")[0].strip("[]") for where in endpoints_of(world))
+    return world.cross_rank == 0 and any(host in own or host.startswith("127.") or host == "::1" for host in found)
+
+
+def _start(secret: bytes, addresses: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
+    program = f"import sys; sys.path.append({path!r}); from {__name__} import main; sys.exit(main())"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for the ranks
+        )
+    except OSError as error:
+        raise InitError(f"the job service cannot be started: {error}") from error
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps([secret.hex(), list(addresses), list(numbers), os.getpid()]).encode() + b"\n")
+    process.stdin.flush()
+    if not _processes:
+        atexit.register(end_services)
+    _processes.append(process)
+    ready, _, _ = select.select([process.stdout], [], [], _START_S)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        raise InitError(f"the job service did not start within {_START_S:g} s (exit code {process.poll()})")
+    found = json.loads(line)
+    if isinstance(found, str):
+        raise InitError(f"the job service cannot listen: {found}")
+    endpoints: list[str] = found
+    return endpoints
+
+
+def end_services() -> None:
+    """End the services that this process has started; a forked child of it does nothing."""
+    while _processes:
+        _end(_processes.pop())
+    _hosted.clear()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    process.stdout.close()
+    try:
+        process.communicate(b"end", timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    except (OSError, ValueError):
+        process.wait()
+
+
+def _answers(secret: bytes, endpoints: Sequence[str]) -> bool:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        connect_first(context, purpose_key(secret, SERVICE), lambda: endpoints, Patience(_ANSWER_S), "")
+    except InitError:
+        return False
+    finally:
+        curve.terminate(context)
+    return True
+
+
+def main() -> int:
+    """Entry point of the process."""
+    secret, addresses, numbers, parent = json.loads(sys.stdin.buffer.readline())
+    parent_fd = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        return 1
+    secret = bytes.fromhex(secret)
+    try:
+        service = Service(secret, addresses, numbers)
+    except OSError as error:
+        print(json.dumps(str(error)), flush=True)
+        return 1
+    # Ports may be taken by a stranger, which does not answer, or by a service of this job.
+    wanted = [endpoint(addresses[-1], number) for number in numbers]
+    if (taken := [where for where in wanted if where not in service.endpoints]) and _answers(secret, taken):
+        service.close()
+        print("[]", flush=True)
+        return 0
+    print(json.dumps(service.endpoints), flush=True)
+    select.select([0, parent_fd], [], [])
+    service.await_told(_TELL_S)
+    service.close()
+    return 0

@@ -1,0 +1,346 @@
+"""How the hosts of a job find each other: one process of each, its leader, takes part.
+
+The leaders meet at the job service, which ``World.meeting`` locates. It tells them of each other's hosts, and where
+rank 0's leader listens; each connects to it, and when all have, all may go on. The connections stay, for the caller.
+
+    prepare(world, ...)     every rank, before anything else
+    ...                     the ranks of each host meet (rendezvous.unix)
+    meet_hosts(world, ...)  the leader of each host
+    report_failure(...)     a rank whose host will not come
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from horovod.errors import HorovodInternalError, InitError, PeerLostError
+from horovod.rendezvous import curve
+from horovod.rendezvous.client import connect_first, endpoints_of, ports, secret_of, service_secret
+from horovod.rendezvous.hosting import host_service, is_here
+from horovod.rendezvous.interfaces import leading_address, own_addresses
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.meetings import describe
+from horovod.rendezvous.protocol import (
+    Failed,
+    Go,
+    HostOffer,
+    Join,
+    Joined,
+    Leave,
+    Members,
+    Refusal,
+    Waiting,
+    pack,
+    unpack,
+    version_of,
+)
+from horovod.rendezvous.service import listen
+from horovod.rendezvous.waiting import Patience
+from horovod.world import World
+
+__all__ = ["HostOffer", "Met", "host_id", "meet_hosts", "prepare", "report_failure"]
+
+#: How often a leader that waits repeats itself; how long its last message may take.
+_AGAIN_S, _LAST_MESSAGE_MS = 1.0, 500
+#: Without a connection to the service for so long, there is no job.
+_LOST_S = 10.0
+#: For how long a rank tries to report that its host will not come.
+_REPORT_S = 3.0
+#: How often a silent peer is called, at least; and how much sooner it is given up, so that all hear of it in time.
+_BEATS, _SOONER = 5, 0.8
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a leader knows after the meeting of the hosts.
+
+    Attributes:
+        offers: by their lowest rank.
+        socket: on rank 0's host a bound ROUTER, whose peers' routing ids are ``host_id``; on the others a DEALER
+            that is connected to it. The caller ends it with ``curve.terminate(socket.context)``.
+        index: of this host in ``offers``.
+        where: endpoint at which this host has reached that of rank 0; there, one at which it listens.
+    """
+
+    offers: list[HostOffer]
+    socket: zmq.Socket[bytes]
+    index: int
+    where: str
+
+
+def host_id(index: int) -> bytes:
+    """Return the routing id of a host."""
+    return b"host-%d" % index
+
+
+def prepare(world: World, timeout_s: float) -> World:
+    """See that all ranks of several hosts have one secret, and know their places; every rank calls it first.
+
+    Args:
+        world: what the launcher says.
+        timeout_s: seconds to wait for the last rank.
+
+    Returns:
+        The same, or what MPI knows better.
+
+    Raises:
+        InitError: nothing tells the ranks how to find each other, or they have no secret in common.
+        PeerLostError: a rank has ended.
+
+    Blocks, under MPI, until all ranks have called, or ``timeout_s``.
+    """
+    if not world.meeting.is_place_known or (world.meeting.kind == "mpi" and world.is_spread):
+        from horovod.rendezvous import mpi
+
+        return mpi.introduce(world, timeout_s)
+    if not world.is_spread:
+        return world
+    ours = f"{world.size} ranks, {world.local_size} of them on this host"
+    if not world.meeting.kind:
+        raise InitError(f"{ours}, and nothing says where they meet: start them with horovodrun -H, mpirun or torchrun")
+    if not world.meeting.has_key:
+        raise InitError(
+            f"{ours}: {world.launcher} gives ranks on several hosts no secret in common; type this before it, and see "
+            f"that all hosts get it: export HOROVOD_SECRET_KEY=$(openssl rand -hex 32)"
+        )
+    return world
+
+
+def report_failure(world: World, generation: int, error: HorovodInternalError) -> None:
+    """Let the other hosts know that no leader of this one will come.
+
+    Args:
+        world: who this process is.
+        generation: counts the meetings of the job.
+        error: why.
+
+    Blocks until the service knows, or three seconds.
+    """
+    if world.meeting.kind == "addresses" and world.launcher == "horovodrun":
+        return  # which knows more: it reports how each rank ended
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        if ports(world) and is_here(world):
+            host_service(world)
+        key = purpose_key(service_secret(world), SERVICE)
+        patience = Patience(_REPORT_S)
+        socket, _ = connect_first(context, key, lambda: endpoints_of(world), patience, "nobody listens")
+        is_loss, run = isinstance(error, PeerLostError), world.meeting.run
+        socket.send(pack(Failed(generation, world.size, world.local_size, str(error), is_loss, run)))
+        while patience.poll(socket) and not socket.poll(0):
+            pass
+    except (InitError, OSError, zmq.ZMQError):
+        pass  # nobody there to be told
+    finally:
+        curve.terminate(context)
+
+
+def meet_hosts(
+    world: World,
+    offer: HostOffer,
+    generation: int,
+    timeout_s: float,
+    *,
+    interfaces: Sequence[str] = (),
+    check: Callable[[], None] | None = None,
+    silence_s: float = 0.0,
+) -> Met:
+    """Meet the other hosts. The leader of each host calls it; rank 0 is the leader of its host.
+
+    Args:
+        world: who this process is, as ``prepare`` says.
+        offer: this host.
+        generation: counts the meetings of the job; all hosts give the same number.
+        timeout_s: seconds to wait for the last host.
+        interfaces: network interfaces to listen on, the best one first; all when empty.
+        check: called ten times a second; raises what ends the waiting, such as that a rank of this host has died.
+        silence_s: the connections end when the other side has not answered for so many seconds, whatever its program
+            does meanwhile; 0 is never.
+
+    Raises:
+        InitError: a host did not come in time, or does not fit to the others.
+        PeerLostError: a rank has ended meanwhile.
+
+    Blocks until all hosts have come, or ``timeout_s``.
+    """
+    patience = Patience(timeout_s, check or (lambda: None))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    if silence_s:
+        interval_s = min(1.0, silence_s / _BEATS)
+        context.setsockopt(zmq.HEARTBEAT_IVL, int(interval_s * 1000))
+        context.setsockopt(zmq.HEARTBEAT_TIMEOUT, int((silence_s * _SOONER - interval_s) * 1000))
+    try:
+        if ports(world) and world.rank == 0:
+            host_service(world, interfaces)
+        return _Leader(world, offer, generation, context, patience, own_addresses(interfaces)).meet()
+    except OSError as error:
+        curve.terminate(context)
+        raise InitError(f"{describe(offer)} cannot meet the other hosts: {error}") from error
+    except BaseException:
+        curve.terminate(context)
+        raise
+
+
+class _Leader:
+    def __init__(
+        self,
+        world: World,
+        offer: HostOffer,
+        generation: int,
+        context: zmq.Context[zmq.Socket[bytes]],
+        patience: Patience,
+        own: Sequence[str],
+    ) -> None:
+        self._world, self._offer, self._generation = world, offer, generation
+        self._context, self._patience, self._own = context, patience, own
+        self._key = purpose_key(secret_of(world), f"control {generation}")
+        self._nonce = secrets.token_bytes(16)
+        self._again_at, self._reached_at = 0.0, time.monotonic()
+        self._missing = "the other hosts"
+
+    def meet(self) -> Met:
+        world, hub, control = self._world, None, []
+        if world.rank == 0:
+            hub = curve.server_socket(self._context, self._key)
+            control = listen(hub, self._own)
+        key = purpose_key(service_secret(world), SERVICE)
+        service, where = connect_first(self._context, key, lambda: endpoints_of(world), self._patience, self._nobody())
+        addresses = list(dict.fromkeys(a for a in (leading_address(where), *self._own) if a))
+        offer = self._offer if self._offer.addresses else msgspec.structs.replace(self._offer, addresses=addresses)
+        members = world.meeting.members
+        join = Join(self._generation, world.size, self._nonce, offer, control, world.meeting.run, members)
+        self._reached_at = time.monotonic()
+        with service:
+            try:
+                found = self._await_members(service, join)
+                if hub is not None:
+                    return self._gather(service, join, hub, found)
+                return self._connect(service, join, found)
+            except BaseException as error:
+                self._leave(service, error)
+                raise
+
+    def _await_members(self, service: zmq.Socket[bytes], join: Join) -> Members:
+        while True:
+            for found in self._hear(service, join):
+                return found
+            if not self._patience.poll(service):
+                raise InitError(
+                    f"{self._missing} did not come to the meeting of the hosts within {self._patience.total_s:g} s "
+                    f"(HOROVOD_START_TIMEOUT); {describe(self._offer)} waited"
+                )
+
+    def _hear(self, service: zmq.Socket[bytes], join: Join) -> Iterator[Members]:
+        """Tell the service once a second that this host is here, and take its answers."""
+        now = time.monotonic()
+        if now >= self._again_at:
+            self._again_at = now + _AGAIN_S
+            if _send(service, join):
+                self._reached_at = now
+            elif now - self._reached_at > _LOST_S:
+                raise PeerLostError(f"the job service has ended, or cannot be reached any more for {_LOST_S:g} s")
+        for data in _arrived(service):
+            answer: Waiting | Members | Refusal | None = unpack(data, Waiting | Members | Refusal)  # type: ignore[arg-type]
+            if isinstance(answer, Refusal):
+                answer.enforce()
+            elif isinstance(answer, Members) and answer.nonce == self._nonce:
+                yield answer
+            elif isinstance(answer, Waiting):
+                self._missing = answer.missing
+                self._patience.remind(f"{answer.missing} to call init()")
+            elif answer is None and (version := version_of(data)) != self._offer.version:
+                raise InitError(
+                    f"the job service has khorovod {version}, and {describe(self._offer)} {self._offer.version}; "
+                    f"install the same version on all hosts"
+                )
+
+    def _connect(self, service: zmq.Socket[bytes], join: Join, found: Members) -> Met:
+        """Connect to the leader of rank 0, and wait until all others have."""
+        index = next(i for i, offer in enumerate(found.offers) if self._offer.ranks[0] in offer.ranks)
+        home = describe(found.offers[0])
+        nobody = (
+            f"{describe(self._offer)} cannot reach {home} at {', '.join(found.control)}: is a firewall in between? "
+            f"--network-interfaces says which network to use"
+        )
+        probe, where = connect_first(self._context, self._key, lambda: found.control, self._patience, nobody)
+        probe.close()
+        socket = curve.client_socket(self._context, self._key, routing_id=host_id(index))
+        socket.connect(where)
+        while not socket.poll(0, zmq.POLLOUT):
+            self._must_go_on(self._patience.poll(socket, zmq.POLLOUT), nobody)
+        socket.send(pack(Joined(index, where)))
+        while True:
+            # The answer of rank 0 counts, even if the service says something else at the same moment.
+            for data in _arrived(socket):
+                if unpack(data, Go) is not None:
+                    return Met(found.offers, socket, index, where)
+            for _ in self._hear(service, join):
+                pass
+            self._must_go_on(self._patience.poll(socket), f"{home} did not answer {describe(self._offer)}")
+
+    def _gather(self, service: zmq.Socket[bytes], join: Join, hub: zmq.Socket[bytes], found: Members) -> Met:
+        """On rank 0's host: wait until the leaders of all others are connected."""
+        offers, joined = found.offers, dict[int, str]()
+        while len(joined) < len(offers) - 1:
+            absent = [describe(offer) for i, offer in enumerate(offers) if i and i not in joined]
+            self._must_go_on(self._patience.poll(hub), f"{'; '.join(absent)} did not connect to {describe(offers[0])}")
+            while hub.poll(0):
+                sender, *data = hub.recv_multipart()
+                said = unpack(data[-1], Joined)
+                if said is not None and sender == host_id(said.index) and 0 < said.index < len(offers):
+                    joined[said.index] = said.where
+            for _ in self._hear(service, join):
+                pass
+        for index in joined:
+            hub.send_multipart([host_id(index), pack(Go())])
+        return Met(offers, hub, 0, next(iter(joined.values()), ""))
+
+    def _leave(self, service: zmq.Socket[bytes], error: BaseException) -> None:
+        """Let those that wait for this host know that it has given up."""
+        service.linger = _LAST_MESSAGE_MS
+        _send(service, Leave(self._generation, self._nonce, self._regret(error), _lost(error), self._world.meeting.run))
+
+    def _must_go_on(self, has_come: bool, otherwise: str) -> None:
+        if not has_come:
+            raise InitError(f"{otherwise} within {self._patience.total_s:g} s (HOROVOD_START_TIMEOUT)")
+
+    def _regret(self, error: BaseException) -> str:
+        if isinstance(error, HorovodInternalError):
+            return str(error)
+        return f"{describe(self._offer)} has given up: {type(error).__name__}"
+
+    def _nobody(self) -> str:
+        who, where, numbers = describe(self._offer), ", ".join(self._world.meeting.places), ports(self._world)
+        if numbers:
+            return (
+                f"{who} found nobody of this job on {where} (ports {', '.join(map(str, numbers))}): has rank "
+                f"0 called init() there, is HOROVOD_SECRET_KEY the same on all hosts, and is no firewall in between?"
+            )
+        return (
+            f"{who} cannot reach the job service at {where}: is a firewall in between? --network-interfaces says "
+            f"which network to use"
+        )
+
+
+def _lost(error: BaseException) -> int:
+    return error.rank if isinstance(error, PeerLostError) else -1
+
+
+def _send(socket: zmq.Socket[bytes], message: Join | Leave) -> bool:
+    try:
+        socket.send(pack(message), zmq.NOBLOCK)
+    except zmq.Again:
+        return False  # connecting again
+    return True
+
+
+def _arrived(socket: zmq.Socket[bytes]) -> Iterator[bytes]:
+    """Receive what has come, one by one: what comes after the last message of a meeting belongs to the caller."""
+    while socket.poll(0):
+        yield socket.recv()

@@ -1,0 +1,263 @@
+"""Decides when all hosts of a job are here, and what each leader is answered. Pure.
+
+A leader that waits repeats its ``Join``; one that stops repeating, because its host is lost, is forgotten. When the
+waiting hosts have all ranks of the job between them, each gets the list of members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from horovod._version import __version__
+from horovod.phrases import few, list_ranks
+from horovod.rendezvous.protocol import Answer, Failed, Fate, HostOffer, Join, Leave, Members, Refusal, Waiting
+
+__all__ = ["EXPIRY_S", "Meetings", "describe"]
+
+EXPIRY_S = 5.0
+"""How long a leader that does not repeat its ``Join`` counts as waiting."""
+_Answers = list[tuple[bytes, Answer]]
+
+
+@dataclass(frozen=True)
+class _Leader:
+    sender: bytes
+    join: Join
+    seen_at: float
+
+
+@dataclass
+class _Meeting:
+    """One meeting.
+
+    Attributes:
+        leaders: those that wait.
+        answers: for those that were complete, by their nonce: all are here, or one has given up since.
+        failure: why a host will not come, as long as not all others have heard it.
+        told: ranks that have.
+        reachable: number of ranks that can.
+    """
+
+    leaders: list[_Leader] = field(default_factory=list)
+    answers: dict[bytes, Members | Refusal] = field(default_factory=dict)
+    failure: Refusal | None = None
+    told: set[int] = field(default_factory=set)
+    reachable: int = 0
+
+
+class Meetings:
+    """The meetings of a job's hosts, one for each generation.
+
+    Args:
+        hosts: name of the host of each rank, by rank; empty when that is not known.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self._hosts = hosts
+        self._meetings: dict[tuple[str, int], _Meeting] = {}
+        self._ended: dict[int, tuple[str, str]] = {}
+
+    def join(self, sender: bytes, join: Join, now: float) -> _Answers:
+        """A leader wants to take part.
+
+        Args:
+            sender: how to answer it.
+            join: its message.
+            now: the present time, in seconds.
+
+        Returns:
+            To whom to say what.
+        """
+        for key in [
+            (run, number) for run, number in self._meetings if run == join.run and number < join.generation - 1
+        ]:
+            del self._meetings[key]
+        meeting = self._meetings.setdefault((join.run, join.generation), _Meeting())
+        if meeting.failure is not None and not meeting.told.issuperset(join.offer.ranks):
+            return self._tell(meeting, meeting.failure, [_Leader(sender, join, now)])
+        if join.nonce in meeting.answers:  # the answer was lost, or a leader cannot reach another one
+            return [(sender, self._never_came(join, range(join.size)) or meeting.answers[join.nonce])]
+        meeting.answers.clear()
+        meeting.leaders = [
+            leader
+            for leader in meeting.leaders
+            if leader.join.nonce != join.nonce
+            and now - leader.seen_at <= EXPIRY_S
+            and _process(leader.join.offer) != _process(join.offer)
+        ]
+        meeting.leaders.append(_Leader(sender, join, now))
+        meeting.leaders.sort(key=lambda leader: leader.join.offer.ranks)
+        if problem := _problem([leader.join for leader in meeting.leaders]):
+            return self._refuse(meeting, Refusal(problem))
+        there = {rank for leader in meeting.leaders for rank in leader.join.offer.ranks}
+        if len(there) == join.size:
+            return self._complete(meeting)
+        missing = [rank for rank in range(join.size) if rank not in there]
+        if refusal := self._never_came(join, missing):
+            return self._refuse(meeting, refusal)
+        return [(sender, Waiting(self._words(missing)))]
+
+    def leave(self, leave: Leave) -> _Answers:
+        """A leader has given up; those who wait for it do the same.
+
+        Args:
+            leave: its message.
+
+        Returns:
+            To whom to say what.
+        """
+        meeting = self._meetings.get((leave.run, leave.generation), _Meeting())
+        before = meeting.leaders
+        meeting.leaders = [leader for leader in before if leader.join.nonce != leave.nonce]
+        if meeting.answers.pop(leave.nonce, None) is not None:
+            meeting.answers = dict.fromkeys(meeting.answers, Refusal(leave.error, leave.lost))
+        return self._refuse(meeting, Refusal(leave.error, leave.lost)) if len(meeting.leaders) < len(before) else []
+
+    def failed(self, sender: bytes, failed: Failed) -> _Answers:
+        """The ranks of a host did not find each other: refuse all leaders that wait, now or later.
+
+        Args:
+            sender: how to answer that this is known now.
+            failed: its message.
+
+        Returns:
+            To whom to say what.
+        """
+        meeting = self._meetings.setdefault((failed.run, failed.generation), _Meeting())
+        refusal = Refusal(failed.error, is_loss=failed.is_loss)
+        if meeting.failure is None:
+            meeting.failure, meeting.told, meeting.reachable = refusal, set(), failed.size - failed.absent
+        leaders, meeting.leaders = meeting.leaders, []
+        return [*self._tell(meeting, refusal, leaders), (sender, refusal)]
+
+    @property
+    def has_to_tell(self) -> bool:
+        """Whether a host has failed, and not all others have heard of it."""
+        return any(meeting.failure is not None for meeting in self._meetings.values())
+
+    def other_version(self, sender: bytes, version: str) -> _Answers:
+        """A leader has another version of this package, and so there will be no job.
+
+        Args:
+            sender: how to answer it.
+            version: what it has.
+
+        Returns:
+            To whom to say what.
+        """
+        waiting = [leader for meeting in self._meetings.values() for leader in meeting.leaders]
+        names = " and ".join(sorted({leader.join.offer.hostname for leader in waiting})) or "the job service"
+        refusal = Refusal(
+            f"a host of the job has khorovod {version}, and {names} {__version__}; install the same version on all"
+        )
+        told: _Answers = [(sender, refusal)]
+        for meeting in self._meetings.values():
+            told += self._refuse(meeting, refusal)
+        return told
+
+    def ended(self, rank: int, who: str, how: str) -> _Answers:
+        """A rank has ended; whoever waits for it, now or later, is told.
+
+        Args:
+            rank: of the job.
+            who: the same in words.
+            how: what became of it.
+
+        Returns:
+            To whom to say what.
+        """
+        self._ended.setdefault(rank, (who, how))
+        told: _Answers = []
+        for meeting in self._meetings.values():
+            join = meeting.leaders[0].join if meeting.leaders else None
+            if join is not None and (refusal := self._never_came(join, range(join.size))):
+                told += self._refuse(meeting, refusal)
+        return told
+
+    def fate(self, rank: int) -> Fate:
+        """Return what became of a rank, as far as that is known."""
+        return Fate(rank, self._ended.get(rank, ("", ""))[1])
+
+    def _never_came(self, join: Join, ranks: Iterable[int]) -> Refusal | None:
+        """Why some of these ranks cannot come any more; None when nothing is known."""
+        for rank in ranks:
+            if end := self._ended.get(join.members[rank] if join.members else rank):
+                return Refusal(f"{end[0]} {end[1]} before its init() was done", lost=rank)
+        return None
+
+    def _refuse(self, meeting: _Meeting, refusal: Refusal) -> _Answers:
+        told = [(leader.sender, refusal) for leader in meeting.leaders]
+        meeting.leaders = []
+        return list(told)
+
+    def _tell(self, meeting: _Meeting, refusal: Refusal, leaders: Iterable[_Leader]) -> _Answers:
+        """Refuse leaders because of a host that has failed; when all have heard of it, another attempt may begin."""
+        told: _Answers = []
+        for leader in leaders:
+            meeting.told.update(leader.join.offer.ranks)
+            told.append((leader.sender, refusal))
+        if len(meeting.told) >= meeting.reachable:
+            meeting.failure = None
+        return told
+
+    def _complete(self, meeting: _Meeting) -> _Answers:
+        offers = [leader.join.offer for leader in meeting.leaders]
+        control = next(leader.join.control for leader in meeting.leaders if 0 in leader.join.offer.ranks)
+        answers: _Answers = []
+        for leader in meeting.leaders:
+            members = Members(leader.join.nonce, offers, control)
+            meeting.answers[leader.join.nonce] = members
+            answers.append((leader.sender, members))
+        meeting.leaders = []
+        return answers
+
+    def _words(self, ranks: list[int]) -> str:
+        if not self._hosts:
+            return list_ranks(ranks)
+        by_host: dict[str, list[int]] = {}
+        for rank in ranks:
+            by_host.setdefault(self._hosts[rank] if rank < len(self._hosts) else "(unknown)", []).append(rank)
+        return "; ".join(f"{list_ranks(theirs)} of host {host}" for host, theirs in by_host.items())
+
+
+def describe(offer: HostOffer) -> str:
+    """Return who a host is: its name and its ranks."""
+    return f"host {offer.hostname} with {list_ranks(offer.ranks)}"
+
+
+def _process(offer: HostOffer) -> tuple[str, list[int], list[int]]:
+    return offer.hostname, offer.ranks, offer.pids
+
+
+def _problem(joins: Sequence[Join]) -> str:
+    """Why these cannot be of one job; empty when they can."""
+    first = joins[0]
+    for join in joins[1:]:
+        if join.size != first.size:
+            return (
+                f"{describe(join.offer)} is of a job of {join.size} ranks, and {describe(first.offer)} of one of "
+                f"{first.size}; start all of them with one command"
+            )
+    return _overlap(joins) or _beyond(joins)
+
+
+def _overlap(joins: Iterable[Join]) -> str:
+    owner: dict[int, HostOffer] = {}
+    for join in joins:
+        for rank in join.offer.ranks:
+            other = owner.setdefault(rank, join.offer)
+            if other is not join.offer:
+                mine, its = (f"{offer.hostname} ({few(offer.addresses)})" for offer in (join.offer, other))
+                return (
+                    f"there are two processes that are rank {rank}: on host {mine} and on host {its}; was the job "
+                    f"started twice with one key, or on each host as if it were alone?"
+                )
+    return ""
+
+
+def _beyond(joins: Iterable[Join]) -> str:
+    for join in joins:
+        if wrong := [rank for rank in join.offer.ranks if not 0 <= rank < join.size]:
+            return f"{describe(join.offer)} has {list_ranks(wrong)}, and the job has a size of {join.size}"
+    return ""

@@ -1,0 +1,279 @@
+"""Messages of the job service, which every host of a job reaches: who is here, how a rank ended, a shared table.
+
+    leader of a host to service   Join, again every second    Leave: it has given up    Failed: its host will not come
+    any rank to service           Ask: how a rank ended       Table: read or change the shared table
+    service to leader             Waiting: for whom           Members: all are here     Refusal: there is no job
+    service to any rank           Fate: how a rank ended      Value: of the table
+    leader to rank 0's leader     Joined                      Go: all have joined
+
+Each message travels in an envelope with the version of this package, which is checked first, and a number that its
+answer repeats. The body is a typed struct in MessagePack; a message that does not fit its type is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from horovod._version import __version__
+from horovod.errors import InitError, PeerLostError
+
+__all__ = [
+    "MAX_BYTES",
+    "Answer",
+    "Ask",
+    "Failed",
+    "Fate",
+    "Go",
+    "HostOffer",
+    "Join",
+    "Joined",
+    "Leave",
+    "Members",
+    "Question",
+    "Refusal",
+    "Table",
+    "Value",
+    "Waiting",
+    "number_of",
+    "pack",
+    "unpack",
+    "version_of",
+]
+
+MAX_BYTES = 8 << 20
+"""Largest message; a host with 10000 ranks needs 100 KiB."""
+
+
+class HostOffer(msgspec.Struct, array_like=True, frozen=True):
+    """One host of a job.
+
+    Attributes:
+        hostname: its name; two hosts may have the same.
+        ranks: of the job, in the order of their local ranks.
+        pids: their process ids there.
+        version: of this package.
+        addresses: of the host; the one that leads to the others first.
+    """
+
+    hostname: str
+    ranks: list[int]
+    pids: list[int]
+    version: str
+    addresses: list[str] = []
+
+
+class Join(msgspec.Struct, array_like=True, frozen=True, tag="join"):
+    """A leader wants to take part.
+
+    Attributes:
+        generation: counts the times that the ranks of the job have met.
+        size: number of ranks in the job.
+        nonce: of this attempt.
+        offer: its host.
+        control: where the leader of rank 0 listens; empty for the others.
+        run: names the part of the job that meets; empty for the whole job.
+        members: numbers in the whole job, by rank of the part; empty for the whole job.
+    """
+
+    generation: int
+    size: int
+    nonce: bytes
+    offer: HostOffer
+    control: list[str] = []
+    run: str = ""
+    members: tuple[int, ...] = ()
+
+
+class Leave(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
+    """A leader has given up.
+
+    Attributes:
+        generation: as in its ``Join``.
+        nonce: of its attempt.
+        error: why.
+        lost: the rank that died, if that is why, else -1.
+        run: as in its ``Join``.
+    """
+
+    generation: int
+    nonce: bytes
+    error: str
+    lost: int = -1
+    run: str = ""
+
+
+class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
+    """The ranks of a host did not find each other: no leader of that host will come.
+
+    Attributes:
+        generation: as in ``Join``.
+        size: number of ranks in the job.
+        absent: number of ranks of that host.
+        error: why.
+        is_loss: whether one of them has died.
+        run: as in ``Join``.
+    """
+
+    generation: int
+    size: int
+    absent: int
+    error: str
+    is_loss: bool
+    run: str = ""
+
+
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
+    """How did a rank end?"""
+
+    rank: int
+
+
+class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
+    """How a rank ended.
+
+    Attributes:
+        rank: of the job.
+        how: such as "was killed by SIGKILL"; empty as long as it is not known to have ended.
+    """
+
+    rank: int
+    how: str
+
+
+class Table(msgspec.Struct, array_like=True, frozen=True, tag="table"):
+    """Reads or changes the shared table; ``get`` is answered as soon as the key has a value.
+
+    Attributes:
+        verb: what to do.
+        key: of the entry; begins with the generation.
+        value: for ``set``.
+        amount: for ``add``.
+    """
+
+    verb: Literal["set", "get", "add", "check", "delete"]
+    key: Annotated[str, msgspec.Meta(max_length=4096)]
+    value: bytes = b""
+    amount: int = 0
+
+
+class Value(msgspec.Struct, array_like=True, frozen=True, tag="value"):
+    """Answer to ``Table``; ``amount`` is a sum, or whether there was an entry."""
+
+    value: bytes = b""
+    amount: int = 0
+
+
+class Waiting(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
+    """Not all hosts are here yet; ``missing`` names the ranks that all others wait for."""
+
+    missing: str
+
+
+class Members(msgspec.Struct, array_like=True, frozen=True, tag="members"):
+    """All hosts are here.
+
+    Attributes:
+        nonce: of the attempt that this answers.
+        offers: by their lowest rank.
+        control: where the leader of rank 0 listens.
+    """
+
+    nonce: bytes
+    offers: list[HostOffer]
+    control: list[str]
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
+    """There is no job.
+
+    Attributes:
+        error: why.
+        lost: the rank that died, if that is why, else -1.
+        is_loss: whether a rank died whose number is not known.
+    """
+
+    error: str
+    lost: int = -1
+    is_loss: bool = False
+
+    def enforce(self) -> None:
+        """Raise the error.
+
+        Raises:
+            PeerLostError: a rank died.
+            InitError: there is no job for another reason.
+        """
+        if self.lost >= 0 or self.is_loss:
+            raise PeerLostError(self.error, rank=self.lost)
+        raise InitError(self.error)
+
+
+class Joined(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
+    """A leader is connected with that of rank 0.
+
+    Attributes:
+        index: of its host.
+        where: the address of rank 0's host that led there.
+    """
+
+    index: int
+    where: str
+
+
+class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
+    """All leaders are connected."""
+
+
+Question = Join | Leave | Failed | Ask | Table
+Answer = Waiting | Members | Refusal | Fate | Value
+
+
+class _Envelope(msgspec.Struct, array_like=True, frozen=True):
+    version: str
+    number: int
+    body: bytes
+
+
+_T = TypeVar("_T")
+
+
+def pack(message: msgspec.Struct, number: int = 0) -> bytes:
+    """Return the bytes of a message.
+
+    Args:
+        message: a struct of this module.
+        number: of the question; its answer has the same.
+    """
+    return msgspec.msgpack.encode(_Envelope(__version__, number, msgspec.msgpack.encode(message)))
+
+
+def version_of(data: bytes) -> str:
+    """Return the version of the package that has sent a message; empty when it is not a message."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Envelope).version
+    except msgspec.DecodeError:
+        return ""
+
+
+def number_of(data: bytes) -> int:
+    """Return the number in the envelope of a message; -1 when it is not a message."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Envelope).number
+    except msgspec.DecodeError:
+        return -1
+
+
+def unpack(data: bytes, kind: type[_T]) -> _T | None:
+    """Return a message; None when it is not of this kind and version.
+
+    Args:
+        data: bytes that ``pack`` made.
+        kind: a struct, or a union of structs.
+    """
+    try:
+        envelope = msgspec.msgpack.decode(data, type=_Envelope)
+        return msgspec.msgpack.decode(envelope.body, type=kind) if envelope.version == __version__ else None
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,223 @@
+"""The job service: tells the hosts of a job of each other and how ranks ended, and keeps the shared table.
+
+One per job: a thread of ``horovodrun``, or a process of its own on rank 0's host under launchers that start ranks
+themselves (``rendezvous.hosting``). It hears only processes with the job's key.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from horovod._version import __version__
+from horovod.logs import logger
+from horovod.rendezvous import curve
+from horovod.rendezvous.interfaces import endpoint
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.meetings import Meetings
+from horovod.rendezvous.protocol import (
+    MAX_BYTES,
+    Answer,
+    Ask,
+    Failed,
+    Join,
+    Leave,
+    Members,
+    Question,
+    Refusal,
+    Table,
+    Value,
+    Waiting,
+    number_of,
+    pack,
+    unpack,
+    version_of,
+)
+
+__all__ = ["Service", "listen"]
+
+_MOST_AT_ONCE = 100_000
+_Answers = list[tuple[bytes, Answer]]
+
+
+class Service:
+    """Serves one job, in a thread of its own.
+
+    Args:
+        secret: the job's secret.
+        addresses: addresses of this host to listen at, or endpoints such as ``ipc://@name``.
+        ports: to listen at, as many as are free; any one when empty.
+        hosts: name of the host of each rank, by rank; empty when that is not known.
+
+    Attributes:
+        endpoints: where it listens, several addresses of one place.
+
+    Raises:
+        OSError: it cannot listen at any of the addresses.
+    """
+
+    def __init__(
+        self, secret: bytes, addresses: Sequence[str], ports: Sequence[int] = (), hosts: Sequence[str] = ()
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._meetings = Meetings(hosts)
+        self._table: dict[str, bytes] = {}
+        self._parked: dict[str, list[tuple[bytes, int]]] = collections.defaultdict(list)
+        self._lock = threading.Lock()
+        self._news: list[Callable[[Meetings], _Answers]] = []
+        self._told = threading.Event()
+        self._is_closed = False
+        self._answered: collections.deque[bytes] = collections.deque(maxlen=_MOST_AT_ONCE)
+        self._thread = threading.Thread(target=self._run, name="horovod-service", daemon=True)
+        try:
+            self._socket = curve.server_socket(self._context, purpose_key(secret, SERVICE), max_bytes=MAX_BYTES)
+            self._socket.sndhwm = self._socket.rcvhwm = _MOST_AT_ONCE
+            self.endpoints = listen(self._socket, addresses, ports)
+            self._wake, self._woken = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+            self._woken.bind("inproc://horovod-service")
+            self._wake.connect("inproc://horovod-service")
+        except BaseException:
+            curve.terminate(self._context)
+            raise
+        self._thread.start()
+
+    def ended(self, rank: int, who: str, how: str) -> None:
+        """Report that a rank has ended, to all that wait for it now or later.
+
+        Args:
+            rank: of the job.
+            who: its name in messages, such as "rank 3 (pid 7) on host c".
+            how: it ended, such as "was killed by SIGKILL".
+        """
+        with self._lock:
+            self._news.append(lambda meetings: meetings.ended(rank, who, how))
+            self._ring()
+
+    def await_told(self, timeout_s: float) -> None:
+        """Wait until all hosts know that one has failed, if one has; ``timeout_s`` seconds at most."""
+        if self._meetings.has_to_tell:
+            self._told.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the service. Blocks until all hosts have read their last answer, or two seconds."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._ring()
+            self._is_closed = True
+        self._thread.join()
+        curve.part(self._socket, self._answered, pack(Waiting("")))
+        curve.terminate(self._context)
+
+    def _ring(self) -> None:
+        if not self._is_closed:
+            self._wake.send(b"")
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while not self._is_closed:
+            for socket, _ in poller.poll():
+                message = socket.recv_multipart()
+                if socket is self._socket and len(message) == 2:
+                    self._hear(*message)
+            with self._lock:
+                news, self._news = self._news, []
+            for one in news:
+                self._send(one(self._meetings))
+            if self._meetings.has_to_tell:
+                self._told.clear()
+            else:
+                self._told.set()
+
+    def _hear(self, sender: bytes, data: bytes) -> None:
+        """Take one message, and answer it."""
+        meetings = self._meetings
+        if (version := version_of(data)) and version != __version__:
+            self._send(meetings.other_version(sender, version))
+            return
+        question: Question | None = unpack(data, Join | Leave | Failed | Ask | Table)  # type: ignore[arg-type]
+        if isinstance(question, Table):
+            self._change(sender, number_of(data), question)
+        elif isinstance(question, Join) and question.offer.ranks:
+            self._send(meetings.join(sender, question, time.monotonic()))
+        elif isinstance(question, Leave):
+            self._send(meetings.leave(question))
+        elif isinstance(question, Failed):
+            self._send(meetings.failed(sender, question))
+        elif isinstance(question, Ask):
+            self._send([(sender, meetings.fate(question.rank))])
+        else:
+            logger.warning("the job service has dropped a message that it does not understand")
+
+    def _change(self, sender: bytes, number: int, question: Table) -> None:
+        """Read or change the table."""
+        table, key, amount = self._table, question.key, 0
+        if question.verb == "get":
+            if key not in table:
+                self._parked[key].append((sender, number))
+                return
+            self._send([(sender, Value(table[key]))], number)
+            return
+        if question.verb == "set":
+            self._put(key, question.value)
+        elif question.verb == "add":
+            found = table.get(key, b"0")
+            amount = (int(found) if found.lstrip(b"-").isdigit() else 0) + question.amount
+            self._put(key, str(amount).encode())
+        elif question.verb == "check":
+            amount = int(key in table)
+        else:
+            amount = int(table.pop(key, None) is not None)
+        self._send([(sender, Value(amount=amount))], number)
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._table[key] = value
+        for sender, number in self._parked.pop(key, ()):
+            self._send([(sender, Value(value))], number)
+
+    def _send(self, answers: _Answers, number: int = 0) -> None:
+        for receiver, answer in answers:
+            # A client that does not read its answers loses them, and delays nobody else.
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart([receiver, pack(answer, number)], zmq.NOBLOCK)
+            if isinstance(answer, Members | Refusal):
+                self._answered.append(receiver)
+
+
+def listen(socket: zmq.Socket[bytes], addresses: Sequence[str], ports: Sequence[int] = ()) -> list[str]:
+    """Bind a socket to each of several addresses.
+
+    Args:
+        socket: one that is not bound.
+        addresses: addresses of this host, or endpoints that are no port.
+        ports: to listen at, as many as are free; any one when empty.
+
+    Returns:
+        Where it listens.
+
+    Raises:
+        OSError: at none of them.
+    """
+    found: list[str] = []
+    refused: zmq.ZMQError | None = None
+    for address in addresses:
+        for port in ports or ("*",):
+            where = address if "://" in address else endpoint(address, port)
+            try:
+                socket.bind(where)
+            except zmq.ZMQError as error:
+                refused = error
+                continue
+            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0").rpartition(":")[2]
+            found.append(where if where == address else endpoint(address, bound))
+    if not found:
+        assert refused is not None
+        raise OSError(refused.errno, f"cannot listen at {', '.join(addresses)}: {refused}")
+    return found
