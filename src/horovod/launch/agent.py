@@ -23,9 +23,9 @@ from horovod.errors import LaunchError
 from horovod.launch import frames, task
 from horovod.launch.frames import Wire
 from horovod.launch.local import LocalJob
-from horovod.launch.machine import machine_name
 from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchPlan
+from horovod.rendezvous.interfaces import machine_name
 
 __all__ = ["Agent", "main", "problems"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from horovod._version import __version__
 from horovod.errors import LaunchError
 from horovod.launch import frames
-from horovod.launch.machine import machine_name
 from horovod.launch.remote import Connection
 from horovod.launch.ssh import Access
+from horovod.rendezvous.interfaces import machine_name
 
 __all__ = ["Muster", "muster"]
 

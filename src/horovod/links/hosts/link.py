@@ -101,10 +101,7 @@ def assemble(
             else:
                 roster = await_roster(mirror, meeting.pid_fds[0], settings.start_timeout_s)
         except BaseException as error:
-            for fd in meeting.pid_fds:
-                os.close(fd)
-            if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
-                tell(error)  # the leader, who would do so, is lost
+            _withdraw(world, meeting, error, tell)
             raise
         generation = roster.generation(number)
         ranks = generation.neighbours(world.rank)
@@ -136,6 +133,16 @@ def assemble(
         raise
     doorbell = ShmDoorbell(shared.control)
     return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, watch)
+
+
+def _withdraw(
+    world: World, meeting: Meeting, error: BaseException, tell: Callable[[HorovodInternalError], None]
+) -> None:  # fmt: skip
+    """Give back the processes of this host; if its leader has died, tell the other hosts in its place."""
+    for fd in meeting.pid_fds:
+        os.close(fd)
+    if world.local_rank and isinstance(error, PeerLostError) and error.rank < 0:
+        tell(error)
 
 
 class _Inside:
