@@ -5,7 +5,9 @@ A *buffer* here is a contiguous array over host memory: a ``torch.Tensor`` or a
 transports never ask which one they hold.
 
 Reductions accumulate 16-bit floats in float32 and round once at the end: exact for two ranks, and for
-more ranks closer than any order of 16-bit additions.
+more ranks closer than any order of 16-bit additions. Averages by a divisor that is no power of two add and divide in
+the next wider type and round once, so that equal tensors average to themselves; a sum in the tensor's own type has lost
+the bit that matters, however it is divided. Averages of integers do not overflow.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, 
     """
     if dtype not in _SCALED_ON_ENTRY or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         return 1.0
-    factor = prescale * postscale / (divisor if op is ReduceOp.AVERAGE else 1)
-    return factor if _LEAST_FACTOR <= factor < 1.0 and math.frexp(factor)[0] == 0.5 else 1.0
+    by = divisor if op is ReduceOp.AVERAGE else 1
+    if any(math.frexp(one)[0] != 0.5 for one in (prescale, postscale, by)):
+        return 1.0
+    factor = prescale * postscale / by
+    return factor if _LEAST_FACTOR <= factor < 1.0 else 1.0
 
 
 class Kernels(Protocol):

@@ -24,6 +24,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Elements of which a few arrays fit into a core's own cache.
 _BLOCK = 32 << 10
 _HALF = ("float16", "bfloat16")
+#: In which averages are added and divided.
+_WIDER: dict[str, Any] = {
+    "float32": np.float64,
+    "float64": np.longdouble,
+    "complex64": np.complex128,
+    "complex128": np.clongdouble,
+}
 
 _PAIR: dict[ReduceOp, Any] = {
     ReduceOp.SUM: np.add,
@@ -120,7 +127,7 @@ class NumpyKernels:
         if factor == 1.0:
             return self.copy
         if dtype in _HALF:
-            scaled = _silent(_in_blocks(_wide_sum(factor, 1)))
+            scaled = _silent(_in_blocks(_wide_sum(np.float32, factor, 1)))
 
             def copy_half(dst: Array, src: Array) -> None:
                 scaled(dst, (src,))
@@ -141,11 +148,13 @@ class NumpyKernels:
             return _plain(_BOOL_PAIR[op])
         if op in (ReduceOp.SUM, ReduceOp.AVERAGE) and (dtype in _HALF or kind.kind in "fc"):
             return _silent(_rounding_sum(dtype, prescale, postscale, divisor if op is ReduceOp.AVERAGE else 1))
-        if prescale != 1.0 or postscale != 1.0:
-            by = postscale / divisor if op is ReduceOp.AVERAGE else postscale
-            return _silent(_in_blocks(_scaled(_pair(dtype, op), kind, prescale, by)))
-        if op is ReduceOp.AVERAGE:
+        if op is ReduceOp.AVERAGE and prescale == postscale == 1.0:
             return _in_blocks(_integer_average(kind, divisor))
+        if op is ReduceOp.AVERAGE or (op is ReduceOp.SUM and postscale != 1.0):
+            by = divisor if op is ReduceOp.AVERAGE else 1
+            return _silent(_in_blocks(_scaled_integer_sum(prescale, postscale, by)))
+        if prescale != 1.0 or postscale != 1.0:
+            return _silent(_in_blocks(_scaled(_pair(dtype, op), kind, prescale, postscale)))
         plain = _plain(_pair(dtype, op))
         return _silent(_in_blocks(plain) if dtype in _HALF else plain)
 
@@ -194,8 +203,10 @@ def _rounding_sum(dtype: str, prescale: float, postscale: float, divide: int) ->
         factor, divide = factor / divide, 1
     if dtype in _HALF:
         # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
-        return _in_blocks(_wide_sum(prescale * factor, divide))
-    return _prescaled(_float_sum(factor, divide), prescale)
+        return _in_blocks(_wide_sum(np.float32, prescale * factor, divide))
+    if divide == 1:
+        return _prescaled(_float_sum(factor), prescale)
+    return _prescaled(_in_blocks(_mean(_WIDER[dtype], factor, divide)), prescale)
 
 
 def _in_blocks(reducer: Reducer) -> Reducer:
@@ -226,25 +237,35 @@ def _plain(pair: Any) -> Reducer:
     return reduce
 
 
-def _float_sum(factor: float, divide: int) -> Reducer:
+def _float_sum(factor: float) -> Reducer:
     plain = _plain(np.add)
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         plain(dst, srcs)
-        if divide != 1:
-            dst /= divide
         if factor != 1.0:
             dst *= factor
 
     return reduce
 
 
-def _wide_sum(factor: float, divide: int) -> Reducer:
+def _mean(wide: Any, factor: float, divide: int) -> Reducer:
+    """Return an average that is rounded once, so that equal arrays average to themselves; then it is scaled."""
+    mean = _wide_sum(wide, 1.0, divide)
+
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        total = srcs[0].astype(np.float32)
+        mean(dst, srcs)
+        if factor != 1.0:
+            dst *= factor
+
+    return reduce
+
+
+def _wide_sum(wide: Any, factor: float, divide: int) -> Reducer:
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        total = srcs[0].astype(wide)
         for src in srcs[1:]:
             # To add it as it is would convert it in pieces that are too small.
-            total += src.astype(np.float32)
+            total += src.astype(wide)
         if divide != 1:
             total /= divide
         if factor != 1.0:
@@ -265,18 +286,34 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
 
 
 def _integer_average(kind: np.dtype[Any], divisor: int) -> Reducer:
-    total = _plain(np.add)
     # A divisor may be beyond what eight bits hold.
     wide = np.promote_types(kind, np.int32) if kind.itemsize < 4 else kind
     by = wide.type(divisor)
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        total(dst, srcs)
-        # Truncation toward zero, as Horovod's: numpy's // rounds down, so correct negative remainders.
-        found = dst.astype(wide, copy=False)
-        quotient = found // by
-        quotient += (found < 0) & (quotient * by != found)
-        np.copyto(dst, quotient, casting="unsafe")
+        # Quotients and remainders are added apart: the sum of the values may be out of range.
+        quotients, remainders = np.zeros(dst.shape, wide), np.zeros(dst.shape, wide)
+        for src in srcs:
+            quotient, remainder = np.divmod(src.astype(wide, copy=False), by)
+            quotients += quotient
+            remainders += remainder
+        carry, remainder = np.divmod(remainders, by)
+        quotients += carry
+        # Truncate toward zero, as Horovod does: numpy rounds down.
+        quotients += (quotients < 0) & (remainder != 0)
+        np.copyto(dst, quotients, casting="unsafe")
+
+    return reduce
+
+
+def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reducer:
+    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
+        total = np.zeros(dst.shape, np.float64)
+        for src in srcs:
+            total += np.trunc(src * np.float64(prescale))
+        total *= postscale
+        total /= divide
+        np.copyto(dst, np.trunc(total), casting="unsafe")
 
     return reduce
 

@@ -36,6 +36,8 @@ DTYPES: dict[str, torch.dtype] = {
 #: Elements of which a few tensors fit into a core's own cache.
 _BLOCK = 32 << 10
 _HALF = (torch.float16, torch.bfloat16)
+#: In which averages are added and divided; for others numpy has a wider dtype.
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 #: How many factors and divisors are kept as tensors.
 _MOST_CONSTANTS = 64
 _constants: dict[tuple[float, torch.dtype], torch.Tensor] = {}
@@ -154,12 +156,18 @@ class TorchKernels:
             if kind in _HALF:
                 # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
                 return _half_sum(kind, prescale * factor, divide)
-            return _prescaled(_float_sum(kind, factor, divide), prescale)
-        if prescale == 1.0 and postscale == 1.0 and op is not ReduceOp.AVERAGE:
-            return _plain(pair)
-        if prescale == 1.0 and postscale == 1.0:
+            if divide == 1:
+                return _prescaled(_float_sum(kind, factor), prescale)
+            if kind not in _WIDER:
+                return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
+            return _prescaled(_in_blocks(_mean(kind, factor, divide)), prescale)
+        if op is ReduceOp.AVERAGE and prescale == postscale == 1.0:
             return _integer_average(kind, divisor)
-        return _scaled(pair, prescale, postscale / divisor if op is ReduceOp.AVERAGE else postscale, floating)
+        if op is ReduceOp.AVERAGE or (op is ReduceOp.SUM and postscale != 1.0):
+            return _scaled_integer_sum(prescale, postscale, divisor if op is ReduceOp.AVERAGE else 1)
+        if prescale == 1.0 and postscale == 1.0:
+            return _plain(pair)
+        return _scaled(pair, prescale, postscale, floating)
 
     def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
         """Return one of torch's own functions, see ``Kernels.pair``."""
@@ -217,23 +225,25 @@ def _through_numpy(reducer: Reducer) -> Reducer:
     return reduce
 
 
-def _float_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
-    add = torch.add
-    if factor == 1.0 and divide == 1:
-        return _plain(add)
-    by, times = _constant(divide, kind), _constant(factor, kind)
+def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
+    plain = _plain(torch.add)
+    if factor == 1.0:
+        return plain
+    times = _constant(factor, kind)
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        if len(srcs) == 2:
-            add(srcs[0], srcs[1], out=dst)
-        elif len(srcs) == 1:
-            dst.copy_(srcs[0])
-        else:
-            add(srcs[0], srcs[1], out=dst)
-            for src in srcs[2:]:
-                dst.add_(src)
-        if divide != 1:
-            dst.div_(by)
+        plain(dst, srcs)
+        dst.mul_(times)
+
+    return reduce
+
+
+def _mean(kind: torch.dtype, factor: float, divide: int) -> Reducer:
+    """Return an average that is rounded once, so that equal tensors average to themselves; then it is scaled."""
+    mean, times = _wide_sum(_WIDER[kind], 1.0, divide), _constant(factor, kind)
+
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        mean(dst, srcs)
         if factor != 1.0:
             dst.mul_(times)
 
@@ -271,14 +281,14 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
 
 
 def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
-    wide = _in_blocks(_wide_sum(factor, divide))
+    wide = _in_blocks(_wide_sum(torch.float32, factor, divide))
     power_of_two = divide == 1 and math.frexp(factor)[0] == 0.5
     if factor == 1.0 and divide == 1:
         pair = _plain(torch.add)
     elif power_of_two and kind is torch.bfloat16:
-        pair = _float_sum(kind, factor, 1)
-    elif power_of_two and 0.25 <= factor < 1.0:
-        pair = _scaled_half_pair(factor)
+        pair = _float_sum(kind, factor)
+    elif factor == 0.5 and divide == 1:
+        pair = _half_pair_mean()
     else:
         return wide
 
@@ -291,21 +301,25 @@ def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
     return reduce
 
 
-def _scaled_half_pair(factor: float) -> Reducer:
-    """Return the scaled sum of two float16; scaled first, since the sum may be beyond their range."""
-    by, add, mul = _constant(factor, torch.float16), torch.add, torch.mul
+def _half_pair_mean() -> Reducer:
+    """Return the average of two float16, rounded once: torch interpolates in float32."""
+    wide, lerp = _wide_sum(torch.float32, 0.5, 1), torch.lerp
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        first, second = srcs
-        # Kernels of 16-bit floats compute in float32, so this rounds once; below 1e-4 twice.
-        add(mul(first, by), second, alpha=factor, out=dst)
+        mean = lerp(srcs[0], srcs[1], 0.5)
+        total = mean.sum()
+        if total == total:  # not NaN, and so no element is
+            dst.copy_(mean)
+        else:
+            # Between a finite number and infinity, torch finds NaN.
+            wide(dst, srcs)
 
-    return _in_blocks(reduce, 4 * _BLOCK)
+    return _in_blocks(reduce)
 
 
-def _wide_sum(factor: float, divide: int) -> Reducer:
+def _wide_sum(wide: torch.dtype, factor: float, divide: int) -> Reducer:
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        total = srcs[0].to(torch.float32)
+        total = srcs[0].to(wide)
         other = torch.empty_like(total)
         for src in srcs[1:]:
             # To add it as it is would convert it element by element.
@@ -320,13 +334,32 @@ def _wide_sum(factor: float, divide: int) -> Reducer:
 
 
 def _integer_average(kind: torch.dtype, divisor: int) -> Reducer:
-    total = _plain(torch.add)
     # A divisor may be beyond what eight bits hold.
     wide = torch.int32 if kind.itemsize < 4 else kind
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        total(dst, srcs)
-        dst.copy_(torch.div(dst.to(wide), divisor, rounding_mode="trunc"))
+        # Quotients and remainders are added apart: the sum of the values may be out of range.
+        quotients, remainders = torch.zeros_like(dst, dtype=wide), torch.zeros_like(dst, dtype=wide)
+        for src in srcs:
+            value = src.to(wide)
+            quotient = value.div(divisor, rounding_mode="floor")
+            quotients += quotient
+            remainders += value - quotient * divisor
+        carry = remainders.div(divisor, rounding_mode="floor")
+        quotients += carry
+        # Truncate toward zero, as Horovod does.
+        quotients += (quotients < 0) & (remainders != carry * divisor)
+        dst.copy_(quotients)
+
+    return _in_blocks(reduce)
+
+
+def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reducer:
+    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
+        total = torch.zeros_like(dst, dtype=torch.float64)
+        for src in srcs:
+            total += (src.to(torch.float64) * prescale).trunc_()
+        dst.copy_((total * postscale / divide).trunc_())
 
     return _in_blocks(reduce)
 

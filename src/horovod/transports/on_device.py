@@ -270,6 +270,11 @@ def _reduce(
     """
     request = response.requests[0]
     op, before, after, divisor = request.op, request.prescale, request.postscale, 1
+    dtype = tensors[0].dtype
+    if op is ReduceOp.AVERAGE and not dtype.is_floating_point and dtype is not torch.bool:
+        for tensor in tensors:
+            _average_integers(group, response, tensor, tensor if part is None else part)
+        return
     if op is ReduceOp.AVERAGE:
         op, divisor = ReduceOp.SUM, response.divisor
     if op is ReduceOp.SUM and tensors[0].dtype in _HALF:
@@ -289,6 +294,34 @@ def _reduce(
         _scale(result, after, divisor)
 
 
+def _average_integers(group: DeviceGroup | None, response: Response, whole: torch.Tensor, result: torch.Tensor) -> None:
+    """Write the average of integers, or this rank's part of it, to ``result``, truncated toward zero.
+
+    Their sum may be out of range: quotients and remainders are added apart. Scaled ones are added as float64.
+    """
+    request, divisor = response.requests[0], response.divisor
+    is_scaled = request.prescale != 1.0 or request.postscale != 1.0
+    if is_scaled:
+        addends = [(whole.to(torch.float64) * request.prescale).trunc_()]
+    else:
+        quotient = whole.to(torch.int64).div(divisor, rounding_mode="floor")
+        addends = [quotient, whole.to(torch.int64) - quotient * divisor]
+    sums = []
+    for addend in addends:
+        total = addend if result is whole else addend.new_empty(result.shape)
+        if group is not None and result is whole:
+            group.reduce([addend.view(-1)], ReduceOp.SUM)
+        elif group is not None:
+            group.reduce_scatter(total.view(-1), addend.view(-1), ReduceOp.SUM)
+        sums.append(total)
+    if is_scaled:
+        result.copy_((sums[0] * request.postscale / divisor).trunc_())
+        return
+    carry = sums[1].div(divisor, rounding_mode="floor")
+    found = sums[0] + carry
+    result.copy_(found + ((found < 0) & (sums[1] != carry * divisor)))
+
+
 def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor).view(-1)
 
@@ -299,13 +332,12 @@ def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
         if divisor & (divisor - 1) == 0:
             factor, divisor = factor / divisor, 1
         if divisor != 1:
-            tensor.div_(divisor)
+            # A GPU would multiply by the rounded reciprocal of a number.
+            tensor.div_(torch.full((), divisor, dtype=tensor.dtype, device=tensor.device))
         if factor != 1.0:
             tensor.mul_(factor)
     elif factor != 1.0:
-        tensor.copy_((tensor.to(torch.float64) * (factor / divisor)).trunc_())
-    elif divisor != 1:
-        tensor.copy_(torch.div(tensor.to(torch.int64), divisor, rounding_mode="trunc"))
+        tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
 
 
 def _broadcast(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
