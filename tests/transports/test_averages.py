@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from conformance import pretend
+from harness import Ranks, run_ranks
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
+from horovod.errors import HorovodInternalError
 from horovod.transports.kernels_numpy import numpy_dtype
 from horovod.transports.kernels_torch import DTYPES
 from horovod.transports.libraries import kernels_named
@@ -61,14 +63,18 @@ def test_averages_of_any_integers_are_those_of_python(library: str, dtype: str, 
     assert np.asarray(target).tolist() == wanted
 
 
-def _averages_of_equal_tensors() -> None:
+def _averages_of_equal_tensors(hosts: tuple[tuple[int, ...], ...] = ()) -> None:
     import torch
 
     import horovod.torch as hvd
 
+    if hosts:
+        pretend(hosts, hvd.init)
     for dtype in ("float32", "float64", "bfloat16", "float16", "int32", "int64", "complex64"):
         for count in _COUNTS:
             value = _values(dtype, count)
+            if hosts and dtype == "int64":
+                value //= 8  # larger ones are refused
             name = f"{dtype}.{count}"
             found = [
                 hvd.allreduce(value, name=f"new.{name}"),
@@ -101,12 +107,37 @@ def _start(count: int) -> int:
     import horovod.torch as hvd
 
     whole, more = divmod(count, hvd.size())
-    return hvd.rank() * whole + min(hvd.rank(), more)
+    return int(hvd.rank() * whole + min(hvd.rank(), more))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_route_averages_equal_tensors_to_themselves(ranks: int) -> None:
     run_ranks(ranks, _averages_of_equal_tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [((0, 1), (2,)), ((0,), (1,), (2,)), ((0, 1, 2), (3, 4))], ids=str)
+def test_averages_between_hosts_are_those_of_one(hosts: tuple[tuple[int, ...], ...]) -> None:
+    run_ranks(sum(map(len, hosts)), _averages_of_equal_tensors, hosts, init=False)
+
+
+def _averages_large_integers() -> str:
+    import torch
+
+    import horovod.torch as hvd
+
+    pretend(((0,), (1,)), hvd.init)
+    try:
+        hvd.allreduce(torch.full((3,), 1 << 62), name="large")
+    except HorovodInternalError as error:
+        return str(error)
+    return "no error"
+
+
+def test_an_average_that_would_overflow_between_hosts_is_an_error() -> None:
+    for outcome in Ranks(2, _averages_large_integers, init=False).outcomes():
+        assert outcome.value is not None, outcome.text
+        assert "int64" in outcome.value or "rank" in outcome.value, outcome.value
 
 
 def _averages_beside_a_joined_rank() -> list[float]:

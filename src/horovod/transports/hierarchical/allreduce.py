@@ -146,7 +146,7 @@ class _Pipeline:
 
     def _slice_of(self, tensors: Sequence[Buffer], k: int) -> Buffer | None:
         stream, (start, _, low, high, _) = self._stream, self._rounds[k]
-        if self._team.me >= self.slots:
+        if self._team.me >= self.slots or stream.is_converted:
             return None
         pieces = stream.pieces(start + low, start + high)
         if len(pieces) != 1 or stream.libraries[pieces[0].segment] is not self._library:

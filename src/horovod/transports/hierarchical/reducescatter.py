@@ -12,7 +12,7 @@ from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
 from horovod.transports.groups import Pending
 from horovod.transports.hierarchical.stage import CHUNK_BYTES
-from horovod.transports.hierarchical.streams import steps_of
+from horovod.transports.hierarchical.streams import check_range, dtype_between, steps_of
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import LINE
@@ -35,16 +35,17 @@ class _Tensor:
     def __init__(self, team: Team, entry: Entry, work: Work, index: int) -> None:
         response = entry.response
         spec, members = response.requests[0].tensors[index], response.members
-        self._team, self._dtype, self._kernels = team, spec.dtype, work.kernels
-        self._library, self._itemsize = kernels_named(work.kernels), ITEMSIZE[spec.dtype]
-        one_each = all(len(host) == 1 for host in team.hosts)
-        self._steps = steps_of(self._library, spec.dtype, response.requests[0], response.divisor, one_each)
+        request = response.requests[0]
+        self._team, self._dtype, self._kernels = team, dtype_between(spec.dtype, request), work.kernels
+        self._library, self._itemsize = kernels_named(work.kernels), ITEMSIZE[self._dtype]
+        self._steps = steps_of(self._library, self._dtype, request, response.divisor, team.hosts, team.here)
         row = spec.count // spec.shape[0] if spec.shape[0] else 0
         parts = [part_of(spec.shape[0], len(members), i) for i in range(len(members))]
         of_rank = {rank: (row * low, row * high) for rank, (low, high) in zip(members, parts, strict=True)}
         self._order = [rank for host in team.hosts for rank in host]
         self._bounds = [of_rank[rank] for rank in self._order]
         self._source = work.inputs[index].reshape(-1)
+        check_range(self._library, spec, self._source, request, response.divisor)
         low, high = parts[entry.me]
         self._target = work.allocate(index, (high - low, *spec.shape[1:])).reshape(-1)
         longest = max(high - low for low, high in self._bounds)

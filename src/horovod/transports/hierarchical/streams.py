@@ -7,16 +7,31 @@ only 16-bit floats are rounded once more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod.core.requests import ITEMSIZE, ReduceOp, Request
+import numpy as np
+
+from horovod.core.requests import ITEMSIZE, ReduceOp, Request, TensorSpec
+from horovod.errors import HorovodInternalError
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer, Kernels, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.pieces import Piece, aligned, pieces_of
 
-__all__ = ["Steps", "Stream", "steps_of", "streams_of"]
+__all__ = ["Steps", "Stream", "check_range", "dtype_between", "steps_of", "streams_of"]
+
+#: Types that are combined in a wider one.
+_AVERAGED = frozenset({"float16", "bfloat16", "float32"})
+#: Integers whose sum may be beyond their range; the largest travel as they are, and are checked.
+_WIDENED = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32"})
+_CHECKED = frozenset({"int64", "uint64"})
+
+
+def dtype_between(dtype: str, request: Request) -> str:
+    """Return as what a tensor travels between hosts: sums of integers that are averaged need more room."""
+    return "int64" if request.op is ReduceOp.AVERAGE and dtype in _WIDENED else dtype
 
 
 class Steps(NamedTuple):
@@ -33,7 +48,9 @@ class Steps(NamedTuple):
     is_plain: bool
 
 
-def steps_of(library: Kernels, dtype: str, request: Request, divisor: int, one_each: bool) -> Steps:
+def steps_of(
+    library: Kernels, dtype: str, request: Request, divisor: int, hosts: Sequence[Sequence[int]], here: int
+) -> Steps:
     """Return how tensors of a request are reduced.
 
     Args:
@@ -41,37 +58,75 @@ def steps_of(library: Kernels, dtype: str, request: Request, divisor: int, one_e
         dtype: of the tensors.
         request: says how.
         divisor: what an average divides by.
-        one_each: whether each host has one rank, so that the first step is none.
+        hosts: the members on each host.
+        here: index of this host.
     """
     op, before, after = request.op, request.prescale, request.postscale
-    inside = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-    if dtype == "float16" and inside is ReduceOp.SUM and not one_each:
+    counts = [len(host) for host in hosts]
+    one_each = all(count == 1 for count in counts)
+    uneven = [*counts, divisor] if dtype == "float16" else counts
+    if op is ReduceOp.AVERAGE and dtype in _AVERAGED and any(count & (count - 1) for count in uneven):
+        return _averages(library, dtype, request, divisor, counts, here)
+    inner = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
+    if dtype == "float16" and inner is ReduceOp.SUM and not one_each:
         factor = before * after / (divisor if op is ReduceOp.AVERAGE else 1)
         # The sum of one host may be beyond the range of this dtype where the result is not.
         if factor < 1.0:
             return Steps(
-                library.reducer(dtype, inside, factor, 1.0, 1), library.reducer(dtype, inside, 1.0, 1.0, 1), False
+                library.reducer(dtype, inner, factor, 1.0, 1), library.reducer(dtype, inner, 1.0, 1.0, 1), False
             )
     return Steps(
-        library.reducer(dtype, inside, before, 1.0, 1), library.reducer(dtype, op, 1.0, after, divisor), before == 1.0
+        library.reducer(dtype, inner, before, 1.0, 1), library.reducer(dtype, op, 1.0, after, divisor), before == 1.0
     )
+
+
+def _averages(library: Kernels, dtype: str, request: Request, divisor: int, counts: Sequence[int], here: int) -> Steps:
+    """Let each host send its average: a sum of three has lost the bit that keeps equal tensors equal."""
+    weights, scale = [count / divisor for count in counts], library.copier(dtype, request.postscale)
+
+    def between(target: Buffer, sources: Sequence[Buffer]) -> None:
+        library.combine(target, sources, weights)
+        if request.postscale != 1.0:
+            scale(target, target)
+
+    inside = library.reducer(dtype, ReduceOp.AVERAGE, request.prescale, 1.0, counts[here])
+    return Steps(inside, between, counts[here] == 1 and request.prescale == 1.0)
+
+
+def check_range(library: Kernels, spec: TensorSpec, source: Buffer, request: Request, divisor: int) -> None:
+    """Check that the sum that an average of the largest integers needs cannot be out of range.
+
+    Raises:
+        HorovodInternalError: it could.
+    """
+    dtype = spec.dtype
+    if request.op is not ReduceOp.AVERAGE or dtype not in _CHECKED or not spec.count:
+        return
+    values = library.raw(source).view(dtype)
+    limit = int(np.iinfo(dtype).max) // math.ceil(divisor * max(1.0, abs(request.prescale)))
+    if int(values.max()) > limit or int(values.min()) < -limit:
+        raise HorovodInternalError(
+            f"an average of {dtype} over {divisor} ranks on several hosts needs values between -{limit} and {limit}, "
+            f"or their sum is out of range; received {values.min()} to {values.max()}. Average float64 instead"
+        )
 
 
 class Stream:
     """Tensors of one dtype, laid end to end.
 
     Args:
-        dtype: theirs.
+        dtype: as which they travel.
         steps: how they are reduced.
         kernels: name of the kernels that reduce them.
+        is_converted: whether the tensors themselves have another type.
 
     Attributes:
         total: bytes of the whole; what follows a tensor up to the end of its cache line is part of it only where
             another tensor follows.
     """
 
-    def __init__(self, dtype: str, steps: Steps, kernels: str) -> None:
-        self.dtype, self.steps, self.kernels = dtype, steps, kernels
+    def __init__(self, dtype: str, steps: Steps, kernels: str, is_converted: bool = False) -> None:
+        self.dtype, self.steps, self.kernels, self.is_converted = dtype, steps, kernels, is_converted
         self.itemsize = ITEMSIZE[dtype]
         self.total = 0
         self.inputs: list[Buffer] = []
@@ -79,8 +134,9 @@ class Stream:
         self.libraries: list[Kernels] = []
         self._nbytes: list[int] = []
 
-    def add(self, library: Kernels, source: Buffer, target: Buffer, nbytes: int) -> None:
-        """Append a tensor."""
+    def add(self, library: Kernels, source: Buffer, target: Buffer, count: int) -> None:
+        """Append a tensor of so many elements; copies convert it if it has another type."""
+        nbytes = count * self.itemsize
         self.inputs.append(source)
         self.outputs.append(target)
         self.libraries.append(library)
@@ -92,12 +148,13 @@ class Stream:
         return pieces_of(self._nbytes, [self.itemsize] * len(self._nbytes), start, stop)
 
 
-def streams_of(batch: Sequence[tuple[Entry, Work]], one_each: bool) -> list[Stream]:
+def streams_of(batch: Sequence[tuple[Entry, Work]], hosts: Sequence[Sequence[int]], here: int) -> list[Stream]:
     """Return the tensors of a batch, one stream for each dtype, in the same order on all ranks.
 
     Args:
         batch: entries that are reduced alike, and this rank's side of them.
-        one_each: whether each host has one rank.
+        hosts: the members on each host.
+        here: index of this host.
     """
     streams: dict[str, Stream] = {}
     for entry, work in batch:
@@ -105,9 +162,11 @@ def streams_of(batch: Sequence[tuple[Entry, Work]], one_each: bool) -> list[Stre
         for index, spec in enumerate(request.tensors):
             stream = streams.get(spec.dtype)
             if stream is None:
-                steps = steps_of(library, spec.dtype, request, entry.response.divisor, one_each)
-                stream = streams[spec.dtype] = Stream(spec.dtype, steps, library.name)
+                dtype = dtype_between(spec.dtype, request)
+                steps = steps_of(library, dtype, request, entry.response.divisor, hosts, here)
+                stream = streams[spec.dtype] = Stream(dtype, steps, library.name, dtype != spec.dtype)
             source, target = work.inputs[index], work.allocate(index, spec.shape)
+            check_range(library, spec, source, request, entry.response.divisor)
             flat = source.reshape(-1)
-            stream.add(library, flat, flat if target is source else target.reshape(-1), spec.nbytes)
+            stream.add(library, flat, flat if target is source else target.reshape(-1), spec.count)
     return list(streams.values())

@@ -170,8 +170,8 @@ class HierarchicalTransport:
             direct.adasum(team, entry, work)
         elif kind is Kind.ALLREDUCE:
             placed = in_place(entry, team.local, team.arenas) if len(batch) == 1 else Placed()
-            for stream in streams_of(batch, all(len(host) == 1 for host in team.hosts)):
-                allreduce(team, stream, placed)
+            for stream in streams_of(batch, team.hosts, team.here):
+                allreduce(team, stream, Placed() if stream.is_converted else placed)
         elif kind is Kind.ALLGATHER:
             assemble.allgather(team, entry, work)
         elif kind is Kind.BROADCAST:
