@@ -1,51 +1,12 @@
-"""What the SDK's own copy of Horovod offered beside its strategy."""
+"""Functions of ``tensorflow.python.ipu.horovod`` whose arguments are not those of ``horovod.tensorflow``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import horovod.tensorflow as hvd
-from horovod.tensorflow import (
-    Adasum,
-    Average,
-    Sum,
-    allgather,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    nccl_built,
-    rank,
-    shutdown,
-    size,
-)
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Sum",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "nccl_built",
-    "rank",
-    "shutdown",
-    "size",
-]
+__all__ = ["allreduce", "broadcast"]
 
 
 def allreduce(
@@ -55,7 +16,7 @@ def allreduce(
 
     Args:
         tensor: same shape and dtype on every rank.
-        op: Average (which None means) or Sum.
+        op: Average (the default, None) or Sum.
         prescale_factor: multiplies the tensor before.
         postscale_factor: multiplies the result.
         name: key of the match; None numbers an eager call.
@@ -63,12 +24,11 @@ def allreduce(
     Raises:
         NotImplementedError: Adasum.
     """
-    if op == Adasum:
-        raise NotImplementedError("the strategies of the SDK have no Adasum; horovod.tensorflow has")
-    return hvd.allreduce(
-        tensor, op=Average if op is None else op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        name=name,
-    )  # fmt: skip
+    if op == hvd.Adasum:
+        raise NotImplementedError("the SDK's allreduce has no Adasum. Use hvd.allreduce of horovod.tensorflow")
+    op = hvd.Average if op is None else op
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return hvd.allreduce(tensor, op=op, name=name, **factors)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
@@ -76,7 +36,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
 
     Args:
         tensor: same shape and dtype on every rank.
-        root_rank: which one.
+        root_rank: the rank that sends it.
         name: key of the match; None numbers an eager call.
     """
     return hvd.broadcast(tensor, root_rank, name)

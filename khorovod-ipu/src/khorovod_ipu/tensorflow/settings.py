@@ -12,6 +12,7 @@ from khorovod_ipu.tensorflow.options import IPUConfig, Options
 
 __all__ = [
     "SETTERS",
+    "UTILITIES",
     "auto_select_ipus",
     "configure_ipu_system",
     "create_ipu_config",
@@ -25,144 +26,94 @@ __all__ = [
     "set_ipu_model_options",
 ]
 
+#: Functions of ``ipu.utils`` besides those of ``SETTERS``.
+UTILITIES = (
+    "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "move_variable_initialization_to_cpu",
+    "reset_ipu_seed", "select_ipus", "set_experimental_multi_replica_distribution_options", "set_ipu_model_options",
+)  # fmt: skip
+
+
+def _noted(*path: str) -> Callable[..., IPUConfig]:
+    """Return a function that notes its arguments in a configuration, below a name; without effect."""
+
+    def note(opts: IPUConfig, *values: Any, **options: Any) -> IPUConfig:
+        target: Any = opts
+        for name in path:
+            target = getattr(target, name)
+        for name, value in [*((str(place), value) for place, value in enumerate(values)), *options.items()]:
+            setattr(target, name, value)
+        return opts
+
+    return note
+
 
 def create_ipu_config(**options: Any) -> IPUConfig:
-    """Return a configuration.
-
-    Args:
-        options: of the SDK; kept, without effect.
-    """
+    """Return a configuration that holds options of the SDK, without effect."""
     made = IPUConfig()
     made.compilation_options = Options()
-    for name, value in options.items():
-        setattr(made.compilation_options, name, value)
-    return made
+    return _noted("compilation_options")(made, **options)
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int) -> IPUConfig:
-    """Say how many devices a program wants.
-
-    Args:
-        opts: is changed.
-        num_ipus: how many.
-    """
+    """Note in a configuration how many devices a program wants."""
     opts.auto_select_ipus = num_ipus
     return opts
 
 
 def select_ipus(opts: IPUConfig, indices: Any) -> IPUConfig:
-    """Say which devices a program wants.
-
-    Args:
-        opts: is changed.
-        indices: which.
-    """
+    """Note in a configuration which devices a program wants."""
     opts.select_ipus = indices
     return opts
 
 
 def set_ipu_model_options(opts: IPUConfig, compile_ipu_code: bool = True, **options: Any) -> IPUConfig:
-    """Say how a model of the device would be made.
-
-    Args:
-        opts: is changed.
-        compile_ipu_code: kept.
-        options: kept.
-    """
-    for name, value in {"compile_ipu_code": compile_ipu_code, **options}.items():
-        setattr(opts.ipu_model, name, value)
-    return opts
-
-
-def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any) -> None:
-    """Make a configuration the one in use.
-
-    Args:
-        config: which.
-        device: accepted.
-        accepted: other arguments of the SDK.
-    """
-    config.configure_ipu_system(device)
-
-
-def reset_ipu_seed(seed: int, **accepted: Any) -> None:
-    """Seed the random numbers of TensorFlow.
-
-    Args:
-        seed: a number.
-        accepted: other arguments of the SDK.
-    """
-    tf.compat.v1.set_random_seed(seed)
-
-
-def move_variable_initialization_to_cpu(**accepted: Any) -> None:
-    """Do nothing: variables are initialised on the host.
-
-    Args:
-        accepted: arguments of the SDK.
-    """
+    """Note in a configuration how a model of the device would be made."""
+    return _noted("ipu_model")(opts, compile_ipu_code=compile_ipu_code, **options)
 
 
 def set_experimental_multi_replica_distribution_options(
     opts: IPUConfig, process_count: int, process_index: int
 ) -> IPUConfig:
-    """Say which of several processes this is.
+    """Note in a configuration which of several processes this is."""
+    place = _noted("experimental", "multi_replica_distribution")
+    return place(opts, process_count=process_count, process_index=process_index)
 
-    Args:
-        opts: is changed.
-        process_count: how many there are.
-        process_index: which this is.
-    """
-    place = opts.experimental.multi_replica_distribution
-    place.process_count, place.process_index = process_count, process_index
-    return opts
+
+def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any) -> None:
+    """Make a configuration the one in use."""
+    config.configure_ipu_system(device)
+
+
+def reset_ipu_seed(seed: int, **accepted: Any) -> None:
+    """Seed the random numbers of TensorFlow."""
+    tf.compat.v1.set_random_seed(seed)
+
+
+def move_variable_initialization_to_cpu(**accepted: Any) -> None:
+    """Do nothing: variables are initialised on the host."""
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error for a name of the SDK that is not imitated.
-
-    Args:
-        module: where it was looked for.
-        name: what was looked for.
-    """
+    """Return the error for a name of the SDK that is not imitated."""
     return AttributeError(
-        f"{module} has no {name!r} on the software device, which has what data-parallel training needs; "
-        "docs/strategies.md says what it imitates"
+        f"{module} has no {name!r} on the software device, which imitates data-parallel training only; "
+        "see docs/strategies.md"
     )
 
 
 def ipu_shard(index: Any) -> Any:
-    """Return a scope that does nothing: a software device is one.
-
-    Args:
-        index: of the device.
-    """
+    """Return a scope without effect: the software device is never divided."""
     return contextlib.nullcontext(index)
 
 
 def outside_compilation_scope(name: str = "outside") -> Any:
-    """Return a scope whose operations are the host's.
-
-    Args:
-        name: accepted.
-    """
+    """Return a scope whose operations run on the host."""
     return tf.device("/device:CPU:0")
-
-
-def _setter(group: str) -> Callable[..., IPUConfig]:
-    def set_options(opts: IPUConfig, *values: Any, **options: Any) -> IPUConfig:
-        made = getattr(opts.compilation_options, group)
-        for name, value in [*((str(place), value) for place, value in enumerate(values)), *options.items()]:
-            setattr(made, name, value)
-        return opts
-
-    set_options.__name__, set_options.__doc__ = f"set_{group}", f"Note {group} in a configuration; without effect."
-    return set_options
 
 
 #: ``set_matmul_options(opts, ...)`` and the like: kept, without effect.
 SETTERS = {
-    f"set_{group}": _setter(group)
+    f"set_{group}": _noted("compilation_options", group)
     for group in (
         "compilation_options", "convolution_options", "matmul_options", "pooling_options", "norm_options",
         "optimization_options", "recomputation_options", "floating_point_behaviour_options", "report_options",
@@ -170,3 +121,9 @@ SETTERS = {
         "verification_options",
     )
 }  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in SETTERS:
+        return SETTERS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
