@@ -9,55 +9,16 @@ from khorovod_ipu.guard import refuse_beside_the_sdk
 
 refuse_beside_the_sdk()
 
+from popart import dataflow, enums, locations  # noqa: E402 - the guard comes first
 from popart.builder import Builder, DebugContext  # noqa: E402
-from popart.dataflow import AnchorReturnType, DataFlow, InputSettings, InputShapeInfo  # noqa: E402
+from popart.dataflow import *  # noqa: E402, F403
 from popart.devices import DeviceInfo, DeviceManager  # noqa: E402
-from popart.enums import (  # noqa: E402
-    AccumulateOuterFragmentSchedule,
-    AdamMode,
-    AdaptiveMode,
-    AnchorReturnTypeId,
-    BatchSerializationBatchSchedule,
-    BatchSerializationMethod,
-    BatchSerializationTransformContext,
-    DataType,
-    DeviceConnectionType,
-    DeviceSelectionCriterion,
-    DeviceType,
-    DotCheck,
-    ExecutionPhaseIOSchedule,
-    ExecutionPhaseSchedule,
-    Instrumentation,
-    IrSerializationFormat,
-    MeanReductionStrategy,
-    MergeVarUpdateType,
-    PatternsLevel,
-    RecomputationType,
-    RecomputeType,
-    ReductionType,
-    ReplicatedTensorSharding,
-    SGDAccumulatorAndMomentum,
-    SubgraphCopyingStrategy,
-    SyncPattern,
-    SyntheticDataMode,
-    TensorStorage,
-    TileSet,
-    VirtualGraphMode,
-    WeightDecayMode,
-)
+from popart.enums import *  # noqa: E402, F403
 from popart.errors import OutOfMemoryException, popart_exception  # noqa: E402
 from popart.hostreduce import COPY_PREFIX, GRADIENT, VAR_COPY_PREFIX  # noqa: E402
-from popart.locations import TensorLocation, TensorLocationSettings  # noqa: E402
+from popart.locations import *  # noqa: E402, F403
 from popart.logs import getLogger  # noqa: E402
-from popart.optimizers import (  # noqa: E402
-    SGD,
-    Adam,
-    Adaptive,
-    ClipNormSettings,
-    ConstSGD,
-    Optimizer,
-    OptimizerValue,
-)
+from popart.optimizers import SGD, Adam, Adaptive, ClipNormSettings, ConstSGD, Optimizer, OptimizerValue  # noqa: E402
 from popart.options import SessionOptions  # noqa: E402
 from popart.session import InferenceSession  # noqa: E402
 from popart.stepio import PyStepIO, PyStepIOCallback, PyWeightsIO  # noqa: E402
@@ -65,69 +26,14 @@ from popart.tensors import TensorInfo  # noqa: E402
 from popart.training import TrainingSession  # noqa: E402
 
 __all__ = [
-    "SGD",
-    "AccumulateOuterFragmentSchedule",
-    "Adam",
-    "AdamMode",
-    "Adaptive",
-    "AdaptiveMode",
-    "AnchorReturnType",
-    "AnchorReturnTypeId",
-    "BatchSerializationBatchSchedule",
-    "BatchSerializationMethod",
-    "BatchSerializationTransformContext",
-    "Builder",
-    "ClipNormSettings",
-    "ConstSGD",
-    "DataFlow",
-    "DataType",
-    "DebugContext",
-    "DeviceConnectionType",
-    "DeviceInfo",
-    "DeviceManager",
-    "DeviceSelectionCriterion",
-    "DeviceType",
-    "DotCheck",
-    "ExecutionPhaseIOSchedule",
-    "ExecutionPhaseSchedule",
-    "InferenceSession",
-    "InputSettings",
-    "InputShapeInfo",
-    "Instrumentation",
-    "IrSerializationFormat",
-    "MeanReductionStrategy",
-    "MergeVarUpdateType",
-    "Optimizer",
-    "OptimizerValue",
-    "OutOfMemoryException",
-    "Patterns",
-    "PatternsLevel",
-    "PyStepIO",
-    "PyStepIOCallback",
-    "PyWeightsIO",
-    "RecomputationType",
-    "RecomputeType",
-    "ReductionType",
-    "ReplicatedTensorSharding",
-    "SGDAccumulatorAndMomentum",
-    "SessionOptions",
-    "SubgraphCopyingStrategy",
-    "SyncPattern",
-    "SyntheticDataMode",
-    "TensorInfo",
-    "TensorLocation",
-    "TensorLocationSettings",
-    "TensorStorage",
-    "TileSet",
-    "TrainingSession",
-    "VirtualGraphMode",
-    "WeightDecayMode",
-    "getLogger",
-    "hostReduceGradCopyPrefix",
-    "hostReduceVarCopyPrefix",
-    "popart_exception",
-    "reservedGradientPrefix",
-]
+    "SGD", "Adam", "Adaptive", "Builder", "ClipNormSettings", "ConstSGD", "DebugContext", "DeviceInfo",
+    "DeviceManager", "InferenceSession", "Optimizer", "OptimizerValue", "OutOfMemoryException", "Patterns",
+    "PyStepIO", "PyStepIOCallback", "PyWeightsIO", "SessionOptions", "TensorInfo", "TrainingSession", "getLogger",
+    "hostReduceGradCopyPrefix", "hostReduceVarCopyPrefix", "popart_exception", "reservedGradientPrefix",
+]  # fmt: skip
+__all__ += dataflow.__all__
+__all__ += enums.__all__
+__all__ += locations.__all__
 
 
 def __getattr__(name: str) -> object:

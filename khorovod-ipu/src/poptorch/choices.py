@@ -1,23 +1,14 @@
-"""The words that options and functions take."""
+"""The values that options and functions take."""
 
 from __future__ import annotations
 
 import enum
 
 __all__ = [
-    "AnchorMode",
-    "AutoStage",
-    "ConnectionType",
-    "DataLoaderMode",
-    "HalfFloatCastingBehavior",
-    "MatMulSerializationMode",
-    "MeanReductionStrategy",
-    "OutputMode",
-    "OverlapMode",
-    "ReductionType",
-    "SharingStrategy",
-    "SyncPattern",
-]
+    "AnchorMode", "AutoStage", "ConnectionType", "DataLoaderMode", "HalfFloatCastingBehavior",
+    "MatMulSerializationMode", "MeanReductionStrategy", "OutputMode", "OverlapMode", "ReductionType",
+    "SharingStrategy", "SyncPattern",
+]  # fmt: skip
 
 
 class ReductionType(enum.IntEnum):
@@ -38,75 +29,18 @@ class OutputMode(enum.IntEnum):
     Default = 4
 
 
-class DataLoaderMode(enum.IntEnum):
-    """Who loads data: the caller, or a process beside it."""
+AnchorMode = OutputMode  # its first name
+#: Whether the calling process loads data, or another one.
+DataLoaderMode = enum.IntEnum("DataLoaderMode", "Sync Async AsyncRebatched", start=0)
 
-    Sync = 0
-    Async = 1
-    AsyncRebatched = 2
-
-
-class SharingStrategy(enum.IntEnum):
-    """How a process that loads data hands it over; there is no such process here but torch's own."""
-
-    SharedMemory = 0
-    FileSystem = 1
-    Fork = 2
-    ForkServer = 3
-
-
-class ConnectionType(enum.IntEnum):
-    """When to attach to a device."""
-
-    Always = 0
-    OnDemand = 1
-    Never = 2
-
-
-class SyncPattern(enum.IntEnum):
-    """How devices wait for each other; of no effect in software."""
-
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
-
-
-class MeanReductionStrategy(enum.IntEnum):
-    """When a mean is divided; of no effect in software."""
-
-    Running = 0
-    Post = 1
-
-
-class HalfFloatCastingBehavior(enum.IntEnum):
-    """What half and float make together; of no effect in software."""
-
-    FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
-
-
-AnchorMode = OutputMode  # as it was called first
-
-
-class OverlapMode(enum.IntEnum):
-    """Whether input and output overlap with computing; of no effect in software."""
-
-    NoOverlap = 0
-    OverlapAccumulationLoop = 1
-    OverlapDeviceIterationLoop = 2
-
-
-class AutoStage(enum.IntEnum):
-    """How blocks become stages; of no effect in software."""
-
-    SameAsIpu = 0
-    AutoIncrement = 1
-
-
-class MatMulSerializationMode(enum.Enum):
-    """Along which dimension a product is cut; of no effect in software."""
-
-    InputChannels = "input_channels"
-    ReducingDim = "reducing_dim"
-    OutputChannels = "output_channels"
-    Disabled = "none"
+# Without effect in software.
+AutoStage = enum.IntEnum("AutoStage", "SameAsIpu AutoIncrement", start=0)
+ConnectionType = enum.IntEnum("ConnectionType", "Always OnDemand Never", start=0)
+HalfFloatCastingBehavior = enum.IntEnum(
+    "HalfFloatCastingBehavior", "FloatDowncastToHalf HalfUpcastToFloat", start=0
+)  # fmt: skip
+MatMulSerializationMode = enum.Enum("MatMulSerializationMode", "InputChannels ReducingDim OutputChannels Disabled")
+MeanReductionStrategy = enum.IntEnum("MeanReductionStrategy", "Running Post", start=0)
+OverlapMode = enum.IntEnum("OverlapMode", "NoOverlap OverlapAccumulationLoop OverlapDeviceIterationLoop", start=0)
+SharingStrategy = enum.IntEnum("SharingStrategy", "SharedMemory FileSystem Fork ForkServer", start=0)
+SyncPattern = enum.IntEnum("SyncPattern", "Full SinglePipeline ReplicaAndLadder", start=0)

@@ -7,44 +7,20 @@ from typing import Any
 
 import torch
 
+from poptorch.hints import Hint
+
 __all__ = ["MultiConv", "NameScope", "cond", "dynamic_slice", "dynamic_update", "for_loop"]
 
 
-class NameScope:
-    """A name for what is made inside; of no effect in software.
-
-    Args:
-        name: any.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> NameScope:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+class NameScope(Hint):
+    """A name for the operations inside."""
 
 
-class MultiConv:
-    """Convolutions inside run side by side; of no effect in software. Its methods return it."""
+class MultiConv(Hint):
+    """Convolutions inside run at the same time."""
 
-    def availableMemoryProportions(self, value: Any) -> MultiConv:
-        """Accepted, without effect.
-
-        Args:
-            value: a number, or one for each convolution.
-        """
-        return self
-
-    partialsTypes = enableConvDithering = planType = perConvReservedTiles = cycleBackOff = availableMemoryProportions
-
-    def __enter__(self) -> MultiConv:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    availableMemoryProportions = partialsTypes = enableConvDithering = planType = Hint.accept
+    perConvReservedTiles = cycleBackOff = Hint.accept
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

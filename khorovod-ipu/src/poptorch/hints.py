@@ -15,6 +15,7 @@ __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
+    "Hint",
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
@@ -74,28 +75,18 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
 
 
 class Block(torch.nn.Module):
-    """A part of a model for one device; of no effect in software.
-
-    Args:
-        user_id: its name.
-        ipu_id: the device.
-    """
+    """A part of a model for one device; without effect in software."""
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
         super().__init__()
 
     @staticmethod
     def useAutoId() -> None:
-        """Accepted, without effect."""
+        """Do nothing."""
 
     @staticmethod
     def start(user_id: str, ipu_id: int | None = None) -> None:
-        """Accepted, without effect.
-
-        Args:
-            user_id: its name.
-            ipu_id: the device.
-        """
+        """Do nothing."""
 
     def __enter__(self) -> Block:
         return self
@@ -105,139 +96,88 @@ class Block(torch.nn.Module):
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """A layer with which a new block begins; of no effect in software.
-
-    Args:
-        layer_to_call: the layer; returned.
-        user_id: name of the block.
-        ipu_id: the device.
-    """
+    """Return a layer unchanged: blocks are without effect in software."""
     return layer_to_call
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable[[_Function], _Function]:
-    """Decorate a function as a block; of no effect in software.
-
-    Args:
-        user_id: name of the block.
-        ipu_id: the device.
-    """
+    """Return a decorator that changes nothing: blocks are without effect in software."""
     return lambda function: function
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Accepted, without effect.
-
-    Args:
-        module: the model.
-    """
+    """Do nothing: blocks are without effect in software."""
 
 
-class _Hint:
-    """An object of which only its existence is asked for."""
+class Hint:
+    """Says how the hardware runs parts of a model; without effect in software."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def ipu(self, *_: Any) -> Any:
-        """Accepted, without effect."""
+    def accept(self, *_: Any, **__: Any) -> Any:
+        """Return the object, so that calls can be chained."""
         return self
 
-
-class Stage(_Hint):
-    """Blocks of a pipeline; of no effect in software."""
-
-
-class Phase(_Hint):
-    """Stages that run together; of no effect in software."""
-
-
-class ShardedExecution(_Hint):
-    """One block after the other; of no effect in software."""
-
-
-class PipelinedExecution(_Hint):
-    """Blocks as a pipeline; of no effect in software."""
-
-
-class SerialPhasedExecution(_Hint):
-    """Phases one after the other; of no effect in software."""
-
-
-class ParallelPhasedExecution(_Hint):
-    """Phases side by side; of no effect in software."""
-
-
-class TensorLocationSettings:
-    """Where tensors lie; of no effect in software. Its methods return it, so that calls can be strung together."""
-
-    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
-        """Accepted, without effect.
-
-        Args:
-            min_elements: size of a tensor.
-        """
+    def __enter__(self) -> Any:
         return self
 
-    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
-        """Accepted, without effect.
+    def __exit__(self, *_: object) -> None:
+        pass
 
-        Args:
-            min_elements: size of a tensor.
-        """
-        return self
 
-    def useOnChipStorage(self, use: bool = True) -> TensorLocationSettings:
-        """Accepted, without effect.
+class Stage(Hint):
+    """Blocks that run together."""
 
-        Args:
-            use: whether to.
-        """
-        return self
+    ipu = Hint.accept
 
-    useReplicatedTensorSharding = useIOTilesToLoad = useIOTilesToStore = useOnChipStorage
+
+class Phase(Stage):
+    """Stages that run together."""
+
+
+class ShardedExecution(Stage):
+    """Blocks run one after the other."""
+
+
+class PipelinedExecution(Stage):
+    """Blocks run as a pipeline."""
+
+
+class SerialPhasedExecution(Stage):
+    """Phases run one after the other."""
+
+
+class ParallelPhasedExecution(Stage):
+    """Phases run at the same time."""
+
+
+class TensorLocationSettings(Hint):
+    """In which memory tensors lie."""
+
+    minElementsForOffChip = minElementsForReplicatedTensorSharding = useOnChipStorage = Hint.accept
+    useReplicatedTensorSharding = useIOTilesToLoad = useIOTilesToStore = Hint.accept
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself.
-
-    Args:
-        tensor: any.
-    """
+    """Return the tensor."""
     return tensor
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """The tensors themselves.
-
-    Args:
-        *tensors: any.
-    """
+    """Return the tensors: nothing is computed again."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """The tensor itself.
-
-    Args:
-        tensor: any.
-        available_memory_proportion: without effect.
-    """
+    """Return the tensor: the memory is not divided."""
     return tensor
 
 
 def serializedMatMul(
     lhs: torch.Tensor, rhs: torch.Tensor, mode: Any, factor: int = 0, keep_precision: bool = False
 ) -> torch.Tensor:
-    """The product of two tensors.
-
-    Args:
-        lhs: any.
-        rhs: any.
-        mode: without effect.
-        factor: without effect.
-        keep_precision: without effect.
-    """
+    """Return the product of two tensors; ``mode``, ``factor`` and ``keep_precision`` are without effect."""
     return torch.matmul(lhs, rhs)
 
 

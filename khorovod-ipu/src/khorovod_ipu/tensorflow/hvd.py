@@ -26,9 +26,10 @@ def allreduce(
     """
     if op == hvd.Adasum:
         raise NotImplementedError("the SDK's allreduce has no Adasum. Use hvd.allreduce of horovod.tensorflow")
-    op = hvd.Average if op is None else op
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return hvd.allreduce(tensor, op=op, name=name, **factors)
+    return hvd.allreduce(
+        tensor, op=hvd.Average if op is None else op, name=name, prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )  # fmt: skip
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
