@@ -83,7 +83,7 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_tables_and_pictures_of_names_that_the_terminal_cannot_show(tmp_path: Path, encoding: str) -> None:
+def test_tables_of_names_that_the_terminal_cannot_show(tmp_path: Path, encoding: str) -> None:
     folder = tmp_path / "\u2192"
     folder.mkdir()
     (folder / "train.py").write_text(RECORDED)
@@ -91,10 +91,9 @@ def test_tables_and_pictures_of_names_that_the_terminal_cannot_show(tmp_path: Pa
     code, told = run(["python", "train.py"], folder, **names, **ENCODINGS[encoding])
     assert code == 0, told
     show = ["python", "-m", "horovod.timeline", "t\u03a9.json"]
-    code, told = run([*show, "--picture", "p\u03a9.svg"], folder, **ENCODINGS[encoding])
+    code, told = run(show, folder, **ENCODINGS[encoding])
     assert code == 0, told
     assert r"\u2192\u03a9" in told
-    assert "\u2192\u03a9" in (folder / "p\u03a9.svg").read_text(encoding="utf-8")
     code, told = run([*HOROVODRUN, "--doctor", "d\u03a9"], folder, **ENCODINGS[encoding])
     assert code == 2
     assert ": no dump of a flight recorder" in told, told

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -184,20 +183,6 @@ def test_output_that_is_lost_is_one_sentence(
     assert capsys.readouterr().err == "error: the output cannot be written: No space left on device\n"
 
 
-def test_the_command_draws(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(path), "--picture", str(tmp_path / "p.svg")]) == 0
-    capsys.readouterr()
-    root = xml.etree.ElementTree.parse(tmp_path / "p.svg").getroot()
-    space = {"s": "http://www.w3.org/2000/svg"}
-    words = [element.text for element in root.findall("s:text", space)]
-    assert "Average step of each rank" in words and "rank 1" in words
-    titles = [element.text or "" for element in root.findall("s:rect/s:title", space)]
-    assert "waiting for ranks: 2.00 ms" in titles
-    assert any(title.startswith("waiting for data allreduce.gradient: 4.0") for title in titles)
-    for box in root.findall("s:rect", space)[1:]:
-        assert 0 <= float(box.attrib["x"]) <= 960
-
-
 @pytest.mark.parametrize("content", ["{", "[]", '[{"name":"x","ph":"M","pid":0}]', '{"a":1}'])
 def test_what_is_no_timeline_is_said_to_be_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
@@ -222,15 +207,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(path: Path, options: list[str
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("p.png", "a picture is drawn as SVG, not as .png: --picture"), ("none/p.svg", "cannot be written: No such file")],
-)
-def test_a_picture_that_cannot_be_drawn_is_one_sentence(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
-) -> None:
-    assert main([str(path), "--picture", str(tmp_path / name)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and said in line
