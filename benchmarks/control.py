@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import NO_NOTE, Kind, Request, TensorSpec
@@ -83,7 +83,7 @@ class Simulation:
         sent, self._relays[host].sent = self._relays[host].sent, []
         return list(sent)
 
-    def decide(self, asked: Sequence[bytes]) -> list[Declared | Run]:
+    def decide(self, asked: Sequence[bytes]) -> list[LogEntry]:
         """Do what the hub does in a step: read frames, decide, write frames; return the log."""
         requests = self._relays[0].requests
         for frame in asked:
@@ -119,9 +119,9 @@ def _step(simulation: Simulation, hosts: int) -> _Step:
         asked.extend(simulation.ask(host))
 
     leader_s = median(_timed(lambda host=host: gather(host)) for host in range(1, hosts))  # type: ignore[misc]
-    log: list[Declared | Run] = []
+    log: list[LogEntry] = []
     hub_s = _timed(lambda: log.extend(simulation.decide(asked)))
-    assert sum(len(entry.ids) for entry in log if isinstance(entry, Run)) == len(simulation.requests)
+    assert sum(len(entry.ids) for entry in log if entry.response is None) == len(simulation.requests)
     sent = simulation.bring()
     return _Step(own_s, leader_s, hub_s, sum(map(len, asked)), sum(map(len, sent)))
 

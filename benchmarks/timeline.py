@@ -19,7 +19,7 @@ from horovod.bench.on_torch import horovod_arm, make_task
 from horovod.bench.stats import slowest, summarize
 from horovod.bench.stepping import Arm, time_steps
 from horovod.core.requests import Kind, Request
-from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, WAITED, Ring, new_ring, now
+from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, WAITED, Ring, new_ring, now
 
 _PLAIN, _TIMELINE, _RECORDER = "no timeline", "timeline", "flight recorder"
 _WARM_UP = 3

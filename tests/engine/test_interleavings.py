@@ -10,9 +10,9 @@ from interleaving import Lock, Stage, Stuck, schedules
 from pairs import FILES, Ranks
 from plays import Scenario, on_all, once, play, play_all, play_many, raise_all
 
+from horovod.core.coordinator import LogEntry
 from horovod.engine.handles import Handle
 from horovod.engine.loop import Loop
-from horovod.engine.ports import LogEntry
 from horovod.engine.state import State
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 

@@ -18,7 +18,7 @@ from harness import LIMIT_S, Ranks, run_ranks
 from kernel import tells_how_processes_end
 from launching import PATIENT
 
-from horovod.engine import records
+from horovod.engine import times
 from horovod.observe.recorder import DEFAULT_FOLDER, Trigger
 from horovod.timeline.doctor import examine
 from horovod.timeline.dumps import read_folder
@@ -66,13 +66,13 @@ def _too_many() -> int:
     import horovod.numpy as hvd
     from horovod import context
 
-    for _ in range(records.CAPACITY + 100):
+    for _ in range(times.CAPACITY + 100):
         hvd.allreduce(np.ones(1), name="w")
     return len(context.engine().ring)
 
 
 def test_the_ring_forgets_the_oldest() -> None:
-    assert run_ranks(1, _too_many) == [records.CAPACITY]
+    assert run_ranks(1, _too_many) == [times.CAPACITY]
 
 
 def _one_leaves() -> None:

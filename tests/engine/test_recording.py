@@ -8,7 +8,7 @@ import pytest
 
 from horovod.core.requests import Kind, Request
 from horovod.engine.board import Session
-from horovod.engine.records import CAPACITY, ENDED, SEQUENCE, STARTED, Record, Ring, new_ring
+from horovod.engine.times import CAPACITY, ENDED, SEQUENCE, STARTED, Ring, Times, new_ring
 from horovod.observe.recording import Recording
 from horovod.timeline.events import CYCLE
 
@@ -20,7 +20,7 @@ def new_recording(ring: Ring, members: tuple[int, ...] = (0,), mark_cycles: bool
     return Recording(0, ring, Session(1, mark_cycles, 1, 0, 0), lambda process_set: members, None)
 
 
-def submit(ring: Ring, number: int, is_done: bool = True) -> Record:
+def submit(ring: Ring, number: int, is_done: bool = True) -> Times:
     """One operation."""
     record = [REQUEST, 1000 * number + 1, 0, 0, 0, 0, 0, None]
     ring.append(record)
@@ -29,7 +29,7 @@ def submit(ring: Ring, number: int, is_done: bool = True) -> Record:
     return record
 
 
-def end(record: Record, number: int) -> None:
+def end(record: Times, number: int) -> None:
     """It is executed, and done."""
     record[STARTED], record[SEQUENCE], record[ENDED] = 1000 * number + 2, number, 1000 * number + 900
 

@@ -16,7 +16,7 @@ import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 from launching import horovodrun
 
-from horovod.engine.records import CAPACITY
+from horovod.engine.times import CAPACITY
 from horovod.errors import NotInitializedError
 
 Event = dict[str, Any]

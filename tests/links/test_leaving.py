@@ -59,7 +59,7 @@ def _hosts(schedule: dict[int, int]) -> Iterator[tuple[Stage, RelayedRanks]]:
 
 
 def _say_last_words(link: Link, asks: bool = True) -> None:
-    """Leave as ``Stepper.leave`` does; without a request as it does in the middle of an operation."""
+    """Leave as ``Execution.leave`` does; without a request as it does in the middle of an operation."""
     assert link.peers is not None
     if asks:
         link.channel.leave(f"rank {link.rank} is done")

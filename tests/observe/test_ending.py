@@ -15,7 +15,7 @@ from horovod.core import labels
 from horovod.core.departures import LEFT, waited_in_vain
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
-from horovod.engine.records import new_ring
+from horovod.engine.times import new_ring
 from horovod.errors import PeerLostError
 from horovod.observe.ending import Ending
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
 from horovod.core.requests import NO_NOTE, Kind, Request, Response, TensorSpec
 
@@ -83,7 +83,7 @@ class PaperJob:
     def __init__(self, size: int, threshold: int = 128 << 20, capacity: int = 4096, signatures: int = 1024) -> None:
         self.coordinator = Coordinator(Generation([Member(0, "paper")] * size), threshold, capacity)
         self.ranks = [PaperRank() for _ in range(size)]
-        self.log: list[Declared | Run] = []
+        self.log: list[LogEntry] = []
         self._threshold = threshold
         self._signatures = signatures
 
@@ -121,7 +121,7 @@ class PaperJob:
         self._declare(rank, signature, wanted)
         return signature
 
-    def settle(self) -> list[Declared | Run]:
+    def settle(self) -> list[LogEntry]:
         """Take the log and let every rank replay it; return the new part."""
         news = self.coordinator.take()
         self.log += news
@@ -130,14 +130,14 @@ class PaperJob:
                 self._replay(rank, entry)
         return news
 
-    def _replay(self, rank: int, entry: Declared | Run) -> None:
+    def _replay(self, rank: int, entry: LogEntry) -> None:
         me = self.ranks[rank]
-        if isinstance(entry, Declared):
-            me.entries[entry.id] = entry.response
+        if entry.response is not None:
+            me.entries[entry.ids[0]] = entry.response
         else:
             self._execute(rank, me, entry)
 
-    def _execute(self, rank: int, me: PaperRank, run: Run) -> None:
+    def _execute(self, rank: int, me: PaperRank, run: LogEntry) -> None:
         responses = [me.entries[key] for key in run.ids]
         if len(responses) > 1:
             assert run.notes == ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from paper import PaperJob
 
-from horovod.core.coordinator import Declared, Run
+from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Gathering
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
@@ -73,7 +73,7 @@ class PaperHosts(PaperJob):
         self._ways = [_Way() for _ in hosts]
         self._leaders = [Gathering(ranks, way) for ranks, way in zip(hosts, self._ways, strict=True)]
         self._leader_of = {rank: leader for leader, ranks in zip(self._leaders, hosts, strict=True) for rank in ranks}
-        self._back: list[collections.deque[Number | Retire | Declared | Run]] = [collections.deque() for _ in hosts]
+        self._back: list[collections.deque[Number | Retire | LogEntry]] = [collections.deque() for _ in hosts]
 
     @property
     def sent(self) -> collections.Counter[str]:
@@ -83,10 +83,10 @@ class PaperHosts(PaperJob):
         """Let a rank take part no more."""
         self._leader_of[rank].leave(rank, reason)
 
-    def settle(self) -> list[Declared | Run]:
+    def settle(self) -> list[LogEntry]:
         """Move something; everything if that was nothing. Return the log if a rank may go on."""
         if self._rng.random() < 0.7 and self.move():
-            return self.log or [Run((), ())]
+            return self.log or [LogEntry(())]
         before = sum(len(me.executed) for me in self.ranks)
         self.settle_all()
         return self.log if sum(len(me.executed) for me in self.ranks) > before else []

@@ -17,7 +17,7 @@ from horovod.bench.events import Tell
 from horovod.bench.stats import calls_for, mean_of_ranks
 from horovod.bench.torch_calls import Ours
 from horovod.core.requests import Kind
-from horovod.engine.records import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
+from horovod.engine.times import ENDED, REQUEST, STARTED, SUBMITTED, WAITED
 
 __all__ = ["run_profile"]
 

@@ -27,7 +27,7 @@ __all__ = ["Submission", "id_of", "some"]
 _engine = context.engine
 
 
-class _Ticket(msgspec.Struct):
+class _Open(msgspec.Struct):
     """A handle, and what its outputs mean to the caller.
 
     Attributes:
@@ -54,7 +54,7 @@ class Submission:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self._tickets: dict[int, _Ticket] = {}
+        self._open: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
         # What the kernels of others would find out themselves, and too late, is looked at here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
@@ -70,10 +70,10 @@ class Submission:
         Raises:
             ValueError: there is no such handle.
         """
-        ticket = self._tickets.get(handle)
-        if ticket is None:
+        open_handle = self._open.get(handle)
+        if open_handle is None:
             raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
-        return ticket.handle.done or _engine().poll(ticket.handle)
+        return open_handle.handle.done or _engine().poll(open_handle.handle)
 
     def synchronize(self, handle: int) -> Any:
         """Wait for an operation and return its result.
@@ -84,23 +84,23 @@ class Submission:
         Raises:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
-        ticket = self._tickets.get(handle)
-        if ticket is None:
+        open_handle = self._open.get(handle)
+        if open_handle is None:
             return None
-        inner = ticket.handle
+        inner = open_handle.handle
         try:
             outputs = _wait(inner)
         except BaseException:
             # Who was interrupted may wait for it again.
             if inner.done:
-                self._tickets.pop(handle, None)
+                self._open.pop(handle, None)
             raise
-        results: Any = tuple(self._results(ticket, outputs))
-        if inner.signature.request.kind is Kind.ALLTOALL:
+        results: Any = tuple(self._results(open_handle, outputs))
+        if inner.cached.request.kind is Kind.ALLTOALL:
             results += (self.adapter.received_splits(inner.received_splits, results[0]),)
-        elif not ticket.many:
+        elif not open_handle.many:
             (results,) = results
-        self._tickets.pop(handle, None)
+        self._open.pop(handle, None)
         return results
 
     # -- tensors in the arena ------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ class Submission:
 
     def _start(self, call: Call, tensors: Sequence[Any], in_place: bool = False, many: bool = False) -> int:
         """Begin an operation and return the number of its handle."""
-        ticket = self._submit(call, tensors, in_place, many)
+        open_handle = self._submit(call, tensors, in_place, many)
         number = next(self._numbers)
-        self._tickets[number] = ticket
+        self._open[number] = open_handle
         return number
 
     def _start_into(self, call: Call, tensor: Any, output: Any) -> int:
@@ -145,7 +145,7 @@ class Submission:
         adapter = self.adapter
         handle = _engine().submit(call, adapter, [adapter.buffer(tensor)], [adapter.target(output)], None, False)
         number = next(self._numbers)
-        self._tickets[number] = _Ticket(handle, False)
+        self._open[number] = _Open(handle, False)
         return number
 
     def _run_one(self, call: Call, tensor: Any, in_place: bool = False) -> Any:
@@ -166,12 +166,12 @@ class Submission:
         return self._run_many(call, tensors, in_place)
 
     def _run_many(self, call: Call, tensors: Sequence[Any], in_place: bool) -> list[Any]:
-        ticket = self._submit(call, tensors, in_place, patient=True)
-        return self._results(ticket, _engine().wait(ticket.handle))
+        open_handle = self._submit(call, tensors, in_place, patient=True)
+        return self._results(open_handle, _engine().wait(open_handle.handle))
 
     def _submit(
         self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool = False, patient: bool = False
-    ) -> _Ticket:
+    ) -> _Open:
         engine, adapter = _engine(), self.adapter
         alias = self._target if in_place else adapter.buffer
         inputs: list[Any] = []
@@ -186,11 +186,11 @@ class Submission:
                 copies.append((tensor, buffer))
             inputs.append(buffer)
         if not in_place:
-            return _Ticket(engine.submit(call, adapter, inputs, None, None, patient), many)
+            return _Open(engine.submit(call, adapter, inputs, None, None, patient), many)
         if len(inputs) > 1:
             self._part(inputs, copies, call.op)
         # A list of the caller's may be another one by the time the operation is done.
-        return _Ticket(engine.submit(call, adapter, inputs, inputs, None, patient), many, tuple(tensors), copies)
+        return _Open(engine.submit(call, adapter, inputs, inputs, None, patient), many, tuple(tensors), copies)
 
     def _checked_target(self, tensor: Any) -> Buffer | None:
         """Return the alias of a tensor for an operation in place; see ``Adapter.target``."""
@@ -227,7 +227,7 @@ class Submission:
             if places[0] != places[1]:
                 copies.append((buffer, inputs[index]))
 
-    def _submit_from(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Ticket:
+    def _submit_from(self, call: Call, tensors: Sequence[Any], in_place: bool, many: bool, patient: bool) -> _Open:
         """Submit tensors of a device, which go through host memory unless they can be moved where they are."""
         engine, adapter = _engine(), self.adapter
         others = [device for tensor in tensors if (device := adapter.device(tensor)) != call.device]
@@ -237,12 +237,12 @@ class Submission:
             stage = adapter.stage(tensors, tensors if in_place else None)
             outputs = stage.hosts if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
             handle = engine.submit(call, adapter, stage.hosts, outputs, stage, patient)
-            return _Ticket(handle, many, None, (), stage)
+            return _Open(handle, many, None, (), stage)
         passed = adapter.passed(tensors)
         inputs = list(passed.buffers)
         if not in_place:
             passed.begin()
-            return _Ticket(engine.submit(call, adapter, inputs, None, passed, patient), many, None, (), passed)
+            return _Open(engine.submit(call, adapter, inputs, None, passed, patient), many, None, (), passed)
         for tensor in tensors:
             adapter.target(tensor)  # which refuses one that cannot be written
         both = zip(tensors, inputs, strict=True)
@@ -250,16 +250,16 @@ class Submission:
         if len(inputs) > 1:
             self._part(inputs, copies, call.op)
         passed.begin()
-        return _Ticket(engine.submit(call, adapter, inputs, inputs, passed, patient), many, tuple(tensors), copies)
+        return _Open(engine.submit(call, adapter, inputs, inputs, passed, patient), many, tuple(tensors), copies)
 
-    def _results(self, ticket: _Ticket, outputs: Sequence[Any]) -> list[Any]:
-        if ticket.passing is not None:
-            return list(ticket.passing.collect())
-        if ticket.targets is None:
+    def _results(self, open_handle: _Open, outputs: Sequence[Any]) -> list[Any]:
+        if open_handle.passing is not None:
+            return list(open_handle.passing.collect())
+        if open_handle.targets is None:
             return [self.adapter.wrap(output) for output in outputs]
-        for target, copy in ticket.copies:
+        for target, copy in open_handle.copies:
             self.adapter.write_back(target, copy)
-        return list(ticket.targets)
+        return list(open_handle.targets)
 
 
 def _wait(handle: Handle) -> Sequence[Any]:

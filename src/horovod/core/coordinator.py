@@ -22,27 +22,24 @@ from horovod.core import fusion, mismatch
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
-__all__ = ["Coordinator", "Declared", "Known", "Pending", "Run"]
+__all__ = ["CachedResponse", "Coordinator", "LogEntry", "PendingRequest"]
 
 
-class Declared(msgspec.Struct, frozen=True, gc=False):
-    """Log entry: from now on ``id`` stands for ``response``."""
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the log: the members of these responses execute them, together, next.
 
-    id: int
-    response: Response
-
-
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """Log entry: the members of these responses execute them, together, next.
-
-    ``notes`` holds what each member's transport has sent along; it is empty unless all of them have.
+    Attributes:
+        ids: the numbers of the responses.
+        notes: what each member's transport has sent along; empty unless all of them have.
+        response: nothing is executed, but from now on the one number stands for this response.
     """
 
     ids: tuple[int, ...]
-    notes: tuple[int, ...]
+    notes: tuple[int, ...] = ()
+    response: Response | None = None
 
 
-class Pending(msgspec.Struct, eq=False):
+class PendingRequest(msgspec.Struct, eq=False):
     """A name that some, not all, members have submitted."""
 
     process_set: int
@@ -51,7 +48,7 @@ class Pending(msgspec.Struct, eq=False):
     count: int = 0
 
 
-class _Signature(NamedTuple):
+class _CachedRequest(NamedTuple):
     serial: int
     process_set: int
     # None if it has no name; then it is matched by its number.
@@ -62,11 +59,11 @@ class _Signature(NamedTuple):
 
 @dataclass(slots=True)
 class _Rank:
-    signatures: dict[int, _Signature] = field(default_factory=dict)
+    signatures: dict[int, _CachedRequest] = field(default_factory=dict)
     unnamed: dict[int, int] = field(default_factory=dict)
 
 
-class Known(NamedTuple):
+class CachedResponse(NamedTuple):
     """A response that the coordinator remembers.
 
     Attributes:
@@ -110,15 +107,15 @@ class Coordinator:
         self._gone: dict[int, str] = {}
         self._serial = 0
         self._requests: dict[int, Request] = {}
-        self._pending: dict[Hashable, Pending] = {}
-        self._known: dict[Hashable, Known] = {}
+        self._pending: dict[Hashable, PendingRequest] = {}
+        self._known: dict[Hashable, CachedResponse] = {}
         # By id, the one first that was not used for longest. A key may hold a number of every rank.
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
         self._next_id = 0
-        self._log: list[Declared | Run] = []
-        self._ready: list[tuple[Known, tuple[int, ...]]] = []
+        self._log: list[LogEntry] = []
+        self._ready: list[tuple[CachedResponse, tuple[int, ...]]] = []
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
@@ -130,7 +127,7 @@ class Coordinator:
         self._requests[self._serial] = request
         process_set, name = request.process_set, request.name
         join = request if request.kind is Kind.JOIN else None
-        table[signature] = _Signature(self._serial, process_set, (process_set, name) if name else None, join)
+        table[signature] = _CachedRequest(self._serial, process_set, (process_set, name) if name else None, join)
 
     def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
         """Take one submission of ``rank``; the log grows when it was the last one missing.
@@ -151,7 +148,7 @@ class Coordinator:
             match = (process_set, order)
         pending = self._pending.get(match)
         if pending is None:
-            pending = self._pending[match] = Pending(process_set, [None] * self.size, [NO_NOTE] * self.size)
+            pending = self._pending[match] = PendingRequest(process_set, [None] * self.size, [NO_NOTE] * self.size)
         pending.serials[rank] = serial
         pending.notes[rank] = note
         pending.count += 1
@@ -168,13 +165,13 @@ class Coordinator:
         if self.joined:
             self._fail_joins(rank)
 
-    def take(self) -> list[Declared | Run]:
+    def take(self) -> list[LogEntry]:
         """Return the log entries since the last call."""
         ready = self._ready
         if len(ready) == 1 and not self._log:
             # The usual case, without the steps that only others need.
             known, notes = ready.pop()
-            return [Run((known.id,), notes)]
+            return [LogEntry((known.id,), notes)]
         if ready:
             self._flush_ready()
         log, self._log = self._log, []
@@ -199,18 +196,18 @@ class Coordinator:
         if pending is not None:
             self._error(pending, error, error_type)
 
-    def _request_of(self, pending: Pending) -> Request:
+    def _request_of(self, pending: PendingRequest) -> Request:
         return self._requests[next(serial for serial in pending.serials if serial is not None)]
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         return self.sets.members(process_set) if process_set in self.sets else ()
 
-    def _missing(self, pending: Pending) -> list[int]:
+    def _missing(self, pending: PendingRequest) -> list[int]:
         # What a rank submitted before it joined counts like anybody's.
         members = self._members(pending.process_set)
         return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
-    def _complete(self, match: Hashable, pending: Pending) -> Known | None:
+    def _complete(self, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
         """Answer what all have submitted; return the response if it is remembered."""
         del self._pending[match]
         serials = tuple(pending.serials)
@@ -228,7 +225,7 @@ class Coordinator:
         self._ready.append((known, () if NO_NOTE in notes else tuple(notes)))
         return known
 
-    def _learn(self, key: Hashable, match: Hashable, pending: Pending) -> Known | None:
+    def _learn(self, key: Hashable, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         requests = [self._requests[serial] for serial in pending.serials if serial is not None]
         all_members = self._members(pending.process_set)
@@ -251,7 +248,7 @@ class Coordinator:
             self._run_once(response)
             return None
         nbytes = sum(tensor.nbytes for tensor in first.tensors)
-        known = Known(self._declare(response), match, self._fuse_key(response), nbytes)
+        known = CachedResponse(self._declare(response), match, self._fuse_key(response), nbytes)
         self._known[key] = known
         self._keys[known.id] = key
         if len(self._known) > self._capacity:
@@ -259,7 +256,7 @@ class Coordinator:
             self._forget(self._known.pop(oldest))
         return known
 
-    def _forget(self, oldest: Known) -> None:
+    def _forget(self, oldest: CachedResponse) -> None:
         # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. What was not used for
         # longest is ready, and not in the log yet, only if all that is remembered is.
         if len(self._ready) >= len(self._known):
@@ -332,7 +329,7 @@ class Coordinator:
             )
         )
 
-    def _fail_if_hopeless(self, match: Hashable, pending: Pending) -> None:
+    def _fail_if_hopeless(self, match: Hashable, pending: PendingRequest) -> None:
         members = self._members(pending.process_set)
         for rank, reason in self._gone.items():
             if rank in members and pending.serials[rank] is None:
@@ -340,7 +337,7 @@ class Coordinator:
                 self._error(pending, reason, "PeerLostError", rank)
                 return
 
-    def _error(self, pending: Pending, error: str, error_type: str, culprit: int = -1) -> None:
+    def _error(self, pending: PendingRequest, error: str, error_type: str, culprit: int = -1) -> None:
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         request = self._request_of(pending)
         self._run_once(
@@ -358,7 +355,7 @@ class Coordinator:
     def _run_once(self, response: Response) -> None:
         self._flush_ready()
         key = self._declare(response)
-        self._log.append(Run((key,), ()))
+        self._log.append(LogEntry((key,)))
         self._free_ids.append(key)
 
     def _declare(self, response: Response) -> int:
@@ -367,17 +364,17 @@ class Coordinator:
         else:
             key = self._next_id
             self._next_id += 1
-        self._log.append(Declared(key, response))
+        self._log.append(LogEntry((key,), response=response))
         return key
 
     def _flush_ready(self) -> None:
         ready, self._ready = self._ready, []
         if len(ready) == 1:
             known, notes = ready[0]
-            self._log.append(Run((known.id,), notes))
+            self._log.append(LogEntry((known.id,), notes))
             return
         # A note belongs to one entry: what has notes is executed by itself.
         entries = [(i, None if notes else known.fuse_key, known.nbytes) for i, (known, notes) in enumerate(ready)]
         for group in fusion.plan(entries, self._threshold):
             notes = ready[group[0]][1]
-            self._log.append(Run(tuple(ready[i][0].id for i in group), notes))
+            self._log.append(LogEntry(tuple(ready[i][0].id for i in group), notes))

@@ -17,7 +17,7 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple, Protocol
 
-from horovod.core.coordinator import Declared, Run
+from horovod.core.coordinator import LogEntry
 from horovod.core.requests import NO_NOTE, ORDERED, Kind, Request
 from horovod.core.tally import Tally
 
@@ -182,14 +182,13 @@ class Gathering:
             del self._bit_of_match[match]
         self._tally.strike(bit, [rank for rank, _ in members])
 
-    def observe(self, log: Iterable[Declared | Run]) -> None:
+    def observe(self, log: Iterable[LogEntry]) -> None:
         """See from the log which rounds are over, before any rank of the host sees it."""
         for entry in log:
-            if isinstance(entry, Declared):
-                response = entry.response
-                self._match_of[entry.id] = (response.process_set, response.name)
+            if (response := entry.response) is not None:
+                self._match_of[entry.ids[0]] = (response.process_set, response.name)
                 if response.kind is Kind.JOIN:
-                    self._join_id = entry.id
+                    self._join_id = entry.ids[0]
             else:
                 if self._loose:
                     for key in entry.ids:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from horovod.core.coordinator import Coordinator, Declared, Known, Pending, Run
+from horovod.core.coordinator import CachedResponse, Coordinator, LogEntry, PendingRequest
 from horovod.core.generation import Generation
 from horovod.core.numbers import News, Numbers
 from horovod.core.requests import NO_NOTE, ORDERED, Request
@@ -60,7 +60,7 @@ class HubCoordinator(Coordinator):
         self._count_singly()
         super().leave(rank, reason)
 
-    def take(self) -> list[Declared | Run]:
+    def take(self) -> list[LogEntry]:
         """Return the log entries since the last call."""
         self._take_numbers()
         return super().take()
@@ -91,7 +91,7 @@ class HubCoordinator(Coordinator):
         super().fail_pending(match, error, error_type)
         self._numbers.close(match)
 
-    def _complete(self, match: Hashable, pending: Pending) -> Known | None:
+    def _complete(self, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
         self._take_numbers()
         known = super()._complete(match, pending)
         self._numbers.close(match)
@@ -102,7 +102,7 @@ class HubCoordinator(Coordinator):
                 self._numbers.note_run(known, [(rank, self._signature_of[serial], serial) for rank, serial in members])
         return known
 
-    def _forget(self, oldest: Known) -> None:
+    def _forget(self, oldest: CachedResponse) -> None:
         super()._forget(oldest)
         self._numbers.forget(oldest)
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from horovod.core.coordinator import Known
+from horovod.core.coordinator import CachedResponse
 from horovod.core.generation import Generation
 from horovod.core.tally import Tally, indices
 
@@ -56,7 +56,7 @@ class Numbered:
 
     number: int
     match: Hashable
-    known: Known
+    known: CachedResponse
     ranks: Mapping[int, tuple[tuple[int, int], ...]]
     serials: tuple[int, ...]
     users: set[int] = field(default_factory=set)
@@ -121,7 +121,7 @@ class Numbers:
             self._submit_of(numbered, host, takes)
         return bits & ~single
 
-    def take_complete(self) -> list[Known]:
+    def take_complete(self) -> list[CachedResponse]:
         """Return what all ranks have submitted since the last call, in the order of the numbers."""
         if not self._is_touched:
             return []
@@ -166,7 +166,7 @@ class Numbers:
 
     # -- what they stand for -------------------------------------------------------------------------------------
 
-    def note_run(self, known: Known, signatures: Sequence[tuple[int, int, int]]) -> None:
+    def note_run(self, known: CachedResponse, signatures: Sequence[tuple[int, int, int]]) -> None:
         """Take note of a response that came about by single submissions; the second time in a row it gets a number.
 
         Args:
@@ -199,7 +199,7 @@ class Numbers:
             self._of_host[host] |= numbered.bit
             self._news.setdefault(host, []).append(Number(number, members))
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: CachedResponse) -> None:
         """Note that a response has lost its id."""
         if self._latest.get(known.match) == known.id:
             del self._latest[known.match]

@@ -19,9 +19,9 @@ from horovod.engine.execution import Execution
 from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.loop import Loop
 from horovod.engine.ports import SILENT, Link, Observer
-from horovod.engine.records import ENDED, WAITED, now
-from horovod.engine.signatures import SignatureTable
+from horovod.engine.request_cache import RequestCache
 from horovod.engine.stats import Stats
+from horovod.engine.times import ENDED, WAITED, now
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Engine"]
@@ -54,8 +54,8 @@ class Engine:
         self.transport = transport = link.transport
         self.peers = link.peers
         self._observer = observer
-        self._signatures = SignatureTable(link.channel, max(1, config.cache_capacity), rank, sets, transport)
-        self._execution = Execution(link, self._signatures, observer)
+        self._requests = RequestCache(link.channel, max(1, config.cache_capacity), rank, sets, transport)
+        self._execution = Execution(link, self._requests, observer)
         self._state = self._execution.state
         self.ring = self._state.ring
         self._waits = self._wait_ns = 0
@@ -91,11 +91,11 @@ class Engine:
 
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
-        return self._signatures.count(request)
+        return self._requests.count(request)
 
     def check(self, request: Request) -> str:
         """Return why this rank may not submit a request, or an empty string."""
-        return self._signatures.check(request)
+        return self._requests.check(request)
 
     def submit(
         self,
@@ -144,7 +144,7 @@ class Engine:
         What takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
-        record = handle.record
+        record = handle.times
         began = record[WAITED] = now()
         self._waits += 1
         self._loop.run(handle, limit_s)
@@ -167,10 +167,10 @@ class Engine:
         submitted = now()
         if self._state.failure is not None:
             raise self._state.error()
-        signature = self._signatures.get(call, allocator, inputs, outputs, frame)
+        cached = self._requests.get(call, allocator, inputs, outputs, frame)
         return Handle(
-            allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, signature=signature,
-            record=[signature.request, submitted, 0, 0, 0, 0, 0, None], transfer=transfer,
+            allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, cached=cached,
+            times=[cached.request, submitted, 0, 0, 0, 0, 0, None], transfer=transfer,
         )  # fmt: skip
 
     def wait(self, handle: Handle) -> Sequence[Buffer]:
@@ -183,7 +183,7 @@ class Engine:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
         if not handle.done:
-            record = handle.record
+            record = handle.times
             began = record[WAITED] = now()
             self._waits += 1
             self._loop.wait(handle)
@@ -213,7 +213,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Return what this rank has done."""
-        usage = self._signatures.usage(list(self._state.inbox))
+        usage = self._requests.usage(list(self._state.inbox))
         return Stats(
             elapsed_s=(now() - self._born_ns) / 1e9,
             operations=sum(of_kind.operations for of_kind in usage.values()),

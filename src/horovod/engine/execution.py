@@ -8,15 +8,14 @@ from __future__ import annotations
 import threading
 
 from horovod import errors
-from horovod.core.coordinator import Run
 from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import NO_NOTE
 from horovod.engine.handles import Handle
 from horovod.engine.liveness import encode_reason
 from horovod.engine.ports import Link, Observer
-from horovod.engine.records import ENDED, SEQUENCE, STARTED, TOGETHER, now
-from horovod.engine.signatures import SignatureTable
+from horovod.engine.request_cache import RequestCache
 from horovod.engine.state import LEFT, Complete, Execute, Fail, State
+from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, now
 
 __all__ = ["Execution"]
 
@@ -29,17 +28,17 @@ class Execution:
 
     Args:
         link: this rank's connections.
-        signatures: numbers of the requests.
+        requests: what stands for them.
         observer: is told when this rank fails.
 
     Attributes:
         state: what is in flight, and how far the log is.
     """
 
-    def __init__(self, link: Link, signatures: SignatureTable, observer: Observer) -> None:
+    def __init__(self, link: Link, requests: RequestCache, observer: Observer) -> None:
         self._link = link
         self._channel, self._transport = link.channel, link.transport
-        self._signatures = signatures
+        self._requests = requests
         self._observer = observer
         self._watch = link.watch
         # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
@@ -59,8 +58,8 @@ class Execution:
 
     def describe(self, handle: Handle) -> str:
         """Return a submission in words."""
-        request = handle.signature.request
-        return describe_waiting(request, self._signatures.count(request)[0])
+        request = handle.cached.request
+        return describe_waiting(request, self._requests.count(request)[0])
 
     # -- the log -------------------------------------------------------------------------------------------------
 
@@ -97,21 +96,21 @@ class Execution:
         """
         state = self.state
         while (handle := state.accept()) is not None:
-            signature = handle.signature
-            if signature.id < 0:
-                self._signatures.declare(handle)
-            signature.in_flight += 1
-            signature.uses += 1
+            cached = handle.cached
+            if cached.id < 0:
+                self._requests.declare(handle)
+            cached.in_flight += 1
+            cached.uses += 1
             note = NO_NOTE
-            if signature.inline is not None:
+            if cached.inline is not None:
                 try:
-                    note = self._transport.offer(handle, signature.inline)
+                    note = self._transport.offer(handle, cached.inline)
                 except Exception as error:  # there was no memory for the copy; nobody else knows of it yet
                     state.rejected(handle)
                     self._fail(handle, error)
                     continue
             state.accepted(handle)
-            self._channel.submit(signature.id, note, patient)
+            self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:
         """Execute what the log holds.
@@ -124,25 +123,22 @@ class Execution:
             self._complete(state.settle(self._transport.settled))
         entry = take()
         while entry is not None:
-            if isinstance(entry, Run):
-                instruction = state.run(entry)
-                if isinstance(instruction, Execute):
-                    self._execute(instruction)
-                elif isinstance(instruction, Complete):
-                    self._mark(instruction.handle)
-                    instruction.handle.record[ENDED] = now()
-                    instruction.handle.finish()
-                elif isinstance(instruction, Fail):
-                    self._mark(instruction.handle)
-                    self._fail(instruction.handle, instruction.error)
-            else:
-                state.declared(entry.id, entry.response)
+            instruction = state.read(entry)
+            if isinstance(instruction, Execute):
+                self._execute(instruction)
+            elif isinstance(instruction, Complete):
+                self._mark(instruction.handle)
+                instruction.handle.times[ENDED] = now()
+                instruction.handle.finish()
+            elif isinstance(instruction, Fail):
+                self._mark(instruction.handle)
+                self._fail(instruction.handle, instruction.error)
             entry = take()
         if self._to_wake:
             self._wake()
 
     def _mark(self, handle: Handle) -> None:
-        record = handle.record
+        record = handle.times
         record[STARTED], record[SEQUENCE], record[TOGETHER] = now(), self.state.sequence, 1
 
     def _execute(self, execute: Execute) -> None:
@@ -151,7 +147,7 @@ class Execution:
         handles = [first] if len(batch) == 1 else [handle for _, handle in batch]
         started, sequence, together = now(), state.sequence, len(handles)
         for handle in handles:
-            record = handle.record
+            record = handle.times
             record[STARTED], record[SEQUENCE], record[TOGETHER] = started, sequence, together
         if self._to_wake:
             # An operation whose data was sent along takes no time and does not block: do a few more before waking.
@@ -185,7 +181,7 @@ class Execution:
     def _complete(self, handles: list[Handle]) -> None:
         ended = now()
         for handle in handles:
-            handle.record[ENDED] = ended
+            handle.times[ENDED] = ended
             handle.finish(None if handle.transfer is None else handle.deliver(), wake=False)
             if handle.waiters:
                 # A thread that is woken now has to wait for the interpreter until this one has nothing more to do.

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import msgspec
 
 from horovod.core.requests import ITEMSIZE, Request
-from horovod.engine.records import ENDED, ERROR, Record, now
+from horovod.engine.times import ENDED, ERROR, Times, now
 from horovod.transports.base import Inline, Work
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Allocator", "Handle", "Signature", "Transfer"]
+__all__ = ["Allocator", "CachedRequest", "Handle", "Transfer"]
 
 
 class Allocator(Protocol):
@@ -38,8 +38,8 @@ class Transfer(Protocol):
         """Start to bring the outputs back."""
 
 
-class Signature:
-    """A request as this rank has declared it.
+class CachedRequest:
+    """A request that this rank has submitted before.
 
     Attributes:
         id: what stands for it in a submission; -1 while it is not declared.
@@ -70,8 +70,8 @@ class Handle(Work, kw_only=True, eq=False):
 
     Attributes:
         allocator: the framework's adapter.
-        signature: what was submitted.
-        record: when what happened to it.
+        cached: what was submitted.
+        times: see ``horovod.engine.times``.
         transfer: for tensors of a device, else None.
         accepted: whether the engine has taken it over from the thread that submitted it.
         done: whether it ended, well or not.
@@ -82,8 +82,8 @@ class Handle(Work, kw_only=True, eq=False):
     """
 
     allocator: Allocator
-    signature: Signature
-    record: Record
+    cached: CachedRequest
+    times: Times
     transfer: Transfer | None = None
     accepted: bool = False
     done: bool = False
@@ -98,7 +98,7 @@ class Handle(Work, kw_only=True, eq=False):
         outputs = self.outputs
         if index < len(outputs):
             return outputs[index]
-        dtype = self.signature.request.tensors[index].dtype
+        dtype = self.cached.request.tensors[index].dtype
         tensor = None if self.lend is None or self.transfer is not None else self._borrow(self.lend, shape, dtype)
         if tensor is None:
             tensor = self.allocator.empty(shape, dtype, self.inputs[index])
@@ -139,8 +139,8 @@ class Handle(Work, kw_only=True, eq=False):
             return
         self.error = error
         if error is not None:
-            self.record[ENDED], self.record[ERROR] = now(), str(error)
-        self.signature.in_flight -= 1
+            self.times[ENDED], self.times[ERROR] = now(), str(error)
+        self.cached.in_flight -= 1
         self.inputs = ()
         self.done = True
         if wake:

@@ -23,9 +23,9 @@ from typing import Any
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Link
-from horovod.engine.records import SUBMITTED, now
 from horovod.engine.signals import Guard
 from horovod.engine.state import Wait
+from horovod.engine.times import SUBMITTED, now
 from horovod.errors import HorovodInternalError, RequestError
 
 __all__ = ["Loop"]
@@ -90,7 +90,7 @@ class Loop:
             self._state.submit(handle)
         finally:
             if not patient:
-                self._state.submitted_ns = handle.record[SUBMITTED]
+                self._state.submitted_ns = handle.times[SUBMITTED]
             if self._is_asleep and not (self._guard.allows() if patient else self._is_alone):
                 self._wake()
             if self.is_over:

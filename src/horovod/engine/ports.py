@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from horovod.core.coordinator import Coordinator, Declared, Run
+from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation
 from horovod.core.requests import Request
 from horovod.engine.board import Board
 from horovod.engine.handles import Handle
-from horovod.engine.records import Ring
 from horovod.engine.stats import Stats
+from horovod.engine.times import Ring
 from horovod.errors import HorovodInternalError
 from horovod.transports.base import Transport, Watch
 
@@ -25,7 +25,6 @@ __all__ = [
     "Channel",
     "Doorbell",
     "Link",
-    "LogEntry",
     "Monitor",
     "Observer",
     "Peers",
@@ -34,8 +33,6 @@ __all__ = [
     "Transport",
     "Watch",
 ]
-
-LogEntry = Declared | Run
 
 
 class Channel(Protocol):

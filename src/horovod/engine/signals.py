@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from horovod.engine.records import now
+from horovod.engine.times import now
 
 __all__ = ["Guard", "trust"]
 

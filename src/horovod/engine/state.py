@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from horovod import errors
-from horovod.core.coordinator import Run
+from horovod.core.coordinator import LogEntry
 from horovod.core.departures import waited_in_vain
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Response
 from horovod.engine.handles import Handle
-from horovod.engine.records import new_ring
+from horovod.engine.times import new_ring
 from horovod.transports.base import Entry
 
 __all__ = ["LEFT", "Complete", "Execute", "Fail", "State", "Wait"]
@@ -114,15 +114,15 @@ class State:
         Raises:
             DuplicateNameError: a tensor of this name is in flight.
         """
-        name = handle.signature.name
+        name = handle.cached.name
         try:
             if name is not None and (other := self.named.setdefault(name, handle)) is not handle:
                 raise errors.DuplicateNameError(
                     f"a tensor named {name[1].partition('.')[2]!r} is still in flight, submitted at "
-                    f"{other.signature.request.site}; synchronize() it first, or give this one another name"
+                    f"{other.cached.request.site}; synchronize() it first, or give this one another name"
                 )
             self.inbox.append(handle)  # this one step decides
-            self.ring.append(handle.record)
+            self.ring.append(handle.times)
         except BaseException:
             self.withdraw(handle)
             raise
@@ -132,7 +132,7 @@ class State:
         with contextlib.suppress(ValueError):
             self.inbox.remove(handle)
             handle.accepted = False
-        name = handle.signature.name
+        name = handle.cached.name
         if not handle.accepted and name is not None and self.named.get(name) is handle:
             del self.named[name]
 
@@ -152,25 +152,24 @@ class State:
 
     def accepted(self, handle: Handle) -> None:
         """Keep a submission that was sent to the coordinator until the log answers it."""
-        if handle.signature.name is None:
-            self.unnamed.setdefault(handle.signature.request.process_set, collections.deque()).append(handle)
+        if handle.cached.name is None:
+            self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).append(handle)
 
     def rejected(self, handle: Handle) -> None:
         """Forget a submission that could not be sent."""
-        if handle.signature.name is not None:
-            del self.named[handle.signature.name]
+        if handle.cached.name is not None:
+            del self.named[handle.cached.name]
 
     # -- the log -------------------------------------------------------------------------------------------------
 
-    def declared(self, key: int, response: Response) -> None:
-        """From now on ``key`` stands for ``response``."""
-        self._entries[key] = Entry(response, self._rank)
-
-    def run(self, run: Run) -> Execute | Complete | Fail | None:
-        """Take the next entry of the log; None if this rank has no part in it."""
+    def read(self, logged: LogEntry) -> Execute | Complete | Fail | None:
+        """Take the next entry of the log; None if this rank has nothing to do for it."""
+        ids, entries = logged.ids, self._entries
+        if logged.response is not None:
+            entries[ids[0]] = Entry(logged.response, self._rank)
+            return None
         self.sequence += 1
         # Fused entries have the same members, so this rank takes part in all or in none.
-        ids, entries = run.ids, self._entries
         entry = entries[ids[0]]
         if entry.me < 0:
             return None
@@ -182,7 +181,7 @@ class State:
             batch += [(entries[key], self._match(entries[key])) for key in ids[1:]]
             self.fused += len(ids)
             self.fusions += 1
-        return Execute(batch, run.notes)
+        return Execute(batch, logged.notes)
 
     def _match(self, entry: Entry) -> Handle:
         """Take out the submission that an entry of the log answers."""
@@ -197,10 +196,10 @@ class State:
 
     def put_back(self, handle: Handle) -> None:
         """Keep an operation whose execution failed, so that it fails with all others."""
-        if handle.signature.name is not None:
-            self.named[handle.signature.name] = handle
+        if handle.cached.name is not None:
+            self.named[handle.cached.name] = handle
         else:
-            self.unnamed.setdefault(handle.signature.request.process_set, collections.deque()).appendleft(handle)
+            self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).appendleft(handle)
 
     def _answer(self, response: Response, handle: Handle) -> Complete | Fail:
         if response.error:
@@ -271,8 +270,8 @@ class State:
         with contextlib.suppress(IndexError):
             while True:
                 handle = self.inbox.popleft()
-                if handle.signature.name is not None:
-                    self.named.pop(handle.signature.name, None)
+                if handle.cached.name is not None:
+                    self.named.pop(handle.cached.name, None)
                 handles.append(handle)
         return handles
 
@@ -284,7 +283,7 @@ class State:
         found += list(self.named.values())
         for queue in list(self.unnamed.values()):
             found += list(queue)
-        return found + [handle for handle in list(self.inbox) if handle.signature.name is None]
+        return found + [handle for handle in list(self.inbox) if handle.cached.name is None]
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""

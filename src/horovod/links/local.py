@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from horovod.config import Config
-from horovod.core.coordinator import Coordinator
+from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
 from horovod.core.requests import NO_NOTE, Request
-from horovod.engine.ports import Link, LogEntry
+from horovod.engine.ports import Link
 from horovod.transports.local import LocalTransport
 
 __all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]

@@ -8,7 +8,7 @@ from types import TracebackType
 from horovod.core.departures import LEFT
 from horovod.core.mismatch import describe_waiting
 from horovod.engine import callsite
-from horovod.engine.records import REQUEST, Ring
+from horovod.engine.times import REQUEST, Ring
 from horovod.errors import PeerLostError
 from horovod.phrases import printable
 from horovod.tracebacks import without_plumbing

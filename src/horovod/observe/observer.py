@@ -15,7 +15,7 @@ from horovod.core.stall import Waiting
 from horovod.engine.board import Query
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Subject
-from horovod.engine.records import ENDED, REQUEST, SEQUENCE, STARTED, now
+from horovod.engine.times import ENDED, REQUEST, SEQUENCE, STARTED, now
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger
 from horovod.observe import announce

@@ -15,7 +15,7 @@ import msgspec
 from horovod.core.requests import Request
 from horovod.engine.board import Board, Query
 from horovod.engine.handles import Handle
-from horovod.engine.records import now
+from horovod.engine.times import now
 from horovod.observe import stacks
 
 __all__ = ["PATIENCE_S", "Blocked", "Queries", "Status"]
@@ -171,7 +171,7 @@ def current_status(
     others = [_blocked(handle, members_of, count) for handle in waits.values() if handle is not main]
     if len(others) > _MOST_OTHERS:
         others, free = [], free or "more threads than can be told"
-    operations = count(main.signature.request)[1] if main is not None else 0
+    operations = count(main.cached.request)[1] if main is not None else 0
     number = len(still) if still is not None and still == pending else -1
     return Status(stack, blocked, failure, others, free, number, operations, any_)
 
@@ -179,7 +179,7 @@ def current_status(
 def _blocked(
     handle: Handle, members_of: Callable[[int], tuple[int, ...]], count: Callable[[Request], tuple[int, int]]
 ) -> Blocked:
-    _, submitted, _, _, started, *_ = handle.record
-    request = handle.signature.request
+    _, submitted, _, _, started, *_ = handle.times
+    request = handle.cached.request
     waited_s = (now() - submitted) / 1e9
     return Blocked(request, members_of(request.process_set), waited_s, started > 0, count(request)[0])

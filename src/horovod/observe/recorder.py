@@ -14,7 +14,7 @@ from typing import Any
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.stall import Waiting
 from horovod.engine import signals
-from horovod.engine.records import Record, Ring, now
+from horovod.engine.times import Ring, now
 from horovod.logs import logger
 from horovod.observe import stacks
 from horovod.observe.queries import Status
@@ -104,7 +104,7 @@ class Recorder:
             operations=[self._operation(record) for record in list(self._ring)],
         )
 
-    def _operation(self, record: Record) -> dumps.Operation:
+    def _operation(self, record: list[Any]) -> dumps.Operation:
         request, submitted, waited, sequence, started, ended, together, error = record
         key = request.process_set
         return dumps.Operation(

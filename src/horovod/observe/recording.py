@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from horovod.core.requests import Request
 from horovod.engine.board import Board, Session
-from horovod.engine.records import CAPACITY, ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Record, Ring
+from horovod.engine.times import CAPACITY, ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Ring, Times
 from horovod.timeline.events import Events, Span
 
 __all__ = ["Recording"]
@@ -43,9 +43,9 @@ class Recording:
         self._board = board
         title = f"rank {rank} (pid {os.getpid()} on {os.uname().nodename})"
         self._events = Events(rank, title, session.since_ns, self._marks)
-        self._last: Record | None = None
-        self._open: list[Record] = []
-        self._noted: list[tuple[Record, int, int]] = []
+        self._last: Times | None = None
+        self._open: list[Times] = []
+        self._noted: list[tuple[Times, int, int]] = []
 
     @property
     def is_hungry(self) -> bool:
@@ -92,19 +92,19 @@ class Recording:
         """One of the ranks that execute an entry of the log marks it; none when its process set is gone meanwhile."""
         return self.session.mark_cycles and self._members(process_set)[:1] == (self._rank,)
 
-    def _is_within(self, record: Record) -> bool:
+    def _is_within(self, record: Times) -> bool:
         session, sequence = self.session, record[SEQUENCE]
         if not sequence:
             return bool(record[ENDED] >= session.since_ns)
         return bool(sequence > session.begin and not 0 < session.end <= sequence)
 
-    def _fresh(self) -> list[Record]:
+    def _fresh(self) -> list[Times]:
         """What was submitted since the last look."""
         ring, last = self._ring, self._last
         if not ring or ring[-1] is last:
             return []
         # Most looks find a few; to copy the ring would fetch thousands of records into the cache of whoever computes.
-        fresh: list[Record] = []
+        fresh: list[Times] = []
         try:
             for record in reversed(ring):
                 if record is last:
@@ -118,7 +118,7 @@ class Recording:
             self._events.lost(fresh[0][SUBMITTED])
         return fresh
 
-    def _readiness(self, record: Record, key: int) -> tuple[int, int]:
+    def _readiness(self, record: Times, key: int) -> tuple[int, int]:
         """When the last rank submitted it, and which rank that was."""
         board = self._board
         if board is None or not record[STARTED]:
@@ -133,7 +133,7 @@ class Recording:
         return latest, last
 
 
-def _after(last: Record | None, records: list[Record]) -> list[Record]:
+def _after(last: Times | None, records: list[Times]) -> list[Times]:
     """The records that follow ``last``; all, if it is not there."""
     for index in range(len(records) - 1, -1, -1):
         if records[index] is last:
@@ -141,6 +141,6 @@ def _after(last: Record | None, records: list[Record]) -> list[Record]:
     return records
 
 
-def _key(record: Record) -> int:
+def _key(record: Times) -> int:
     request: Request = record[REQUEST]
     return int(record[SEQUENCE]) << 32 | zlib.crc32(request.name.encode())

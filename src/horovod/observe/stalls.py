@@ -17,7 +17,7 @@ from horovod.core.requests import Request
 from horovod.core.stall import Waiting, names
 from horovod.engine.board import Query
 from horovod.engine.handles import Handle
-from horovod.engine.records import SUBMITTED, now
+from horovod.engine.times import SUBMITTED, now
 from horovod.errors import DeadlockError, StallError
 from horovod.logs import logger
 from horovod.observe.deadlock import DeadlockWatch
@@ -155,7 +155,7 @@ class StallWatch:
         Raises:
             StallError: after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         """
-        requests = [(handle.record[SUBMITTED], handle.signature.request) for handle in pending]
+        requests = [(handle.times[SUBMITTED], handle.cached.request) for handle in pending]
         if not requests or not self._first_s:
             self._asked = False
             return

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from horovod.engine.board import EVERY_SESSION, Board, Query, Session
-from horovod.engine.records import Ring, now
+from horovod.engine.times import Ring, now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
 from horovod.timeline.events import Events

@@ -71,7 +71,7 @@ __all__ += everywhere.__all__
 # Private in Horovod as well, and used outside of it all the same.
 _NULL = ""
 _basics = HorovodBasics()
-_handle_map = comm._tickets
+_handle_map = comm._open
 
 at_init(keep_out_of_graphs)
 

@@ -11,11 +11,10 @@ import time
 from collections.abc import Sequence
 
 from horovod.core import numbers
-from horovod.core.coordinator import Declared, Run
+from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Gathering
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import Request
-from horovod.engine.ports import LogEntry
 from horovod.links.hosts import frames
 from horovod.links.hosts.relay import HUB, Relay
 from horovod.links.shm.channel import SUBMIT, CoordinatorChannel
@@ -86,9 +85,9 @@ class RemoteDecider(_Keeper):
         while log:
             message = log.popleft()
             if isinstance(message, frames.Run):
-                entries.append(Run(message.ids, message.notes))
+                entries.append(LogEntry(message.ids, message.notes))
             elif isinstance(message, frames.Declared):
-                entries.append(Declared(message.id, message.response))
+                entries.append(LogEntry((message.id,), response=message.response))
             elif isinstance(message, frames.State):
                 self._departures.append(message)
             elif isinstance(message, frames.Number):
@@ -243,9 +242,9 @@ class LeaderChannel(CoordinatorChannel):
 
 
 def _told(entry: LogEntry) -> frames.Message:
-    if isinstance(entry, Run):
+    if entry.response is None:
         return frames.Run(entry.ids, entry.notes)
-    return frames.Declared(entry.id, entry.response)
+    return frames.Declared(entry.ids[0], entry.response)
 
 
 def _number_told(item: numbers.News) -> frames.Message:

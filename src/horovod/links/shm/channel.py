@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from horovod.core.coordinator import Declared, Run
+from horovod.core.coordinator import LogEntry
 from horovod.core.requests import Request, Response
-from horovod.engine.ports import LogEntry
 from horovod.links.local import Decider, LocalChannel
 from horovod.transports.shm.control import Control, State
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
@@ -77,10 +76,10 @@ class WorkerChannel:
             return None
         kind, words = record
         if kind == _RUN:
-            return Run((words[0],), tuple(words[1:]))
+            return LogEntry((words[0],), tuple(words[1:]))
         if kind == _RUN_FUSED:
-            return Run(tuple(words), ())
-        return Declared(words[0], _decode_response(bytes_of(words, 1)))
+            return LogEntry(tuple(words))
+        return LogEntry((words[0],), response=_decode_response(bytes_of(words, 1)))
 
     def tend(self, fate: Callable[[int], str]) -> None:
         """Nothing to do here."""
@@ -200,13 +199,12 @@ class CoordinatorChannel(LocalChannel):
         self._log.extend(log)
         writer = self._writer
         for entry in log:
-            if isinstance(entry, Run):
-                if len(entry.ids) == 1:
-                    writer.put(_RUN, entry.ids + entry.notes)
-                else:
-                    writer.put(_RUN_FUSED, entry.ids)
+            if entry.response is not None:
+                writer.put_bytes(_DECLARED, entry.ids, _encode(entry.response))
+            elif len(entry.ids) == 1:
+                writer.put(_RUN, entry.ids + entry.notes)
             else:
-                writer.put_bytes(_DECLARED, (entry.id,), _encode(entry.response))
+                writer.put(_RUN_FUSED, entry.ids)
         self._ring()
 
     def _ring(self) -> None:

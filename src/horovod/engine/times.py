@@ -1,7 +1,7 @@
-"""One record per operation: what the flight recorder keeps, and the timeline is made of.
+"""The times of one operation, which the flight recorder keeps and the timeline is made of.
 
-A record is a plain list, filled in as the operation goes on, because it is made on the way of every operation;
-times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share, and 0 for what has not happened.
+They are a plain list, filled in as the operation goes on, because that costs least. Times are nanoseconds of
+CLOCK_MONOTONIC, which all processes of a host share, and 0 for events that have not happened.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "SUBMITTED",
     "TOGETHER",
     "WAITED",
-    "Record",
     "Ring",
+    "Times",
     "new_ring",
     "now",
 ]
@@ -29,10 +29,10 @@ __all__ = [
 #: How many operations are remembered.
 CAPACITY = 4096
 
-Record = list[Any]
-Ring = collections.deque[Record]
+Times = list[Any]
+Ring = collections.deque[Times]
 
-#: Places in a record: what was submitted; when; since when somebody waits for it; its place in the log; when its
+#: Places in the list: what was submitted; when; since when somebody waits for it; its place in the log; when its
 #: execution began and ended; how many were executed together with it; why it failed.
 REQUEST, SUBMITTED, WAITED, SEQUENCE, STARTED, ENDED, TOGETHER, ERROR = range(8)
 

@@ -1,4 +1,4 @@
-"""Which number stands for which request: the rank's half of what Horovod calls the response cache."""
+"""The requests of this rank and the numbers that stand for them: its half of Horovod's response cache."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.engine import callsite
 from horovod.engine.calls import Call
-from horovod.engine.handles import Allocator, Handle, Signature
+from horovod.engine.handles import Allocator, CachedRequest, Handle
 from horovod.engine.ports import Channel
 from horovod.engine.stats import Usage
 from horovod.errors import RequestError
 from horovod.transports.base import Transport
 from horovod.transports.kernels import Buffer
 
-__all__ = ["SignatureTable"]
+__all__ = ["RequestCache"]
 
 
 # An attribute of an enum class costs more than a name, in every operation.
@@ -38,7 +38,7 @@ def dtype_name(buffer: Any) -> str:
     return str(buffer.dtype).rpartition(".")[2]
 
 
-class SignatureTable:
+class RequestCache:
     """Describes a request the first time it is seen; declares it and gives it a number when it is submitted.
 
     ``get`` is called by every thread that submits; it adds to the table in one step, so it may be interrupted anywhere.
@@ -60,7 +60,7 @@ class SignatureTable:
         self._fresh = transport.fresh
         self._capacity = capacity
         # In this order they are forgotten; to find the first key of a plain dict takes a look at all removed before it.
-        self._known: collections.OrderedDict[Any, Signature] = collections.OrderedDict()
+        self._known: collections.OrderedDict[Any, CachedRequest] = collections.OrderedDict()
         self._free: collections.deque[int] = collections.deque()
         self._next = 0
         self._forgotten: dict[Kind, Usage] = {}
@@ -72,8 +72,8 @@ class SignatureTable:
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer] | None,
         frame: FrameType,
-    ) -> Signature:
-        """Return the signature of a request.
+    ) -> CachedRequest:
+        """Return what is remembered of a request; describe it the first time.
 
         Args:
             call: what is asked for.
@@ -115,14 +115,14 @@ class SignatureTable:
                 placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
             tensors = tuple([(t.dtype, t.shape) for t in inputs])
             key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
-        signature = self._known.get(key)
-        if signature is not None:
-            return signature
+        cached = self._known.get(key)
+        if cached is not None:
+            return cached
         return self._known.setdefault(key, self._describe(call, inputs, placement, frame))
 
     def _describe(
         self, call: Call, inputs: Sequence[Buffer], placement: tuple[int, ...], frame: FrameType
-    ) -> Signature:
+    ) -> CachedRequest:
         specs = tuple(TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in inputs)
         request = Request(
             call.name, call.kind, call.process_set, specs, call.op, float(call.prescale), float(call.postscale),
@@ -132,20 +132,20 @@ class SignatureTable:
         if error:
             raise RequestError(f"{error} (at {request.site})")
         request = msgspec.structs.replace(request, fuse_class=self._transport.fuse_class(request))
-        return Signature(request, frame.f_code)
+        return CachedRequest(request, frame.f_code)
 
     def check(self, request: Request) -> str:
         """Return why a request of this rank is wrong by itself, or an empty string."""
         return rules.check(request, self._members(request), self._rank)
 
     def declare(self, handle: Handle) -> None:
-        """Give the signature of a submission a number, and let the coordinator know what it stands for."""
-        signature = handle.signature
-        request = signature.request
-        signature.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
+        """Give the request of a submission a number, and let the coordinator know what it stands for."""
+        cached = handle.cached
+        request = cached.request
+        cached.inline = self._transport.inline(handle.kernels, request, len(self._members(request) or ()))
         self._forget_surplus()
-        signature.id = self._free.popleft() if self._free else self._new_id()
-        self._channel.declare(signature.id, request)
+        cached.id = self._free.popleft() if self._free else self._new_id()
+        self._channel.declare(cached.id, request)
 
     def usage(self, others: Sequence[Handle]) -> dict[Kind, Usage]:
         """Return how much was submitted, by kind.
@@ -155,9 +155,9 @@ class SignatureTable:
         """
         found = dict(self._forgotten)
         for handle in others:
-            _count(found, handle.signature, 1)
-        for signature in list(self._known.values()):
-            _count(found, signature, signature.uses)
+            _count(found, handle.cached, 1)
+        for cached in list(self._known.values()):
+            _count(found, cached, cached.uses)
         return found
 
     def count(self, request: Request) -> tuple[int, int]:
@@ -187,17 +187,17 @@ class SignatureTable:
                 key = next(iter(known))
             except RuntimeError:  # another thread adds one at this moment
                 return
-            signature = known.pop(key)
-            if signature.in_flight or signature.id < 0:
+            cached = known.pop(key)
+            if cached.in_flight or cached.id < 0:
                 # Not one of many handles is looked at twice before all others were.
-                known.setdefault(key, signature)
+                known.setdefault(key, cached)
                 continue
-            _count(self._forgotten, signature, signature.uses)
-            self._free.append(signature.id)
-            signature.id, signature.uses = -1, 0
+            _count(self._forgotten, cached, cached.uses)
+            self._free.append(cached.id)
+            cached.id, cached.uses = -1, 0
 
 
-def _count(into: dict[Kind, Usage], signature: Signature, uses: int) -> None:
-    kind = signature.request.kind
+def _count(into: dict[Kind, Usage], cached: CachedRequest, uses: int) -> None:
+    kind = cached.request.kind
     before = into.get(kind, Usage())
-    into[kind] = Usage(before.operations + uses, before.bytes + uses * signature.nbytes)
+    into[kind] = Usage(before.operations + uses, before.bytes + uses * cached.nbytes)
