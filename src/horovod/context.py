@@ -89,7 +89,7 @@ def init(world: World | None = None) -> None:
 
 def _begin(world: World | None) -> None:
     _hook_errors()
-    # What ended an earlier job, or was to end it, is past.
+    # Forget how an earlier job ended.
     _context.ending = Ending()
     _context.has_failed_to_begin = True  # until it is known better
     if not _context.registered:

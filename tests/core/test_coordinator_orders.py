@@ -1,4 +1,4 @@
-"""Whatever the order in which ranks submit: every response once, one log for all, nothing left."""
+"""Ranks submit in any order: every response once, one log for all, nothing left."""
 
 from __future__ import annotations
 

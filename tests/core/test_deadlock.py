@@ -1,4 +1,4 @@
-"""Who can never go on, and what the numbers say of the cause."""
+"""The ranks that can never go on, and what the numbers say of the cause."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_exactly_those_are_stuck_whom_nothing_frees(
 ) -> None:
     operations, waits = scene
     claimed = deadlocked({rank: [m - p for m, p in (operations[i] for i in own)] for rank, own in waits.items()})
-    # Whoever is free submits everything there is.
+    # A free rank submits everything there is.
     free = {rank for members, _ in operations for rank in members} - waits.keys()
     while True:
         done = {index for index, (members, present) in enumerate(operations) if members <= present | free}

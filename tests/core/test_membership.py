@@ -1,4 +1,4 @@
-"""Memberships by tables, and whatever happens in any order: one rank 0 that has the state, no gaps, no endless wait."""
+"""Memberships by tables, and by events in any order: one rank 0 that has the state, no gaps, no endless wait."""
 
 from __future__ import annotations
 

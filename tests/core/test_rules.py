@@ -1,4 +1,4 @@
-"""What may be asked for at all."""
+"""Requests that are wrong by themselves."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_an_impossible_change_is_a_value_error_for_all(wanted: Request, why: str
 @orders
 @given(rng=randoms)
 def test_overlapping_and_disjoint_sets_at_work_at_once(rng: random.Random) -> None:
-    """Members use their sets in whatever order they like; one log serves all."""
+    """Members use their sets in any order; one log serves all."""
     job = PaperJob(5)
     groups = [(0, 1), (1, 2, 3), (3, 4), (0, 4), (2,)]
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, on paper."""
+"""Which rank waits for which, on paper."""
 
 from __future__ import annotations
 

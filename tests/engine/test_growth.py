@@ -1,4 +1,4 @@
-"""Whatever is done often leaves nothing behind: descriptors, threads, mappings, memory."""
+"""Operations that are repeated leave nothing behind: descriptors, threads, mappings, memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, run_ranks
 
-#: What the C library may keep for itself.
+#: The C library may keep so much for itself.
 SLACK_KB = 4096
 
 
 class Footprint(NamedTuple):
-    """What a process holds."""
+    """Return what a process holds."""
 
     files: int
     threads: int

@@ -269,7 +269,7 @@ def _plain_fork() -> int:
             hvd.shutdown()
             sys.exit(7)
         finally:
-            # What atexit would do, without the harness's own handlers.
+            # As atexit would, without the harness's own handlers.
             from horovod import context
 
             context._at_exit()

@@ -147,7 +147,7 @@ def ask_against_submit(stage: Stage, ranks: Ranks) -> None:
 
 
 def poll_against_tick(stage: Stage, ranks: Ranks) -> None:
-    """Who polls in a loop finds it done, without ever waiting."""
+    """A loop over poll finds it done, without ever waiting."""
 
     def act(rank: int) -> list[float]:
         handle = ranks.submit(rank, "x")

@@ -1,4 +1,4 @@
-"""What a script that ends with an exception prints, and what the other ranks are told of it."""
+"""A script that ends with an exception: its own output, and the error of the other ranks."""
 
 from __future__ import annotations
 
@@ -141,6 +141,6 @@ def test_of_a_stack_the_lines_of_the_user_are_told() -> None:
 def test_a_stack_ends_with_the_code_that_called_this_package() -> None:
     frame = 'File "<called>", line 2, in call'
     assert _stack_of("user", "horovod.torch", "torch.utils", "horovod.engine") == [frame]
-    # Who waits in torch for something else shows it.
+    # A thread that waits in torch for something else shows it.
     assert _stack_of("user", "torch.utils") == [frame] * 2
     assert _stack_of("horovod.data", "user") == [frame] * 2

@@ -1,4 +1,4 @@
-"""Who lingers waits for a limited time; what is not done then is done in the background."""
+"""A wait with a limit: an operation that is not done then goes on in the background."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from horovod.errors import PeerLostError
 
 
 class Log:
-    """What a rank has in flight, of which the log, as far as it was read, may not have told the end."""
+    """Operations in flight, some of which may have ended in entries of the log that are not read yet."""
 
     def __init__(self, unread: list[str], waiting: list[str]) -> None:
         self.unread, self.waiting = unread, waiting

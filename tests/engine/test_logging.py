@@ -22,7 +22,7 @@ log.warning("first line\\nsecond line")
 
 
 def output(tmp_path: Path, before: str = "", after: str = "", **environ: str) -> list[str]:
-    """What a script of one rank prints."""
+    """Return the output of a script of one rank."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(before=before, after=after))
     code, text = run([sys.executable, str(script)], tmp_path, **environ)

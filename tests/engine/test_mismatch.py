@@ -67,7 +67,7 @@ def _group_length(hvd: Any, rank: int) -> Any:
     return hvd.grouped_allreduce([np.ones(2)] * (rank + 1), name="grad")
 
 
-#: What differs; how the text begins; rank 0's and rank 1's value in it.
+#: The difference; how the text begins; rank 0's and rank 1's value in it.
 CASES: dict[str, tuple[Callable[[Any, int], Any], str, str, str]] = {
     "kind": (_kind, "Mismatched operations", "allgather", "allreduce"),
     "shape": (_shape, "Mismatched ALLREDUCE tensor shapes", "[4]", "[5]"),

@@ -1,4 +1,4 @@
-"""Ranks may submit in whatever order and from whatever thread they like; everything still meets its partner."""
+"""Ranks may submit in any order and from any thread; everything still meets its partner."""
 
 from __future__ import annotations
 

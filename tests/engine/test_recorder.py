@@ -129,7 +129,7 @@ def test_the_rank_whose_script_fails_writes_too(tmp_path: Path) -> None:
     assert "ValueError: not a number" in text and f'File "{tmp_path / "s.py"}", line 7' in text
     assert "(rank 0 failed afterwards.)" in text
     assert f"horovodrun: what the ranks were doing: horovodrun --doctor {tmp_path / 'dump'}" in output
-    # What only follows from another rank's end is told in a few lines, which end in the script.
+    # An error that follows from another rank's end has a few lines, which end in the script.
     lines = printed(output, "[0]<stderr>:")
     assert lines[-4:-1] == [
         "Traceback (most recent call last):",

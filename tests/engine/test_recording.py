@@ -1,4 +1,4 @@
-"""What one rank finds in the ring of its records."""
+"""The operations that one rank finds in its ring."""
 
 from __future__ import annotations
 

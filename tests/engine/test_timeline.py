@@ -1,4 +1,4 @@
-"""The timeline of real ranks: begun by a variable or a call, of all ranks, complete whatever happens."""
+"""The timeline of real ranks: begun by a variable or a call, of all ranks, always complete."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_all_ranks_are_on_one_clock(tmp_path: Path) -> None:
 
 
 def test_the_schema_of_the_trace_format(tmp_path: Path) -> None:
-    """What chrome://tracing and Perfetto need: types, known phases, slices of a row that do not overlap."""
+    """Check the needs of chrome://tracing and Perfetto: types, known phases, slices of a row that do not overlap."""
     path = tmp_path / "timeline.json"
     run_ranks(2, _a_few, env={"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"})
     ends: dict[tuple[int, int], float] = {}

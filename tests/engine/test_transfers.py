@@ -1,4 +1,4 @@
-"""What comes from a device goes back when every rank has done its part, and what fails on the way fails alone."""
+"""Tensors of a device go back when every rank has done its part; a failed transfer fails alone."""
 
 from __future__ import annotations
 

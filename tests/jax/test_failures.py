@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from harness import Ranks, run_ranks
-from kernel import needs_sleepers
 
 from horovod.errors import PeerLostError
 
@@ -206,26 +205,6 @@ def test_several_local_devices() -> None:
         2, _several_devices, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, framework="jax"
     ).outcomes()
     assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
-
-
-def _two_orders() -> str:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-    from horovod.errors import DeadlockError
-
-    first, second = ("x", "y") if hvd.rank() else ("y", "x")
-    with pytest.raises(DeadlockError) as caught, hvd.typed_errors():
-        found = jax.jit(lambda x: hvd.allreduce(x, name=first))(jnp.ones(3))
-        jax.block_until_ready(jax.jit(lambda x: hvd.allreduce(x, name=second))(found))
-    return str(caught.value)
-
-
-@needs_sleepers
-def test_ranks_that_wait_for_each_other_inside_of_programs_are_told_so() -> None:
-    for text in run_ranks(2, _two_orders, framework="jax", env={"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}):
-        assert "Ranks 0, 1 wait for each other, and will for ever" in text
 
 
 def _interrupted() -> None:

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 from harness import Ranks, run_ranks
-from kernel import needs_sleepers
 
 
 def _until_somebody_dies() -> tuple[str, str]:
@@ -38,33 +37,6 @@ def test_a_rank_that_is_killed_ends_the_fit_of_the_others(backend: str) -> None:
     assert kind == ("UnknownError" if backend == "tensorflow" else "PeerLostError"), text
     assert "rank 1" in text
     assert "SIGKILL" in text
-
-
-def _one_calls_more() -> str:
-    import keras
-    import keras_models
-    import numpy as np
-
-    import horovod.keras as hvd
-
-    class CallsMore(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-            if hvd.rank() == 1 and batch == 1:
-                hvd.allreduce(np.ones(1), name="more")
-
-    model = keras_models.small(seed=0)
-    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
-    with pytest.raises(Exception, match="wait for each other") as caught:
-        keras_models.fit(model, [CallsMore()], epochs=1000)
-    return str(caught.value)
-
-
-@needs_sleepers
-@pytest.mark.slow
-def test_ranks_that_wait_for_each_other_in_fit_are_told_so(backend: str) -> None:
-    env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}
-    for text in run_ranks(2, _one_calls_more, framework=f"keras-{backend}", env=env):
-        assert "has ever called allreduce 'more'" in text
 
 
 def _lost() -> None:

@@ -1,4 +1,4 @@
-"""What --log-level says of a job."""
+"""The log lines about a job."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_it_speaks_of_every_deadlock_and_of_nothing_else(rng: random.Random, siz
         play(job, [script(rank) for rank in range(size)], choose)
     except Deadlock:
         look()
-        # Who waits for a rank that has ended hears of that otherwise.
+        # A rank that waits for one that has ended learns that otherwise.
         assert spoken or ended, "all ranks wait for ever, and nobody says so"
     else:
         assert spoken == []

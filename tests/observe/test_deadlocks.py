@@ -24,7 +24,7 @@ PROOF = {
 
 
 def _raised(follow: Callable[[], None]) -> list[str]:
-    """What the call raised, and the next one, in a rank."""
+    """Return the errors of the call and of the next one, in a rank."""
     texts = []
     for _ in range(2):
         try:
@@ -154,7 +154,7 @@ def test_optimizers_that_step_in_two_orders() -> None:
         f"The circle: rank 0 in DistributedOptimizer before its first step: allgather '{first}' ({place}) for rank 1; "
         f"rank 1 in DistributedOptimizer#2 before its first step: allgather '{second}' ({place}) for rank 0."
     ) in text
-    assert "in one order on all ranks; the steps of several optimizers are such calls" in text
+    assert "in one order on all ranks; the steps of several optimizers count, too" in text
     assert "optimizers[0].step()" in text
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from harness import Ranks, run_ranks
-from kernel import needs_sleepers
 
 
 def _mismatch(mode: str) -> str:
@@ -207,24 +206,3 @@ def test_a_rank_that_dies_inside_ends_the_others(mode: str) -> None:
         assert kind == ("PeerLostError" if mode == "eager" else "UnknownError")
         assert "rank 1" in text
         assert "SIGALRM" in text
-
-
-def _two_orders() -> str:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
-    first, second = ("x", "y") if hvd.rank() else ("y", "x")
-    with pytest.raises(tf.errors.UnknownError) as caught:
-        tf.function(lambda x: hvd.allreduce(x, name=first))(tf.ones([3]))
-        tf.function(lambda x: hvd.allreduce(x, name=second))(tf.ones([3]))
-    return str(caught.value)
-
-
-@needs_sleepers
-@pytest.mark.parametrize("hosts", [(), (1, 1)], ids=["one host", "two hosts"])
-def test_ranks_that_wait_for_each_other_inside_of_functions_are_told_so(hosts: tuple[int, ...]) -> None:
-    env = {"HOROVOD_DEADLOCK_CHECK_TIME_SECONDS": "0.5"}
-    for text in run_ranks(2, _two_orders, framework="tensorflow", env=env, hosts=hosts):
-        assert "DeadlockError: Ranks 0, 1 wait for each other, and will for ever" in text
-        assert f"The circle: rank 0 in allreduce 'y' ({__file__}" in text

@@ -5,7 +5,7 @@ one small integer. When the last member has submitted a name, the coordinator ap
 log; the response, too, is declared once, the first time this combination of signatures meets, and is an
 integer from then on. That is Horovod's response cache without a separate mechanism.
 
-Unnamed requests of a process set match in the order in which each rank submits them, whatever they are.
+Unnamed requests of a process set match in the order in which each rank submits them, of any kind.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Coordinator:
         return self.sets.members(process_set) if process_set in self.sets else ()
 
     def _missing(self, pending: PendingRequest) -> list[int]:
-        # What a rank submitted before it joined counts like anybody's.
+        # Submissions that a rank made before it joined count.
         members = self._members(pending.process_set)
         return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
@@ -257,8 +257,8 @@ class Coordinator:
         return known
 
     def _forget(self, oldest: CachedResponse) -> None:
-        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. What was not used for
-        # longest is ready, and not in the log yet, only if all that is remembered is.
+        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. The oldest
+        # one is ready, and not in the log yet, only if all that are remembered are.
         if len(self._ready) >= len(self._known):
             self._flush_ready()
         self._free_ids.append(oldest.id)

@@ -69,7 +69,7 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
 def advice(circle: Sequence[Stuck]) -> list[str]:
     """Return what to do, by what the numbers say.
 
-    What a rank waits in, the others have done once less, so the numbers of two operations tell the causes apart: in a
+    The others have done the operation that a rank waits in once less, so the numbers tell the causes apart: in a
     loop that calls both in two orders they are equal; a call behind a condition was never done; and where steps were
     left out they differ. Calls without a name are counted together, so their number says nothing.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["LEFT", "waited_in_vain"]
 
 LEFT = "has left the job: it called hvd.shutdown() or ended its script"
-"""What is said of a rank that took no part any more without failing."""
+"""The text about a rank that left without failing."""
 _REMEDY = (
     "If the ranks have different amounts of data, let each call hvd.join() when it is through with its own; in "
     "PyTorch, `with hvd.uneven_inputs():` around the loop does that."

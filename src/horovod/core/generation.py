@@ -1,4 +1,4 @@
-"""Who takes part, from one meeting of the ranks to the next; everything that depends on it hangs on one object."""
+"""The members of a job between one ``init()`` and the next ``shutdown()``, and everything that depends on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations mean to the user: a binding that makes up names of its own says what stands behind them."""
+"""Names for users: a binding that makes up names of operations explains them here."""
 
 from __future__ import annotations
 

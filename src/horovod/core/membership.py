@@ -96,7 +96,7 @@ class Membership:
             event: what has happened; news of processes that have ended, and of earlier generations, have no effect.
 
         Returns:
-            What is to be done now, in this order.
+            The decisions, to be carried out in this order.
         """
         self._decisions = []
         if self._finish is not None:

@@ -35,7 +35,7 @@ ITEMSIZE = {
 
 
 class Kind(enum.IntEnum):
-    """What a request asks for."""
+    """The operation that a request asks for."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -51,7 +51,7 @@ class Kind(enum.IntEnum):
     __hash__ = int.__hash__
 
 
-#: What means something to whatever its rank has submitted before.
+#: The meaning of these depends on the earlier submissions of their rank.
 ORDERED = frozenset({Kind.BARRIER, Kind.JOIN, Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET})
 
 
@@ -94,7 +94,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank submits under one name; a grouped operation is one request with several tensors.
+    """The complete description of an operation; a grouped operation is one request with several tensors.
 
     Attributes:
         name: the key of the match, or ``""``: unnamed requests match in the order of submission.

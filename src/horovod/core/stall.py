@@ -1,4 +1,4 @@
-"""Who waits for whom: what can be said about operations that some ranks have not submitted."""
+"""Operations that some ranks have not submitted: which rank waits for which, and which wait for ever."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from horovod.phrases import few
 __all__ = ["BREAK_CIRCLE", "Waiting", "circle", "deadlocked", "names", "who_waits_for_whom"]
 
 BREAK_CIRCLE = (
-    "Make these calls in one order on all ranks; the steps of several optimizers are such calls, too. What has an "
-    "_async form may also be begun in any order, if it is begun before any of them is waited for."
+    "Make these calls in one order on all ranks; the steps of several optimizers count, too. Operations "
+    "with an _async form may be begun in any order, if all are begun before one of them is waited for."
 )
-"""What to do about a circle."""
+"""The advice against a circle."""
 
 
 class Waiting(NamedTuple):
@@ -80,10 +80,10 @@ def circle(waits: Mapping[int, Waiting]) -> list[int]:
 
 
 def deadlocked(waits: Mapping[int, Sequence[Collection[int]]]) -> list[int]:
-    """Return the ranks that can never go on, whatever the other ranks still do.
+    """Return the ranks that can never go on, no matter what the other ranks do.
 
     A rank is free if one of its threads waits only for ranks that are not among those considered stuck; what is left
-    when no such rank is found any more waits for itself.
+    when no free rank is found any more waits for itself.
 
     Args:
         waits: by rank of which *every* thread waits, for each operation that a thread waits in, the ranks that have

@@ -1,4 +1,4 @@
-"""Who has submitted which numbers, as one integer of bits for each party, and what all have that take part in it.
+"""The numbers that each party has submitted, one bit each, and those that all its parties have.
 
 Parties are the ranks of a host, or the hosts of a job. To see what is complete costs one AND for each of them, however
 many numbers there are.

@@ -1,4 +1,4 @@
-"""What ranks ask and tell each other beside the log."""
+"""The board: questions and answers of ranks beside the log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 __all__ = ["EVERY_SESSION", "Board", "Query", "Session"]
 
 EVERY_SESSION = (1 << 63) - 1
-"""The number of a recording by which a rank says that it tells nothing more, whatever is recorded."""
+"""The number of a recording by which a rank says that it tells nothing more."""
 
 
 class Query:
-    """What can be asked of a rank; bits."""
+    """Questions to a rank; bits."""
 
     STATUS = 1
     DUMP = 2
@@ -38,7 +38,7 @@ class Session(NamedTuple):
 
 
 class Board(Protocol):
-    """What ranks ask and tell each other beside the log, so also when the coordinator is stuck.
+    """Questions and answers of ranks beside the log, so also while the coordinator is stuck.
 
     Attributes:
         rank: this rank.

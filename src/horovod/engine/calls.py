@@ -13,7 +13,7 @@ __all__ = ["Call", "call"]
 
 
 class Call(msgspec.Struct, frozen=True, cache_hash=True):
-    """What is asked for.
+    """An operation as the binding asks for it, without tensors.
 
     Attributes:
         kind: which collective.

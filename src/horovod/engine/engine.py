@@ -89,6 +89,11 @@ class Engine:
         """Return every submission that is not done."""
         return self._state.in_flight()
 
+    def waits(self) -> dict[int, Handle]:
+        """Return what threads wait for, by identifier; one that has come just now may be missing."""
+        waits = list(self._state.waits.values())
+        return {wait.thread: wait.handle for wait in waits if not wait.handle.done}
+
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
         return self._requests.count(request)
@@ -141,7 +146,7 @@ class Engine:
     ) -> Handle:
         """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part.
 
-        What takes longer than ``limit_s`` goes on in the background; then the handle is not done.
+        An operation that takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
         record = handle.times
@@ -205,7 +210,7 @@ class Engine:
         self._loop.pause(act)
 
     def poll(self, handle: Handle) -> bool:
-        """Return whether a handle is done; never blocks. What is done because of this look is found by the next one."""
+        """Return whether a handle is done; never blocks. The engine looks for news, which the next call finds."""
         done = handle.done
         if not done:
             self._loop.look()

@@ -1,4 +1,4 @@
-"""What a submission leaves in the caller's hands until it is done."""
+"""The handle of a submission, which its caller holds until it is done."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Handle(Work, kw_only=True, eq=False):
         return True
 
     def _borrow(self, lend: Callable[[int], Any], shape: tuple[int, ...], dtype: str) -> Buffer | None:
-        # Who makes its results somewhere else, such as a graph, has no ``over``.
+        # An adapter that makes its results elsewhere, for example in a graph, has no ``over``.
         over = getattr(self.allocator, "over", None)
         memory = lend(math.prod(shape) * ITEMSIZE[dtype]) if over is not None else None
         return over(memory, shape, dtype) if over is not None and memory is not None else None

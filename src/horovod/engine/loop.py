@@ -246,6 +246,7 @@ class Loop:
         doorbell, execution, guard, state = self._doorbell, self._execution, self._guard, self._state
         last_look = started = 0.0
         heard = -1
+        wait: Wait | None = None
         try:
             doorbell.awake()
             while True:
@@ -255,6 +256,9 @@ class Loop:
                     break
                 if self._look():
                     continue
+                if wait is None:
+                    wait = Wait(get_ident(), handle, now())
+                    state.waits[id(wait)] = wait
                 doorbell.ring_deferred()
                 seen = doorbell.heard()
                 doorbell.announce(execution.goal())
@@ -273,6 +277,7 @@ class Loop:
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
+            state.waits.pop(id(wait), None)
             doorbell.park()
             doorbell.ring_deferred()
             self._turn.release()

@@ -1,4 +1,4 @@
-"""What an engine needs of the world around it, as protocols, and what it tells those who watch it.
+"""The protocols between the engine and its surroundings: channel, doorbell, peers, board, transport, observer.
 
 A *link* assembles one set of ``Channel``, ``Doorbell``, ``Peers``, ``Board`` and ``Transport``: one for a rank alone,
 one for the ranks of a host. The engine knows none of them, and neither of them knows the engine.
@@ -169,7 +169,7 @@ class Peers(Protocol):
 
 
 class Progress(Protocol):
-    """What a rank has in flight, and how far it is in the log."""
+    """The operations of a rank that are in flight, and its place in the log."""
 
     def advance(self) -> None:
         """Execute what the log holds."""
@@ -240,7 +240,7 @@ class Link:
 
 
 class Subject(Protocol):
-    """What an observer may look at: an engine."""
+    """An engine, as its observer sees it."""
 
     @property
     def link(self) -> Link:
@@ -261,6 +261,9 @@ class Subject(Protocol):
     def in_flight(self) -> list[Handle]:
         """Return every submission that is not done."""
 
+    def waits(self) -> dict[int, Handle]:
+        """Return what threads wait for, by identifier."""
+
     def count(self, request: Request) -> tuple[int, int]:
         """Return how often this rank has submitted an operation of this name, and how many in all."""
 
@@ -269,9 +272,9 @@ class Subject(Protocol):
 
 
 class Observer(Protocol):
-    """Whom the engine tells what happens, and asks now and then whether all is well.
+    """Watches an engine: learns what happens, and says now and then whether all is well.
 
-    ``attend``, ``tick`` and ``in_execution`` are called by whatever thread makes progress.
+    ``attend``, ``tick`` and ``in_execution`` are called by the thread that has the turn.
     """
 
     def begin(self, subject: Subject) -> None:

@@ -27,7 +27,7 @@ __all__ = ["RequestCache"]
 
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
-#: Whose members write to each other's results; not where a framework makes those in memory of its own.
+#: Here members write to each other's results, unless a framework makes these in memory of its own.
 _EXCHANGES = (Kind.ALLGATHER, Kind.ALLTOALL)
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4

@@ -1,7 +1,7 @@
-"""Whether Python code can break into what a thread is doing: into the main thread, by handlers of signals.
+"""Handlers of signals wait while the main thread does the engine's work.
 
-An exception that comes out of nowhere would leave the engine half changed. So a thread may do the engine's work itself,
-which saves to hand it over, only where none can come. That is any thread but the main one; and the main one as long as
+An exception of a handler would leave the engine half changed. So a thread may do the engine's work itself, instead of
+handing it over, only where none can come. That is any thread but the main one; and the main one as long as
 nothing traces it, and no timer has a handler of the script's, which is there to end a wait. For the time of the work,
 another handler stands in for those of all other signals, and lets them wait until the work in hand is done; so it does
 for Python's own handler of Ctrl-C, always. A second Ctrl-C, or SIGTERM, does not wait.
@@ -110,13 +110,13 @@ class Guard:
         return True
 
     def enter(self) -> None:
-        """Let handlers wait, if this is the thread that they would interrupt. ``leave`` follows, whatever happens."""
+        """Let handlers wait, if this is the thread that they would interrupt. ``leave`` always follows."""
         if get_ident() != self._main:
             return
         for number in self._foreign:
             handler = _handler_of(number)
             if callable(handler) and handler != self._stand_in:
-                # Whatever breaks in between, it is known whom to call.
+                # First of all, so that a signal that comes in between finds its handler.
                 self._handlers[number] = handler
                 _set_handler(number, self._stand_in)
         self._is_inside = True
@@ -158,7 +158,7 @@ class Guard:
             if first is None or number not in _INSISTENT:
                 self.is_pending = True
                 return
-            with contextlib.suppress(ValueError):  # such a handler has
+            with contextlib.suppress(ValueError):  # another handler has
                 self._waiting.remove(first)
         self._wake()
         self._handlers[number](number, frame)

@@ -1,4 +1,4 @@
-"""What this rank has in flight, how far it is in the log, and who waits: events in, instructions out.
+"""The state of the engine: operations in flight, place in the log, waiting threads; events in, instructions out.
 
 Pure: no clock, no thread, no I/O; ``execution`` carries the instructions out, and ``loop`` decides which thread does
 it. Threads that submit only append to ``inbox``, and those that wait only add to ``waits``. Each is one step, so that

@@ -1,4 +1,4 @@
-"""What this rank has done since ``init()``, in numbers."""
+"""The numbers of a rank: its operations, bytes and waits since ``init()``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Stats:
-    """What this rank has done since ``init()``.
+    """Operations, bytes and waits of this rank since ``init()``.
 
     Attributes:
         elapsed_s: seconds since ``init()``.

@@ -20,7 +20,7 @@ __all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]
 
 
 class Decider(Protocol):
-    """What takes requests and gives the log: the coordinator, or what stands in for it on another host."""
+    """Takes requests and gives the log: the coordinator, or its proxy on another host."""
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it."""

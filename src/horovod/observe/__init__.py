@@ -1,1 +1,1 @@
-"""What makes a job explain itself: stall reports, flight recorder, timeline, stacks; the engine works without it."""
+"""Stall reports, flight recorder, timeline, stacks; the engine works without them."""

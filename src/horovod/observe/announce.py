@@ -1,4 +1,4 @@
-"""What ``--log-level info`` says of a job when it starts and ends, and ``debug`` of each of its ranks."""
+"""Log lines about a job that starts and ends: ``info`` for the job, ``debug`` for each rank."""
 
 from __future__ import annotations
 

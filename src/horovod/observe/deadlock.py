@@ -1,10 +1,10 @@
-"""Proves that ranks wait for each other for ever, so that nobody need be patient.
+"""Proves that ranks wait for each other for ever, so that the job can end at once.
 
 The proof takes three steps. *Nothing moves*: what is pending, and how far the log is, has not changed for a while.
 *Everybody says so*: the ranks in question are asked, and each answers, after that, that all of its threads that could
 submit something wait for operations, and how many it has in flight. *It fits*: the coordinator, unchanged since before
-it asked, knows exactly those. Then whatever completes first needs a submission of a rank that cannot submit, so nothing
-completes; see ``horovod.core.stall.deadlocked`` for who belongs to it when other ranks are still free.
+it asked, knows exactly those. Then the first one to complete would need a submission of a rank that cannot submit, so
+none completes; ``horovod.core.stall.deadlocked`` says which ranks belong to it while others are free.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _suspects(waiting: Sequence[Waiting]) -> list[int]:
 
 
 def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waiting]:
-    """What all threads of a rank wait for, or nothing if one of them need not be stuck."""
+    """Return the operations that all threads of a rank wait for; nothing if one of them need not be stuck."""
     blocked = [answer.blocked] if answer.blocked is not None else []
     known = [item for item in waiting if rank in item.present]
     if answer.free or answer.failure or not blocked or answer.in_flight != len(known):
@@ -135,9 +135,6 @@ def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waitin
         if not same or one.executing:
             return []
         found += same
-    if answer.any:
-        # What the operations are to wake is not known: then none of them may ever be done.
-        return known if all(item.missing for item in known) else []
     return found
 
 

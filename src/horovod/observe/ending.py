@@ -1,4 +1,4 @@
-"""How this rank's script ends: what the ranks are told that still wait for it."""
+"""How this rank's script ends: the reason that ranks get which still wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """What is known of the end so far."""
+    """The reason why this rank's script ends, as far as it is known."""
 
     def __init__(self) -> None:
         self._exception = ""

@@ -1,4 +1,4 @@
-"""What makes a job explain itself: stall reports, the flight recorder, the timeline, answers to other ranks' questions.
+"""Watches an engine: stall reports, the flight recorder, the timeline, answers to other ranks' questions.
 
 The engine tells the observer what happens, and asks it now and then whether all is well.
 """
@@ -29,7 +29,7 @@ from horovod.timeline.dumps import SCRIPT_ENDED
 
 __all__ = ["Observer"]
 
-#: What this rank wrote so lately need not be written again when others ask.
+#: A dump this fresh is not written again when another rank asks.
 _FRESH_NS = 1_000_000_000
 
 
@@ -150,7 +150,7 @@ class Observer:
     def _describe(self) -> Status:
         subject = self._subject
         failure = str(subject.failure) if subject.failure is not None else ""
-        return current_status(self._members, self._in_flight, subject.count, failure)
+        return current_status(self._members, self._in_flight, subject.count, subject.waits, failure)
 
     def _in_flight(self) -> Sequence[Handle] | None:
         try:

@@ -1,13 +1,13 @@
 """Ask another rank what it is doing, and answer when asked.
 
-The answer is given by whatever thread of the rank's engine runs at the time, the background thread as a rule: the
+The thread of the rank that has the turn gives the answer, as a rule the background thread: the
 rank's main thread need not do anything. A rank that is alive and gives none has an engine that cannot run.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ _MOST_OTHERS = 16
 
 
 class Blocked(msgspec.Struct, array_like=True):
-    """What a rank's main thread waits for.
+    """The operation that a thread of a rank waits for.
 
     Attributes:
         request: the operation.
@@ -45,7 +45,7 @@ class Blocked(msgspec.Struct, array_like=True):
 
 
 class Status(msgspec.Struct, array_like=True):
-    """What a rank is doing.
+    """The present activity of a rank.
 
     Attributes:
         stack: of its main thread, as Python prints it, outermost frame first.
@@ -55,7 +55,6 @@ class Status(msgspec.Struct, array_like=True):
         free: a thread that may still submit something; empty when every one that could waits for an operation.
         in_flight: how many operations are not done; -1 if that could not be told.
         operations: how many it has submitted in all.
-        any: whether any operation in flight may set free a thread that sleeps, and nothing else can.
     """
 
     stack: list[str]
@@ -65,7 +64,6 @@ class Status(msgspec.Struct, array_like=True):
     free: str = ""
     in_flight: int = -1
     operations: int = 0
-    any: bool = False
 
 
 class _Asked(NamedTuple):
@@ -146,6 +144,7 @@ def current_status(
     members_of: Callable[[int], tuple[int, ...]],
     in_flight: Callable[[], Sequence[Handle] | None],
     count: Callable[[Request], tuple[int, int]],
+    waits: Callable[[], Mapping[int, Handle]],
     failure: str,
 ) -> Status:
     """Return what this process is doing.
@@ -154,26 +153,25 @@ def current_status(
         members_of: the ranks of a process set.
         in_flight: returns the operations that are not done; None if that cannot be told.
         count: returns how often an operation was submitted, and how many were in all.
+        waits: returns what threads wait for in the engine, by identifier.
         failure: why this rank takes part no more, or empty.
     """
-    frame = stacks.main_thread()
-    main = stacks.handle_waited_for(frame)
-    stack = stacks.render(frame)
+    frame, ident = stacks.main_thread(), threading.main_thread().ident or 0
+    main = waits().get(ident)
+    stack = stacks.render(frame, waits=main is not None)
     while len(stack) > 1 and sum(len(line.encode(errors="backslashreplace")) for line in stack) > _STACK_BYTES:
         del stack[0]
-    # Before and after it is seen who waits: of whoever was woken meanwhile, the operation is missing afterwards.
+    # Before and after it is seen who waits: of a thread that was woken meanwhile, the operation is missing afterwards.
     pending = in_flight()
-    waits, free, any_ = stacks.handles_waited_for()
+    waiting, free = stacks.handles_waited_for(waits())
     still = in_flight()
-    if any_ and main is None and pending:
-        main = pending[0]
     blocked = _blocked(main, members_of, count) if main is not None else None
-    others = [_blocked(handle, members_of, count) for handle in waits.values() if handle is not main]
+    others = [_blocked(handle, members_of, count) for handle in waiting.values() if handle is not main]
     if len(others) > _MOST_OTHERS:
         others, free = [], free or "more threads than can be told"
     operations = count(main.cached.request)[1] if main is not None else 0
     number = len(still) if still is not None and still == pending else -1
-    return Status(stack, blocked, failure, others, free, number, operations, any_)
+    return Status(stack, blocked, failure, others, free, number, operations)
 
 
 def _blocked(

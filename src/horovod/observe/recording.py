@@ -99,7 +99,7 @@ class Recording:
         return bool(sequence > session.begin and not 0 < session.end <= sequence)
 
     def _fresh(self) -> list[Times]:
-        """What was submitted since the last look."""
+        """Return the operations that were submitted since the last look."""
         ring, last = self._ring, self._last
         if not ring or ring[-1] is last:
             return []

@@ -1,4 +1,4 @@
-"""What the threads of this process are doing right now: their Python stacks, and the operation they wait for."""
+"""The Python stacks of this process, and which of its threads can still submit something."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ import linecache
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import NamedTuple
 
 from horovod.engine.handles import Handle
-from horovod.observe.sleepers import only_wait_for_each_other
 from horovod.phrases import printable
 
-__all__ = ["Waits", "all_threads", "handle_waited_for", "handles_waited_for", "main_thread", "render", "user_lines"]
+__all__ = ["all_threads", "handles_waited_for", "main_thread", "render", "user_lines"]
 
-#: Frames of the engine that wait; what a thread waits for is the local variable ``handle`` of such a frame.
-_ENGINE, _WAITS = "horovod.engine.engine", ("run", "wait")
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
-#: What stands between a user's line and the place where a framework waits for what it computes.
+#: Their code stands between a user's line and the place where a framework waits.
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax", "jaxlib")
 #: Rooms that start threads of this package; no user code runs on these.
 _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
 #: Packages whose code never calls this one by itself. A thread that runs nothing else submits nothing, unless another
 #: thread gives it work: those that prepare batches, show progress, write logs, or wait for work in a pool.
 _INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logging", "selectors", "torch", "tqdm"})
-#: What may stand above the place where a thread waits in the engine: nothing of a user, such as a signal handler.
+#: Only these may stand above the place where a thread waits in the engine; a signal handler of the user is none.
 _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
-#: Runs the log; it sleeps while nothing happens, and does not while it has something to tell.
-_ENGINE_THREAD = "horovod-engine"
 _MOST = 40
 #: Of a longer stack, which is an import or a recursion, so many frames begin it: there is the user's own line.
 _OUTER = 10
@@ -54,57 +48,33 @@ def all_threads() -> dict[str, list[str]]:
     }
 
 
-def handle_waited_for(frame: FrameType | None) -> Handle | None:
-    """Return the handle that the thread of ``frame`` waits for, or None if it does not wait in the engine."""
-    waiting = _waiting_frame(frame)
-    handle = waiting.f_locals.get("handle") if waiting is not None else None
-    return handle if isinstance(handle, Handle) else None
-
-
-class Waits(NamedTuple):
-    """What the threads of this process wait for.
-
-    Attributes:
-        handles: by the identifier of a thread, the operation that it waits for in the engine.
-        free: the name of a thread that may still submit something; empty when there is none.
-        any: whether other threads sleep until something wakes them, which any operation in flight may do that ends.
-    """
-
-    handles: dict[int, Handle]
-    free: str = ""
-    any: bool = False
-
-
-def handles_waited_for() -> Waits:
+def handles_waited_for(waits: Mapping[int, Handle]) -> tuple[dict[int, Handle], str]:
     """Return what every thread waits for, so that it is known whether this rank can still submit anything.
 
-    Signal handlers count as nothing that is going to happen.
+    Signal handlers that may come later do not count.
+
+    Args:
+        waits: what threads wait for in the engine, by identifier.
+
+    Returns:
+        The same without threads that do something else meanwhile, such as a signal handler; and the name of a thread
+        that may still submit something, empty when there is none.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: dict[int, Handle] = {}
-    waiting, python, ignored, free = set(), set(), {threading.get_native_id()}, ""
+    free = ""
     for ident, frame in sys._current_frames().items():
         thread = threads.get(ident)
-        number = (thread.native_id if thread is not None else None) or 0
-        handle = handle_waited_for(frame)
-        if handle is not None and _is_undisturbed(frame):
-            found[ident] = handle
-            waiting.add(number)
+        if ident in waits and _is_undisturbed(frame):
+            found[ident] = waits[ident]
         elif thread is threading.main_thread() or isinstance(thread, threading.Timer) or not _is_inert(frame):
             free = free or (thread.name if thread is not None else f"thread {ident}")
-            python.add(number)
-        else:
-            (waiting if thread is not None and thread.name == _ENGINE_THREAD else ignored).add(number)
-    # A thread without a number is one of C++ that runs Python at this moment.
-    if free and 0 not in python and only_wait_for_each_other(waiting - ignored, python, ignored):
-        return Waits(found, any=True)
-    return Waits(found, free)
+    return found, free
 
 
 def _is_undisturbed(frame: FrameType | None) -> bool:
     """Whether a thread that waits in the engine does nothing else meanwhile."""
-    waiting = _waiting_frame(frame)
-    while frame is not None and frame is not waiting:
+    while frame is not None and _room(frame) != _OWN:
         if _room(frame) not in _WAITING:
             return False
         frame = frame.f_back
@@ -124,30 +94,24 @@ def _is_inert(frame: FrameType | None) -> bool:
     return outermost is not None and _room(outermost) in _INERT
 
 
-def _waiting_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None:
-        if frame.f_code.co_name in _WAITS and frame.f_globals.get("__name__") == _ENGINE:
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def render(frame: FrameType | None, whole: bool = False) -> list[str]:
+def render(frame: FrameType | None, whole: bool = False, waits: bool = False) -> list[str]:
     """Return a stack as Python prints it, outermost frame first.
 
     Args:
         frame: the innermost frame.
         whole: also the frames of this package at the inner end, which say nothing about the user's code.
+        waits: whether the thread waits in the engine.
     """
     frames = []
-    if not whole:
-        frame = _waiting_frame(frame) or frame
+    if waits:
+        while frame is not None and _room(frame) in _WAITING:
+            frame = frame.f_back
     while frame is not None:
         if whole or not frame.f_code.co_filename.startswith(_IMPORTING):
             frames.append((frame, frame.f_lineno))
         frame = frame.f_back
     if frames and not whole:
-        # What torch has put around this package's functions says nothing either.
+        # The frames of torch around this package's functions say nothing either.
         room = _room(frames[0][0])
         plumbing = _PLUMBING if room == _OWN else _FRAMEWORKS if room in _FRAMEWORKS else ()
         while len(frames) > 1 and _room(frames[0][0]) in plumbing:

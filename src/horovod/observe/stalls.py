@@ -1,4 +1,4 @@
-"""Who is waited for, and for too long: a report of what the missing ranks are doing, and in the end an error.
+"""Stalls: a report on ranks that others wait for too long, and in the end an error.
 
 Three parties watch: the coordinator, what only some ranks have submitted; every rank in the middle of an operation,
 the rank that it waits for; and every other rank, whether the coordinator still runs. Nobody blocks here: a question
@@ -94,7 +94,7 @@ class StallWatch:
         fatal = [item for item in late if self._limit_s and ages[item.key] >= self._limit_s]
         news = [item for item in late if item.key not in self._warned and ages[item.key] >= self._warn_s > 0]
         self._warned_about &= {tuple(item.missing) for item in waiting}
-        # What has joined a company that was told about already is no news.
+        # Skip operations whose missing ranks were already reported.
         self._warned |= {item.key for item in news if tuple(item.missing) in self._warned_about}
         news = [item for item in news if item.key not in self._warned]
         if not fatal and not news:
@@ -102,12 +102,12 @@ class StallWatch:
             if not late:
                 self._report_join(coordinator, position, clock)
             return
-        # What is nearly due goes along: it often has to do with it, and one report is better than two.
+        # Operations that are nearly due go along: often the cause is the same, and one report is better than two.
         nearly = [item for item in waiting if item.missing and ages[item.key] >= self._first_s / 2]
-        companies = {tuple(item.missing) for item in [*news, *nearly, *fatal]}
+        groups = {tuple(item.missing) for item in [*news, *nearly, *fatal]}
         if not fatal:  # the last report is the one that everybody reads: it is whole
-            companies -= self._warned_about
-        told = [item for item in waiting if tuple(item.missing) in companies]
+            groups -= self._warned_about
+        told = [item for item in waiting if tuple(item.missing) in groups]
         if not self._asked:
             self._asked = True
             self._reports.ask(self._others, Query.STATUS | Query.DUMP_IF_SET)

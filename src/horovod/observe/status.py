@@ -1,4 +1,4 @@
-"""What another rank is doing, in words: from what the kernel says about its process and what it says itself."""
+"""The activity of another rank in words, from its own answer and from the kernel."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class CoordinatorChannel(LocalChannel):
     def leave(self, reason: str) -> None:
         """Answer who waits for this rank, through the log; what comes after that concerns it no more."""
         super().leave(reason)
-        # Who is answered may leave, too, and would be taken for the reason why what is in flight here fails.
+        # Stop reading now: a peer that leaves after our answer must not be blamed for our failures.
         self._has_served = True
 
     def is_behind(self) -> bool:
@@ -141,7 +141,7 @@ class CoordinatorChannel(LocalChannel):
         if log and not writer.backlog:
             return log.popleft()
         if self._has_served:
-            # What has come since then is for the next round: to look again costs as much as a small operation.
+            # Later requests wait for the next round: to look again costs as much as a small operation.
             self._has_served = False
             return None
         self._serve()
@@ -168,7 +168,7 @@ class CoordinatorChannel(LocalChannel):
     def _flush(self, writer: RecordWriter) -> bool:
         if writer.flush():
             return True
-        # Who has left reads no more: the ring must not wait for it.
+        # A rank that has left reads no more: the ring must not wait for it.
         for rank in self._departed:
             writer.forget(self._control.log_tail[self._indices[rank]])
         return writer.flush()

@@ -38,7 +38,7 @@ __all__ = ["Shared", "assemble", "give_up", "sharing"]
 
 
 class Shared(NamedTuple):
-    """What the ranks of a host have in common.
+    """Memory and descriptors that the ranks of a host share.
 
     Attributes:
         meeting: who they are; its descriptors are open for as long as ``sharing`` lasts, those of processes for good.
@@ -83,7 +83,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
 
     def check() -> None:
         if world.rank != 0:
-            # Who has left is not in the middle of anything that would have to be waited for.
+            # A rank that has left is in the middle of nothing.
             watch.check(0, math.inf if peers.has_left(0) else 0.0)
 
     try:
