@@ -25,11 +25,11 @@ from horovod.errors import InitError, NotInitializedError
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.observe.ending import Ending
-from horovod.observe.observer import Observer
+from horovod.observe.observer import JobObserver
 from horovod.rendezvous import process_tree
 from horovod.world import World
 
-__all__ = ["config", "engine", "generation", "init", "is_initialized", "observer", "shutdown", "world"]
+__all__ = ["config", "engine", "init", "init_count", "is_initialized", "observer", "shutdown", "world"]
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
@@ -39,11 +39,11 @@ class _Context:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.engine: Engine | None = None
-        self.observer: Observer | None = None
+        self.observer: JobObserver | None = None
         self.world: World | None = None
         self.config: Config | None = None
         self.meetings: collections.Counter[str] = collections.Counter()
-        self.generation = 0
+        self.init_count = 0
         self.is_child = False
         self.registered = False
         self.ending = Ending()
@@ -108,18 +108,18 @@ def _begin(world: World | None) -> None:
     if world.size > 1 and (parent := process_tree.rank_above(world.job)):
         raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
     logs.configure(settings, world.rank, configuration.unknown_variables())
-    watching = Observer(settings, world.job)
+    watching = JobObserver(settings, world.job)
     _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
     _context.observer = watching
     _context.world, _context.config = world, settings
     _context.is_child = False
-    _context.generation += 1
+    _context.init_count += 1
     _context.engine.start()
     _start_timeline(watching, settings)
     _context.has_failed_to_begin = False
 
 
-def _start_timeline(watching: Observer, settings: Config) -> None:
+def _start_timeline(watching: JobObserver, settings: Config) -> None:
     # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
     if settings.timeline and settings.timeline.upper() != "DYNAMIC":
         try:
@@ -167,7 +167,7 @@ def engine() -> Engine:
     return current
 
 
-def observer() -> Observer:
+def observer() -> JobObserver:
     """Return what observes this process's engine.
 
     Raises:
@@ -200,9 +200,9 @@ def config() -> Config:
     return _context.config
 
 
-def generation() -> int:
+def init_count() -> int:
     """Return how many times ``init()`` has built an engine; what was made for an older one is stale."""
-    return _context.generation
+    return _context.init_count
 
 
 def _not_initialized() -> NotInitializedError:
@@ -216,7 +216,7 @@ def _not_initialized() -> NotInitializedError:
     return NotInitializedError(f"{said}; use hvd.init().")
 
 
-def _assemble(world: World, settings: Config, watching: Observer) -> Link:
+def _assemble(world: World, settings: Config, watching: JobObserver) -> Link:
     if world.size == 1:
         return local.assemble(settings)
     number = _context.meetings[world.job] + 1

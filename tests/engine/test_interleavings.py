@@ -13,7 +13,7 @@ from plays import Scenario, on_all, once, play, play_all, play_many, raise_all
 from horovod.core.coordinator import LogEntry
 from horovod.engine.handles import Handle
 from horovod.engine.loop import Loop
-from horovod.engine.state import State
+from horovod.engine.state import EngineState
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
 # -- what happens at the same time ---------------------------------------------------------------------------------
@@ -222,14 +222,14 @@ def _asks(stage: Stage, ranks: Ranks) -> None:
 
 
 def test_it_finds_deques_that_change_while_they_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_flight(self: State) -> list[Handle]:
+    def in_flight(self: EngineState) -> list[Handle]:
         found = []
         for queue in (*self.unnamed.values(), self.inbox):
             for handle in queue:
                 found.append(handle)
         return found
 
-    monkeypatch.setattr(State, "in_flight", in_flight)
+    monkeypatch.setattr(EngineState, "in_flight", in_flight)
     [error] = _found(_asks, hands_over=True, most=2)
     assert "mutated during iteration" in str(error)
 

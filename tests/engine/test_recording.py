@@ -7,7 +7,7 @@ import json
 import pytest
 
 from horovod.core.requests import Kind, Request
-from horovod.engine.board import Session
+from horovod.engine.board import TimelineSession
 from horovod.engine.times import CAPACITY, ENDED, SEQUENCE, STARTED, Ring, Times, new_ring
 from horovod.observe.recording import Recording
 from horovod.timeline.events import CYCLE
@@ -17,7 +17,7 @@ REQUEST = Request("allreduce.w", Kind.ALLREDUCE)
 
 def new_recording(ring: Ring, members: tuple[int, ...] = (0,), mark_cycles: bool = False) -> Recording:
     """Of rank 0, from the beginning on."""
-    return Recording(0, ring, Session(1, mark_cycles, 1, 0, 0), lambda process_set: members, None)
+    return Recording(0, ring, TimelineSession(1, mark_cycles, 1, 0, 0), lambda process_set: members, None)
 
 
 def submit(ring: Ring, number: int, is_done: bool = True) -> Times:

@@ -13,7 +13,7 @@ from horovod.core.requests import Kind
 from horovod.core.stall import Waiting
 from horovod.errors import StallError
 from horovod.observe import stalls
-from horovod.observe.queries import Status
+from horovod.observe.queries import RankStatus
 from horovod.observe.stalls import StallWatch
 
 
@@ -44,7 +44,7 @@ class Answers:
     def has_answered(self, rank: int) -> bool:
         return rank not in self.silent
 
-    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         return {}
 
     def tell(self, missing: Sequence[int], others: Sequence[int], waiting: Sequence[Waiting]) -> list[str]:

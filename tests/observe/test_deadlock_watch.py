@@ -13,7 +13,7 @@ from paper import Deadlock, PaperHandle, PaperJob, Script, play, request
 
 from horovod.core.requests import Kind
 from horovod.observe.deadlock import DeadlockWatch
-from horovod.observe.queries import Blocked, Status
+from horovod.observe.queries import Blocked, RankStatus
 
 
 class Answers:
@@ -36,7 +36,7 @@ class Answers:
     def is_complete(self, ranks: Sequence[int]) -> bool:
         return self.complete
 
-    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         found = {}
         for rank in ranks:
             handle = self.waits.get(rank)
@@ -44,7 +44,7 @@ class Answers:
                 handle = None
             blocked = Blocked(handle.request, (), 0, False, 1) if handle is not None else None
             free = "" if blocked is not None else "MainThread"
-            answer = Status(["line"], blocked, free=free, in_flight=len(self.job.ranks[rank].pending()))
+            answer = RankStatus(["line"], blocked, free=free, in_flight=len(self.job.ranks[rank].pending()))
             found[rank] = msgspec.structs.replace(answer, **self.changed.get(rank, {}))
         return found
 

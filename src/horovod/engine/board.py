@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-__all__ = ["EVERY_SESSION", "Board", "Query", "Session"]
+__all__ = ["EVERY_SESSION", "Board", "Query", "TimelineSession"]
 
 EVERY_SESSION = (1 << 63) - 1
 """The number of a recording by which a rank says that it tells nothing more."""
@@ -19,7 +19,7 @@ class Query:
     TRACE = 8
 
 
-class Session(NamedTuple):
+class TimelineSession(NamedTuple):
     """A recording.
 
     Attributes:
@@ -68,10 +68,10 @@ class Board(Protocol):
         """Return why ``rank`` failed or left, or None if it did not say."""
 
     @property
-    def session(self) -> Session:
+    def session(self) -> TimelineSession:
         """The last recording."""
 
-    def set_session(self, session: Session) -> None:
+    def set_session(self, session: TimelineSession) -> None:
         """Begin or end a recording."""
 
     def finish_session(self, number: int) -> None:

@@ -14,7 +14,7 @@ from horovod.engine.handles import Handle
 from horovod.engine.liveness import encode_reason
 from horovod.engine.ports import Link, Observer
 from horovod.engine.request_cache import RequestCache
-from horovod.engine.state import LEFT, Complete, Execute, Fail, State
+from horovod.engine.state import LEFT, Complete, EngineState, Execute, Fail
 from horovod.engine.times import ENDED, SEQUENCE, STARTED, TOGETHER, now
 
 __all__ = ["Execution"]
@@ -42,7 +42,7 @@ class Execution:
         self._observer = observer
         self._watch = link.watch
         # One table of process sets serves both: at home the coordinator changes it, elsewhere the log does.
-        self.state = State(link.rank, link.generation.sets, link.coordinator is None, self.describe)
+        self.state = EngineState(link.rank, link.generation.sets, link.coordinator is None, self.describe)
         # Called again and again while a thread waits, so without a detour.
         self._inbox, self._unsettled, self._log_has_news = self.state.inbox, self.state.unsettled, link.channel.has_news
         self._to_wake: list[Handle] = []

@@ -24,7 +24,7 @@ from horovod.engine.execution import Execution
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Link
 from horovod.engine.signals import Guard
-from horovod.engine.state import Wait
+from horovod.engine.state import ThreadWait
 from horovod.engine.times import SUBMITTED, now
 from horovod.errors import HorovodInternalError, RequestError
 
@@ -154,7 +154,7 @@ class Loop:
 
     def _wait_behind(self, handle: Handle, limit_s: float) -> None:
         """Let another thread do the work."""
-        wait = Wait(get_ident(), handle, now())
+        wait = ThreadWait(get_ident(), handle, now())
         waits, left_s = self._state.waits, limit_s
         try:
             waits[id(wait)] = wait
@@ -246,7 +246,7 @@ class Loop:
         doorbell, execution, guard, state = self._doorbell, self._execution, self._guard, self._state
         last_look = started = 0.0
         heard = -1
-        wait: Wait | None = None
+        wait: ThreadWait | None = None
         try:
             doorbell.awake()
             while True:
@@ -257,7 +257,7 @@ class Loop:
                 if self._look():
                     continue
                 if wait is None:
-                    wait = Wait(get_ident(), handle, now())
+                    wait = ThreadWait(get_ident(), handle, now())
                     state.waits[id(wait)] = wait
                 doorbell.ring_deferred()
                 seen = doorbell.heard()
@@ -322,7 +322,7 @@ class Loop:
         state.owners.discard(me)
 
     def _let_submit(self) -> None:
-        """Wait, on a rank with one core, until its thread has submitted one operation after the other.
+        """ThreadWait, on a rank with one core, until its thread has submitted one operation after the other.
 
         Otherwise the two take turns, which made fifty allreduces of 1 MiB a fifth slower.
         """

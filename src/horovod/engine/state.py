@@ -24,13 +24,13 @@ from horovod.engine.handles import Handle
 from horovod.engine.times import new_ring
 from horovod.transports.base import Entry
 
-__all__ = ["LEFT", "Complete", "Execute", "Fail", "State", "Wait"]
+__all__ = ["LEFT", "Complete", "EngineState", "Execute", "Fail", "ThreadWait"]
 
 #: The error of operations that are in flight when their own rank leaves.
 LEFT = "hvd.shutdown() was called"
 
 
-class Wait(NamedTuple):
+class ThreadWait(NamedTuple):
     """One thread waits for one operation."""
 
     thread: int
@@ -58,7 +58,7 @@ class Fail(msgspec.Struct, gc=False):
     error: Exception
 
 
-class State:
+class EngineState:
     """See the module.
 
     Args:
@@ -97,7 +97,7 @@ class State:
         self.unnamed: dict[int, collections.deque[Handle]] = {}
         self.unsettled: collections.deque[tuple[int, Sequence[int], list[Handle]]] = collections.deque()
         self.executing: list[Handle] = []
-        self.waits: dict[int, Wait] = {}
+        self.waits: dict[int, ThreadWait] = {}
         self.owners: set[int] = set()
         self.sequence = 0
         self.submitted_ns = 0

@@ -15,7 +15,7 @@ from horovod.core.coordinator import Coordinator
 from horovod.core.deadlock import Stuck, describe
 from horovod.core.requests import Kind, Request
 from horovod.core.stall import Waiting, circle, deadlocked
-from horovod.observe.queries import Status
+from horovod.observe.queries import RankStatus
 from horovod.observe.stacks import user_lines
 from horovod.observe.status import StatusReports
 
@@ -84,7 +84,7 @@ class DeadlockWatch:
     def _report(
         self,
         stuck: Sequence[int],
-        statuses: dict[int, Status],
+        statuses: dict[int, RankStatus],
         waits: dict[int, list[Waiting]],
         age_s: float,
     ) -> list[str]:
@@ -122,7 +122,7 @@ def _suspects(waiting: Sequence[Waiting]) -> list[int]:
     return deadlocked({rank: [{m for item in items for m in item.missing}] for rank, items in own.items()})
 
 
-def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waiting]:
+def _waits(rank: int, answer: RankStatus, waiting: Sequence[Waiting]) -> list[Waiting]:
     """Return the operations that all threads of a rank wait for; nothing if one of them need not be stuck."""
     blocked = [answer.blocked] if answer.blocked is not None else []
     known = [item for item in waiting if rank in item.present]
@@ -138,7 +138,7 @@ def _waits(rank: int, answer: Status, waiting: Sequence[Waiting]) -> list[Waitin
     return found
 
 
-def _of_main_thread(answer: Status, waits: Sequence[Waiting]) -> Waiting:
+def _of_main_thread(answer: RankStatus, waits: Sequence[Waiting]) -> Waiting:
     assert answer.blocked is not None
     request = answer.blocked.request
     return next(item for item in waits if _same(item.request, request))

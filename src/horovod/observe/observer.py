@@ -20,20 +20,20 @@ from horovod.errors import HorovodInternalError
 from horovod.logs import logger
 from horovod.observe import announce
 from horovod.observe.pace import Pace
-from horovod.observe.queries import Queries, Status, current_status
+from horovod.observe.queries import Queries, RankStatus, current_status
 from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
 from horovod.observe.status import StatusReports
 from horovod.observe.tracer import Tracer
 from horovod.timeline.dumps import SCRIPT_ENDED
 
-__all__ = ["Observer"]
+__all__ = ["JobObserver"]
 
 #: A dump this fresh is not written again when another rank asks.
 _FRESH_NS = 1_000_000_000
 
 
-class Observer:
+class JobObserver:
     """See the module, and ``horovod.engine.ports.Observer``.
 
     Args:
@@ -147,7 +147,7 @@ class Observer:
         """Let go of the board."""
         self._queries = self._stalls = None
 
-    def _describe(self) -> Status:
+    def _describe(self) -> RankStatus:
         subject = self._subject
         failure = str(subject.failure) if subject.failure is not None else ""
         return current_status(self._members, self._in_flight, subject.count, subject.waits, failure)

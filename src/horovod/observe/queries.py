@@ -18,7 +18,7 @@ from horovod.engine.handles import Handle
 from horovod.engine.times import now
 from horovod.observe import stacks
 
-__all__ = ["PATIENCE_S", "Blocked", "Queries", "Status"]
+__all__ = ["PATIENCE_S", "Blocked", "Queries", "RankStatus"]
 
 #: How long to wait for an answer.
 PATIENCE_S = 2.0
@@ -44,7 +44,7 @@ class Blocked(msgspec.Struct, array_like=True):
     times: int = 0
 
 
-class Status(msgspec.Struct, array_like=True):
+class RankStatus(msgspec.Struct, array_like=True):
     """The present activity of a rank.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Asked(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Status).decode
+_decode = msgspec.msgpack.Decoder(RankStatus).decode
 
 
 class Queries:
@@ -84,7 +84,7 @@ class Queries:
         fulfil: called with what is wanted besides a status, and with the rank that wants it.
     """
 
-    def __init__(self, board: Board, describe: Callable[[], Status], fulfil: Callable[[int, int], None]) -> None:
+    def __init__(self, board: Board, describe: Callable[[], RankStatus], fulfil: Callable[[int, int], None]) -> None:
         self._board = board
         self._describe = describe
         self._fulfil = fulfil
@@ -106,7 +106,7 @@ class Queries:
         finally:
             self._lock.release()
 
-    def describe(self) -> Status:
+    def describe(self) -> RankStatus:
         """Return what this rank is doing."""
         return self._describe()
 
@@ -120,7 +120,7 @@ class Queries:
         """Return who waits for an answer of ``rank``, or -1."""
         return self._board.asked_by(rank)
 
-    def answers(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def answers(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return what those of ``ranks`` have answered that did."""
         found = {}
         for rank in ranks:
@@ -132,7 +132,7 @@ class Queries:
                     try:
                         found[rank] = _decode(text)
                     except msgspec.DecodeError:
-                        found[rank] = Status(["(its answer was too long)"])
+                        found[rank] = RankStatus(["(its answer was too long)"])
         return found
 
     def waited_s(self, rank: int) -> float:
@@ -146,7 +146,7 @@ def current_status(
     count: Callable[[Request], tuple[int, int]],
     waits: Callable[[], Mapping[int, Handle]],
     failure: str,
-) -> Status:
+) -> RankStatus:
     """Return what this process is doing.
 
     Args:
@@ -171,7 +171,7 @@ def current_status(
         others, free = [], free or "more threads than can be told"
     operations = count(main.cached.request)[1] if main is not None else 0
     number = len(still) if still is not None and still == pending else -1
-    return Status(stack, blocked, failure, others, free, number, operations)
+    return RankStatus(stack, blocked, failure, others, free, number, operations)
 
 
 def _blocked(

@@ -17,7 +17,7 @@ from horovod.engine import signals
 from horovod.engine.times import Ring, now
 from horovod.logs import logger
 from horovod.observe import stacks
-from horovod.observe.queries import Status
+from horovod.observe.queries import RankStatus
 from horovod.timeline import dumps
 
 __all__ = ["DEFAULT_FOLDER", "Recorder", "Trigger"]
@@ -49,7 +49,7 @@ class Recorder:
         rank: int,
         size: int,
         sets: ProcessSetTable,
-        describe: Callable[[], Status],
+        describe: Callable[[], RankStatus],
         position: Callable[[], int],
         waiting: Callable[[], Iterable[Waiting]],
     ) -> None:
@@ -126,7 +126,7 @@ class Recorder:
         )
 
 
-def _wait(status: Status) -> dumps.Wait | None:
+def _wait(status: RankStatus) -> dumps.Wait | None:
     blocked = status.blocked
     if blocked is None:
         return None

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 
 from horovod.core.requests import Request
-from horovod.engine.board import Board, Session
+from horovod.engine.board import Board, TimelineSession
 from horovod.engine.times import CAPACITY, ENDED, REQUEST, SEQUENCE, STARTED, SUBMITTED, Ring, Times
 from horovod.timeline.events import Events, Span
 
@@ -32,7 +32,7 @@ class Recording:
         self,
         rank: int,
         ring: Ring,
-        session: Session,
+        session: TimelineSession,
         members: Callable[[int], tuple[int, ...]],
         board: Board | None,
     ) -> None:

@@ -8,7 +8,7 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.core.stall import BREAK_CIRCLE, Waiting, circle, who_waits_for_whom
 from horovod.engine.board import Query
-from horovod.observe.queries import PATIENCE_S, Queries, Status
+from horovod.observe.queries import PATIENCE_S, Queries, RankStatus
 from horovod.phrases import list_ranks
 
 __all__ = ["StatusReports"]
@@ -65,7 +65,7 @@ class StatusReports:
         """Whether ``rank`` has answered what it was asked last."""
         return rank in self._queries.answers([rank])
 
-    def statuses(self, ranks: Sequence[int]) -> dict[int, Status]:
+    def statuses(self, ranks: Sequence[int]) -> dict[int, RankStatus]:
         """Return what those of ``ranks`` that answered have answered."""
         return self._queries.answers(ranks)
 
@@ -89,7 +89,7 @@ class StatusReports:
             lines += self._tell(rank, statuses.get(rank), waits.get(rank))
         return lines + _circle(waits, blocked)
 
-    def _tell(self, rank: int, status: Status | None, waits: Waiting | None) -> list[str]:
+    def _tell(self, rank: int, status: RankStatus | None, waits: Waiting | None) -> list[str]:
         who, pid = self.name(rank), self._pids[rank]
         state, cpu_s = self._process(rank)
         if state in "ZX":
@@ -116,7 +116,7 @@ class StatusReports:
         return [f"{who} {_blocked(status, waits)}; its main thread:", *stack]
 
 
-def _blocked(status: Status, waits: Waiting | None) -> str:
+def _blocked(status: RankStatus, waits: Waiting | None) -> str:
     blocked = status.blocked
     assert blocked is not None
     request, for_s = blocked.request, blocked.waited_s

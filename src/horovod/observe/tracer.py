@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.engine.board import EVERY_SESSION, Board, Query, Session
+from horovod.engine.board import EVERY_SESSION, Board, Query, TimelineSession
 from horovod.engine.times import Ring, now
 from horovod.logs import logger
 from horovod.observe.recording import Recording
@@ -134,7 +134,7 @@ class Tracer:
             return
         self.stop()
         self._file = TraceFile(path, Events.first(time.time_ns() // 1000))
-        session = Session(self._number + 1, mark_cycles, now(), self._position(), 0)
+        session = TimelineSession(self._number + 1, mark_cycles, now(), self._position(), 0)
         self._begin(session, self._write_all, lambda _, events: self._write(events))
         self._tell_others(session)
 
@@ -188,7 +188,7 @@ class Tracer:
 
     def _begin(
         self,
-        session: Session,
+        session: TimelineSession,
         turn: Callable[[Recording, list[bytes]], bool],
         conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
@@ -230,7 +230,7 @@ class Tracer:
         board = self._board
         return board is None or board.finished_session(rank) >= self._number or not self._is_there(rank)
 
-    def _tell_others(self, session: Session) -> None:
+    def _tell_others(self, session: TimelineSession) -> None:
         if self._board is not None:
             self._board.set_session(session)
             for rank in self._others:

@@ -88,7 +88,7 @@ class _Pool:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def take(self, nbytes: int) -> _Block:
-        if self._generation != context.generation():
+        if self._generation != context.init_count():
             self._renew()
         nbytes = max(4096, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(nbytes, [])
@@ -118,7 +118,7 @@ class _Pool:
             torch.cuda.cudart().cudaHostUnregister(block.memory.data_ptr())  # type: ignore[no-untyped-call]
         self._registered.clear()
         self._free.clear()
-        self._generation = context.generation()
+        self._generation = context.init_count()
         world = context.world()
         has_choice = not context.config().gpu_operations and torch.cuda.device_count() >= world.local_size
         if world.rank == 0 and has_choice:

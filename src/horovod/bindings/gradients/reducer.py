@@ -135,7 +135,7 @@ class Reducer:
 
     def follow_job(self) -> None:
         """After ``shutdown()`` and ``init()``, and after ``join()``: forget the buckets of before."""
-        generation = context.generation()
+        generation = context.init_count()
         if generation == self._generation:
             if self._joins != self._comm.joins:
                 # Who had joined knows nothing of what the others have agreed on since: all of them ask anew.
@@ -184,7 +184,7 @@ class Reducer:
 
     def on_gradient(self, slot: Slot) -> None:
         """Take a gradient that was just accumulated; runs inside backward."""
-        if self._generation != context.generation() or self._joins != self._comm.joins:
+        if self._generation != context.init_count() or self._joins != self._comm.joins:
             self.follow_job()
         if not self.active:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.engine.board import Session
+from horovod.engine.board import TimelineSession
 from horovod.links.hosts.relay import Relay
 from horovod.links.shm.board import ShmBoard
 
@@ -18,7 +18,7 @@ class HostsBoard(ShmBoard):
 
     relay: Relay | None = None
 
-    def set_session(self, session: Session) -> None:
+    def set_session(self, session: TimelineSession) -> None:
         """Begin or end a recording; on rank 0."""
         super().set_session(session)
         if self.relay is not None:

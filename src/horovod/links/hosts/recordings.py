@@ -11,7 +11,7 @@ import collections
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from horovod.engine.board import EVERY_SESSION, Session
+from horovod.engine.board import EVERY_SESSION, TimelineSession
 from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
 from horovod.links.hosts.mirror import Mirror
 from horovod.links.shm.board import ShmBoard
@@ -42,7 +42,7 @@ class Recordings:
     ) -> None:
         self._board, self._mirror, self._is_hub = board, mirror, is_hub
         self._send, self._send_all = send, send_all
-        self._session: Session | None = None
+        self._session: TimelineSession | None = None
         self._number = self._offset_ns = 0
         self._arrived = dict.fromkeys(ranks, 0)
         self._told = dict.fromkeys(ranks, 0)
@@ -100,7 +100,7 @@ class Recordings:
                     self._number, self._offset_ns = message.number, self._mirror.offset_ns
                 since_ns = max(1, message.since_ns - self._offset_ns)
                 self._board.set_session(
-                    Session(message.number, message.mark_cycles, since_ns, message.begin, message.end)
+                    TimelineSession(message.number, message.mark_cycles, since_ns, message.begin, message.end)
                 )
         elif self._is_hub:
             self._parked[message.rank].append(message)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from horovod.engine.board import Session
+from horovod.engine.board import TimelineSession
 from horovod.transports.shm import futex
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
@@ -139,12 +139,12 @@ class ShmBoard:
     # -- the recording -------------------------------------------------------------------------------------------
 
     @property
-    def session(self) -> Session:
+    def session(self) -> TimelineSession:
         """The last recording."""
         word = self._words[_SESSION]
-        return Session(word >> 1, bool(word & 1), self._words[_SINCE], self._words[_BEGIN], self._words[_END])
+        return TimelineSession(word >> 1, bool(word & 1), self._words[_SINCE], self._words[_BEGIN], self._words[_END])
 
-    def set_session(self, session: Session) -> None:
+    def set_session(self, session: TimelineSession) -> None:
         """Begin or end a recording; on rank 0."""
         self._words[_SINCE], self._words[_BEGIN], self._words[_END] = session.since_ns, session.begin, session.end
         futex.fence()
