@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import socket
 import threading
@@ -90,23 +89,13 @@ def test_nobody_stays_for_ever_for_one_who_does_not_go(context: Context, monkeyp
             assert client.recv() == b"still there?"
 
 
-def test_the_keys_depend_on_secret_and_role() -> None:
-    pairs = [curve.key_pair(key, role) for key in (KEY, KEY[:-1]) for role in ("server", "client")]
-    assert len({pair.secret for pair in pairs} | {pair.public for pair in pairs}) == 8
-    assert curve.key_pair(KEY, "server") == pairs[0]
+def test_a_socket_needs_a_secret(context: Context) -> None:
     with pytest.raises(ValueError, match="secret"):
-        curve.key_pair(b"", "server")
+        curve.server_socket(context, b"")
 
 
 def _another_key(context: Context) -> Socket:
     return curve.client_socket(context, KEY[:-1])
-
-
-def _public_keys_alone(context: Context) -> Socket:
-    client: Socket = context.socket(zmq.DEALER)
-    client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
-    client.curve_serverkey = curve.key_pair(KEY, "server").public
-    return client
 
 
 def _no_key(context: Context) -> Socket:
@@ -119,38 +108,24 @@ def _a_password(context: Context) -> Socket:
     return client
 
 
-#: They hang up by themselves when they see what the server wants, sometimes before it has heard anything wrong.
-HANG_UP = (_no_key, _a_password)
-
-
-@pytest.mark.parametrize("make", [_another_key, _public_keys_alone, *HANG_UP])
-def test_a_client_without_the_key_has_no_effect_and_is_logged_once(
-    context: Context, make: Callable[[Context], Socket], caplog: pytest.LogCaptureFixture
-) -> None:
-    told = threading.Event()
-    caplog.handler.addFilter(lambda record: told.set() or True)  # type: ignore[func-returns-value]
+@pytest.mark.parametrize("make", [_another_key, _no_key, _a_password])
+def test_a_client_without_the_key_has_no_effect(context: Context, make: Callable[[Context], Socket]) -> None:
     with _listening(context) as (server, where):
         strangers: Context = zmq.Context()
-        with caplog.at_level(logging.WARNING, "horovod"):
-            for _ in range(2):
-                client = make(strangers)
-                client.linger = 0
-                failed = client.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-                client.connect(where)
-                if make is not _another_key:
-                    client.send(b"let me in")
-                assert failed.poll(LONG_MS)
-                client.disable_monitor()
-                failed.close()
-                client.close()
-            _exchange(context, server, where)
+        for _ in range(2):
+            client = make(strangers)
+            client.linger = 0
+            failed = client.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            client.connect(where)
+            if make is not _another_key:
+                client.send(b"let me in")
+            assert failed.poll(LONG_MS)
+            client.disable_monitor()
+            failed.close()
+            client.close()
+        _exchange(context, server, where)
         strangers.destroy()
         assert not server.poll(0)
-        assert make in HANG_UP or told.wait(LONG_MS / 1000)
-    curve.terminate(context)
-    complaints = [record.message for record in caplog.records if "without this job's key" in record.message]
-    assert len(complaints) == 1 or (make in HANG_UP and not complaints)
-    assert all(where in complaint for complaint in complaints)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +133,7 @@ def test_a_client_without_the_key_has_no_effect_and_is_logged_once(
     [b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(70_000), b"\xff" * 9 + b"\x7f", b"\xff" + bytes(8) + b"\x7f\x03"],
     ids=["http", "noise", "half a greeting", "old"],
 )
-def test_garbage_has_no_effect(context: Context, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_has_no_effect(context: Context, data: bytes) -> None:
     with _listening(context) as (server, where):
         with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))) as stranger:
             try:
@@ -170,29 +145,6 @@ def test_garbage_has_no_effect(context: Context, data: bytes, caplog: pytest.Log
                 pass
         _exchange(context, server, where)
         assert not server.poll(0)
-        assert caplog.text.count("without this job's key") <= 1
-
-
-def test_who_speaks_another_protocol_is_logged_once_and_who_has_the_key_is_not(
-    context: Context, caplog: pytest.LogCaptureFixture
-) -> None:
-    told = threading.Event()
-    caplog.handler.addFilter(lambda record: told.set() or True)  # type: ignore[func-returns-value]
-    with caplog.at_level(logging.WARNING, "horovod"), _listening(context) as (server, where):
-        socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))).close()  # looks whether somebody listens
-        _exchange(context, server, where)
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING, "horovod"), _listening(context) as (server, where):
-        address = ("127.0.0.1", int(where.rpartition(":")[2]))
-        for _ in range(2):
-            with socket.create_connection(address) as stranger, contextlib.suppress(OSError):
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                while stranger.recv(100):
-                    pass
-        assert told.wait(LONG_MS / 1000)
-        _exchange(context, server, where)
-    curve.terminate(context)
-    assert len([record for record in caplog.records if "without this job's key" in record.message]) == 1
 
 
 def test_what_went_over_the_wire_is_worth_nothing_when_it_is_sent_again(context: Context) -> None:
@@ -249,11 +201,3 @@ def test_a_message_that_is_too_large_ends_its_connection_alone(context: Context)
             monitor.close()
         _exchange(context, server, where)
         assert not server.poll(0)
-
-
-def test_a_context_that_is_terminated_by_itself_takes_its_gate_along() -> None:
-    context: Context = zmq.Context()
-    for _ in range(3):
-        with _listening(context) as (server, where):
-            _exchange(context, server, where)
-    context.term()

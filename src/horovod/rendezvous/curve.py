@@ -1,10 +1,10 @@
-"""Sockets between hosts: ZeroMQ with CURVE, for processes that have the job's secret and nobody else.
+"""Sockets between hosts: ZeroMQ with CURVE, for processes that have the job's secret and no others.
 
-Both ends draw their key pairs from the secret, one pair for all who listen and one for all who connect, so nothing
-has to be handed around. Whoever connects must know the public key of those who listen, and have the secret key of those
-who connect; the gate (``rendezvous.gate``) checks the latter. All else, whatever bytes it sends, is turned away.
+A listening socket draws its key pair from the secret. A client must know its public key, which is never sent, so only
+a process with the secret can compute it; the server proves its secret key in the same handshake. libzmq drops all other
+connections, and ends those that have not completed the handshake after five seconds.
 
-Source: RFC 23 (ZMTP), 26 (CurveZMQ) and 27 (ZAP) of rfc.zeromq.org; zmq_curve(7), zmq_setsockopt(3).
+Source: RFC 23 (ZMTP) and 26 (CurveZMQ) of rfc.zeromq.org; zmq_curve(7), zmq_setsockopt(3).
 """
 
 from __future__ import annotations
@@ -12,50 +12,26 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
 
-from horovod.rendezvous.gate import gate_of, terminate
-
-__all__ = ["MAX_BYTES", "KeyPair", "client_socket", "key_pair", "part", "server_socket", "terminate"]
+__all__ = ["MAX_BYTES", "client_socket", "part", "server_socket", "terminate"]
 
 MAX_BYTES = 64 << 20
 """Size of a message that is taken, at most; a peer that sends a larger one is cut off."""
 #: A peer that has not shown its key within this time is cut off; one that does not answer is tried again.
-_HANDSHAKE_MS, _CONNECT_MS, _RETRY_MS, _RETRY_MOST_MS = 10_000, 3_000, 50, 1_000
+_HANDSHAKE_MS, _CONNECT_MS, _RETRY_MS, _RETRY_MOST_MS = 5_000, 3_000, 50, 1_000
 _BACKLOG = 1024
 #: How long, and how often, to look whether those who were told the last word are gone.
 _PART_S, _PART_LOOK_MS = 2.0, 5
 
 
-class KeyPair(NamedTuple):
-    """A pair of CURVE keys, in Z85.
-
-    Attributes:
-        public: what others may know.
-        secret: what nobody else may.
-    """
-
-    public: bytes
-    secret: bytes
-
-
-def key_pair(secret: bytes, role: str) -> KeyPair:
-    """Return the keys of all processes of a job that have the same role.
-
-    Args:
-        secret: the job's secret.
-        role: "server" or "client".
-
-    Raises:
-        ValueError: there is no secret.
-    """
+def _server_key(secret: bytes) -> bytes:
+    """The secret key of all listening sockets with a secret, in Z85."""
     if not secret:
         raise ValueError("a socket between hosts needs the job's secret")
-    own = z85.encode(hmac.digest(secret, b"horovod curve " + role.encode(), "sha256"))
-    return KeyPair(zmq.curve_public(own), own)
+    return z85.encode(hmac.digest(secret, b"horovod curve server", "sha256"))
 
 
 def server_socket(
@@ -72,10 +48,10 @@ def server_socket(
     Raises:
         ValueError: there is no secret.
     """
+    key = _server_key(secret)
     socket = _socket(context, kind, max_bytes)
-    socket.curve_secretkey = key_pair(secret, "server").secret
+    socket.curve_secretkey = key
     socket.curve_server = True
-    gate_of(context).watch(socket, key_pair(secret, "client").public)
     return socket
 
 
@@ -98,14 +74,19 @@ def client_socket(
     Raises:
         ValueError: there is no secret.
     """
+    key = _server_key(secret)
     socket = _socket(context, kind, max_bytes)
-    own = key_pair(secret, "client")
-    socket.curve_publickey, socket.curve_secretkey = own
-    socket.curve_serverkey = key_pair(secret, "server").public
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+    socket.curve_serverkey = zmq.curve_public(key)
     socket.immediate = True  # nothing is queued for a stranger
     if routing_id:
         socket.routing_id = routing_id
     return socket
+
+
+def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Close a context and all of its sockets; messages that wait to be sent are lost after their ``linger``."""
+    context.destroy()
 
 
 def part(socket: zmq.Socket[bytes], peers: Iterable[bytes], word: bytes) -> None:
