@@ -1,4 +1,4 @@
-"""What several hosts cost: hosts that are network namespaces of this machine, beside Gloo, Open MPI and MPICH.
+"""Cost of several hosts, which are network namespaces of this machine, beside Gloo, Open MPI and MPICH.
 
     sudo .venv/bin/python benchmarks/hosts.py [PART...]
 
@@ -114,7 +114,7 @@ def train(bench: Bench) -> tuple[Any, list[Row]]:
 
 
 def launch(bench: Bench) -> tuple[Any, list[Row]]:
-    """What a job of two ranks takes on two hosts beyond what it takes on one."""
+    """Time of a job of two ranks on two hosts beyond that on one."""
     bench.start("a:2")
     times = [(bench.start("a:2"), bench.start("a:1,b:1")) for _ in range(STARTS)]
     extra_s = median(two - one for one, two in times)

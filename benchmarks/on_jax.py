@@ -1,4 +1,4 @@
-"""What is measured of ``horovod.jax``, and beside what."""
+"""``horovod.jax`` beside JAX's own collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of ``horovod.keras`` on the backend that KERAS_BACKEND names, and beside what.
+"""``horovod.keras`` on the backend that KERAS_BACKEND names, beside the backend's own data parallelism.
 
 Steps are those of ``model.fit()``. The peers: on torch ``fit()`` with the model in DDP; on JAX ``fit()`` under
 ``keras.distribution.DataParallel``, over Gloo; on TensorFlow MultiWorkerMirroredStrategy in a loop of its own, as

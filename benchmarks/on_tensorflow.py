@@ -1,4 +1,4 @@
-"""What is measured of ``horovod.tensorflow``, and beside what."""
+"""``horovod.tensorflow`` beside MultiWorkerMirroredStrategy."""
 
 from __future__ import annotations
 

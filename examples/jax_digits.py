@@ -3,7 +3,7 @@
     python examples/jax_digits.py
     horovodrun -np 2 python examples/jax_digits.py --epochs 20
 
-What belongs to data-parallel training is marked ``hvd``: a shard of the data for each rank, a learning rate scaled by
+Lines for data-parallel training are marked ``hvd``: a shard of the data for each rank, a learning rate scaled by
 the number of ranks and warmed up, the same start on all ranks, averaged gradients and metrics, output on rank 0 only.
 """
 

@@ -3,7 +3,7 @@
     KERAS_BACKEND=torch python examples/keras_digits.py
     KERAS_BACKEND=jax horovodrun -np 2 python examples/keras_digits.py --epochs 20 --checkpoint digits.keras
 
-The backend is what KERAS_BACKEND says: tensorflow, torch or jax. What belongs to data-parallel training is marked
+The backend is what KERAS_BACKEND says: tensorflow, torch or jax. Lines for data-parallel training are marked
 ``hvd``: a shard of the data for each rank, a learning rate scaled by the number of ranks and warmed up, the same start
 on all ranks, averaged gradients and metrics, output and files on rank 0 only.
 """

@@ -3,8 +3,8 @@
     python examples/tensorflow_digits.py
     horovodrun -np 2 python examples/tensorflow_digits.py --epochs 20
 
-The training step is a ``tf.function``; gradients travel while its backward pass still runs. What belongs to
-data-parallel training is marked ``hvd``.
+The training step is a ``tf.function``; gradients travel while its backward pass still runs. Lines for
+data-parallel training are marked ``hvd``.
 """
 
 from __future__ import annotations

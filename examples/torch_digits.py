@@ -3,7 +3,7 @@
     python examples/torch_digits.py
     horovodrun -np 2 python examples/torch_digits.py --epochs 20 --checkpoint digits.pt
 
-What belongs to data-parallel training is marked ``hvd``: a shard of the data for each rank, a learning rate
+Lines for data-parallel training are marked ``hvd``: a shard of the data for each rank, a learning rate
 scaled by the number of ranks and warmed up, the same start on all ranks, averaged gradients and metrics,
 progress and checkpoint on rank 0 only.
 """

@@ -27,7 +27,7 @@ def markdown() -> str:
         "",
         "Generated from `src/horovod/config.py` by `python -m horovod.config_page`; do not edit.",
         "",
-        "What is stronger wins: an explicit argument, then a flag, then the environment, then the YAML file of",
+        "The first of these wins: an explicit argument, then a flag, then the environment, then the YAML file of",
         "`--config-file`, then the default. Yes is 1, true, yes or on; no is 0, false, no, off or an empty text; any",
         "other word is an error. An unknown `HOROVOD_*` variable gets one warning with the nearest known name.",
         "",

@@ -66,7 +66,7 @@ class Load:
         return cls(time.monotonic(), (user + nice + system + irq + softirq) / hertz, own, steal / hertz)
 
     def since(self, start: Load) -> Load:
-        """What was used between ``start`` and this reading."""
+        """Return the difference to an earlier reading."""
         return Load(
             self.clock_s - start.clock_s,
             self.machine_s - start.machine_s,

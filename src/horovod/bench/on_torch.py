@@ -1,4 +1,4 @@
-"""What is measured of torch: horovod, Gloo and MPI for collectives; horovod and DDP for training steps."""
+"""Contenders and ways to train of torch: horovod, Gloo and MPI for collectives; horovod and DDP for training steps."""
 
 from __future__ import annotations
 

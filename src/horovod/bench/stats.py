@@ -10,7 +10,7 @@ __all__ = ["Sample", "calls_for", "mean_of_ranks", "slowest", "summarize"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What is kept of many timings of one thing.
+    """Median and spread of many timings of one thing.
 
     Attributes:
         median_s: the figure; seconds.

@@ -1,1 +1,1 @@
-"""What was recorded, on disk: traces, dumps of the flight recorder, and what can be read from them."""
+"""Recordings on disk: traces and dumps of the flight recorder, and their evaluation."""

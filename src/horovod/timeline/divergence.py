@@ -74,7 +74,10 @@ def open_operations(dumps: Dumps) -> list[Open]:
 
 
 def _open_here(dump: Dump, position: int) -> dict[tuple[int, str, int], Operation]:
-    """What a rank had submitted and had not begun when the log was at ``position``: by set, name, and place in line."""
+    """Return the operations that a rank had submitted and not begun when the log was at ``position``.
+
+    The key is process set, name, and place among those without a name.
+    """
     found: dict[tuple[int, str, int], Operation] = {}
     unnamed: dict[int, int] = {}
     for op in dump.operations:

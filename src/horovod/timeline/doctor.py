@@ -81,7 +81,7 @@ def _table(dumps: Sequence[Dump]) -> list[str]:
 
 
 def _failures(dumps: Sequence[Dump], is_explained: bool) -> list[str]:
-    """Who failed first, and why; of a stall that is explained anyway only which setting ended it."""
+    """Name the rank that failed first, and why; of a stall that is explained anyway, only the setting that ended it."""
     failed = sorted((dump for dump in dumps if dump.failure), key=lambda dump: dump.time_s)
     if not failed:
         return []

@@ -81,7 +81,7 @@ class Wait(msgspec.Struct):
 
 
 class Pending(msgspec.Struct):
-    """What the coordinator waited for: an operation, who has submitted it, and who has not."""
+    """An operation that the coordinator waited for: the ranks that have submitted it, and those that have not."""
 
     kind: str
     name: str
@@ -92,7 +92,7 @@ class Pending(msgspec.Struct):
 
 
 class Dump(msgspec.Struct):
-    """What one rank wrote.
+    """The record of one rank.
 
     Attributes:
         version: of the format.

@@ -1,4 +1,4 @@
-"""What one rank did, as events of the Chrome trace format, which chrome://tracing and Perfetto read.
+"""The operations of one rank as events of the Chrome trace format, which chrome://tracing and Perfetto read.
 
 A process of the trace is a rank, rank 0 being process 1. Its first two rows are what its engine executed, and what
 its threads waited for; then comes one row per tensor name, with Horovod's names for what happens to it:
@@ -60,7 +60,7 @@ class Span(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What all spans of one request have in common: templates for ``%``, of JSON."""
+    """Templates (for ``%``, of JSON) that all spans of one request share."""
 
     request: Request
     name: str
@@ -132,7 +132,7 @@ class Events:
         """Add one operation."""
         request, submitted, waited, sequence, started, ended, together, error, ready, last = span
         origin, new = self._origin, self._new
-        # What was begun before the recording is shown from its beginning on.
+        # Operations begun before the recording are shown from its beginning on.
         submitted = max(submitted, origin)
         shape = self._shapes.get(id(request)) or self._learn(request)
         row = self._row(shape.name, submitted, ended)

@@ -52,7 +52,7 @@ class Op:
 
 @dataclass
 class RankTrace:
-    """What one rank did.
+    """The operations of one rank.
 
     Attributes:
         title: what the trace calls it.
@@ -92,7 +92,7 @@ def read(path: Path) -> dict[int, RankTrace]:
         path: the file; a job that writes it may still run.
 
     Returns:
-        What each rank did.
+        The operations of each rank.
 
     Raises:
         OSError: it cannot be read.

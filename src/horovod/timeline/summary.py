@@ -1,4 +1,4 @@
-"""What a timeline says about a training run: where each step's time goes, and because of whom."""
+"""Where the time of each step of a timeline goes, and which rank holds the others up."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a timeline says.
+    """The summary of a timeline.
 
     Attributes:
         anchor: the operation whose submission begins a step; empty if nothing was repeated.
@@ -153,7 +153,7 @@ def _steps(rank: int, trace: RankTrace, anchor: str) -> list[StepSummary]:
         return []
     end = max(max(op.ended, op.ready) for op in trace.ops)
     begins = [op.submitted for op in trace.ops if op.name == anchor] if anchor else [trace.ops[0].submitted]
-    # What comes after the last one need not be a whole step.
+    # The part after the last one may not be a whole step.
     spans = list(itertools.pairwise(begins)) if len(begins) > 2 else list(zip(begins, [*begins[1:], end], strict=True))
     waits, executions = _Times(trace.waits), _Times(trace.executions)
     # Until an operation is ready, waiting for it is waiting for a rank.
