@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "scalar allgather": (lambda: hvd.allgather(torch.tensor(1.0)), "without dimensions"),
     "scalar reducescatter": (lambda: hvd.reducescatter(torch.tensor(1.0)), "without dimensions"),
     "scalar alltoall": (lambda: hvd.alltoall(torch.tensor(1.0)), "without dimensions"),
-    "adasum reducescatter": (lambda: hvd.reducescatter(rows(4), op=hvd.Adasum), "received Adasum"),
+    "adasum reducescatter": (lambda: hvd.reducescatter(rows(4), op=hvd.Adasum), "Received: Adasum"),
     "uneven alltoall": (lambda: hvd.alltoall(rows(hvd.size() + 1)), "not divisible"),
     "splits too many": (lambda: hvd.alltoall(rows(2), [3] * hvd.size()), "for a tensor of 2"),
     "splits too few": (lambda: hvd.alltoall(rows(9), [1] * hvd.size()), "for a tensor of 9"),

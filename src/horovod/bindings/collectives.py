@@ -1,63 +1,160 @@
 """The collectives of Horovod's API, written once over an ``Adapter``.
 
-The variants of an operation differ only in where the result goes and who waits; ``submission`` does the rest.
+Each collective is described by one function; ``variants`` derives its forms, and ``submission`` carries them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import Reductions
-from horovod.bindings.submission import id_of, some
+from horovod.bindings.reductions import Average, refuse_adasum, resolve_op
+from horovod.bindings.submission import Submission, id_of
+from horovod.bindings.variants import asynchronous, grouped, synchronous
 from horovod.bindings.worldly import Worldly
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "check_root"]
 
 _engine = context.engine
 
 
-class Collectives(Reductions, Worldly):
-    """See the module; what combines tensors is in ``reductions``, what only moves them is here.
+def _allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> Call:  # fmt: skip
+    """Combine a tensor over all ranks, element by element, into a new one.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed.
+        average: deprecated; ``op=Average`` or ``op=Sum`` instead.
+        name: key of the match; ``None`` matches in the order of the calls.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        ValueError: the call is wrong by itself.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    how = resolve_op(op, average)
+    return call(Kind.ALLREDUCE, name, id_of(process_set), how, prescale_factor, postscale_factor)
+
+
+def _reducescatter(
+    tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Call:  # fmt: skip
+    """Combine a tensor over all ranks and return this rank's rows of the result.
+
+    Args:
+        tensor: same shape and dtype on every rank; of an uneven number of rows the first ranks get one more.
+        name: key of the match; ``None`` matches in the order of the calls.
+        op: Average (the default), Sum, Min, Max or Product.
+        process_set: ranks that take part; this rank must be one of them.
+        prescale_factor: multiplies the tensor before it is combined.
+        postscale_factor: multiplies the result.
+
+    Raises:
+        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        ValueError: the call is wrong by itself.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    how = refuse_adasum(resolve_op(op, None))
+    return call(Kind.REDUCESCATTER, name, id_of(process_set), how, prescale_factor, postscale_factor)
+
+
+def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Call:
+    """Concatenate every rank's tensor along the first dimension, in rank order.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks and may be 0.
+        name: key of the match; ``None`` matches in the order of the calls.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Raises:
+        MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        ValueError: the call is wrong by itself.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    return call(Kind.ALLGATHER, name, id_of(process_set))
+
+
+def _broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Call:
+    """Return the root's tensor.
+
+    Args:
+        tensor: same shape and dtype on every rank; is not changed.
+        root_rank: whose values to return; a global rank also within a process set.
+        name: key of the match; ``None`` matches in the order of the calls.
+        process_set: ranks that take part; this rank must be one of them.
+
+    Raises:
+        MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
+        PeerLostError: a rank died.
+        ValueError: the call is wrong by itself.
+        NotInitializedError: ``init()`` was not called.
+
+    Blocks until all ranks called.
+    """
+    return call(Kind.BROADCAST, name, id_of(process_set), root=check_root(root_rank))
+
+
+def check_root(root_rank: Any) -> int:
+    """Return a root rank as a number.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
+        raise TypeError(f"root_rank must be an integer. Received: {root_rank!r}")
+    number: int = root_rank.__index__()
+    return number
+
+
+class Collectives(Submission, Worldly):
+    """The collectives of one framework.
 
     Args:
         adapter: the framework.
 
     Attributes:
-        joins: how many times this process has joined; the same on all ranks whenever nobody is in ``join``.
+        joins: number of times that this process has joined; the same on all ranks while no rank is in ``join``.
     """
 
     joins = 0
 
-    # -- allgather -----------------------------------------------------------------------------------------------
-
-    def allgather_async(
-        self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> int:
-        """Begin an allgather; ``synchronize`` returns the result. See ``allgather``."""
-        return self._start(call(Kind.ALLGATHER, name, id_of(process_set)), (tensor,))
-
-    def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-        """Concatenate every rank's tensor along the first dimension, in rank order.
-
-        Args:
-            tensor: at least one dimension; the first may differ between ranks and may be 0.
-            name: key of the match; ``None`` matches in the order of the calls.
-            process_set: ranks that take part; this rank must be one of them.
-
-        Raises:
-            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
-            ValueError: the call is wrong by itself.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
-        """
-        return self._run_one(call(Kind.ALLGATHER, name, id_of(process_set)), tensor)
+    allreduce = synchronous(_allreduce)
+    allreduce_ = synchronous(_allreduce, in_place=True)
+    allreduce_async = asynchronous(_allreduce)
+    allreduce_async_ = asynchronous(_allreduce, in_place=True)
+    grouped_allreduce, grouped_allreduce_async = grouped(_allreduce)
+    grouped_allreduce_, grouped_allreduce_async_ = grouped(_allreduce, in_place=True)
+    reducescatter = synchronous(_reducescatter)
+    reducescatter_async = asynchronous(_reducescatter)
+    grouped_reducescatter, grouped_reducescatter_async = grouped(_reducescatter)
+    allgather = synchronous(_allgather)
+    allgather_async = asynchronous(_allgather)
+    grouped_allgather, grouped_allgather_async = grouped(_allgather)
+    broadcast = synchronous(_broadcast)
+    broadcast_ = synchronous(_broadcast, in_place=True)
+    broadcast_async = asynchronous(_broadcast)
+    broadcast_async_ = asynchronous(_broadcast, in_place=True)
 
     def allgather_into_async(
         self, output: Any, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -71,65 +168,6 @@ class Collectives(Reductions, Worldly):
             process_set: ranks that take part; this rank must be one of them.
         """
         return self._start_into(call(Kind.ALLGATHER, name, id_of(process_set)), tensor, output)
-
-    def grouped_allgather_async(
-        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> int:
-        """Begin an allgather of several tensors as one operation, for ``synchronize``. See ``grouped_allgather``."""
-        return self._start(call(Kind.ALLGATHER, name, id_of(process_set)), some(tensors), many=True)
-
-    def grouped_allgather(
-        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> list[Any]:
-        """Concatenate several tensors, as one operation. See ``allgather``."""
-        return self._run(call(Kind.ALLGATHER, name, id_of(process_set)), some(tensors))
-
-    # -- broadcast -----------------------------------------------------------------------------------------------
-
-    def broadcast_async(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> int:
-        """Begin a broadcast into a new tensor. See ``broadcast``."""
-        return self._start(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,))
-
-    def broadcast_async_(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> int:
-        """Begin a broadcast in place. See ``broadcast``."""
-        return self._start(
-            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), (tensor,), in_place=True
-        )
-
-    def broadcast(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Any:
-        """Return the root's tensor.
-
-        Args:
-            tensor: same shape and dtype on every rank; is not changed.
-            root_rank: whose values to return; a global rank also within a process set.
-            name: key of the match; ``None`` matches in the order of the calls.
-            process_set: ranks that take part; this rank must be one of them.
-
-        Raises:
-            MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
-            ValueError: the call is wrong by itself.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
-        """
-        return self._run_one(call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), tensor)
-
-    def broadcast_(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Any:
-        """Overwrite a tensor with the root's. See ``broadcast``."""
-        return self._run_one(
-            call(Kind.BROADCAST, name, id_of(process_set), root=_rank(root_rank)), tensor, in_place=True
-        )
-
-    # -- alltoall ------------------------------------------------------------------------------------------------
 
     def alltoall_async(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -170,8 +208,6 @@ class Collectives(Reductions, Worldly):
             return self._run_one(how, tensor)
         return self.synchronize(self._start(how, (tensor,)))
 
-    # -- without data --------------------------------------------------------------------------------------------
-
     def barrier(self, process_set: ProcessSet = global_process_set) -> None:
         """Return when every rank has called.
 
@@ -192,9 +228,3 @@ class Collectives(Reductions, Worldly):
         handle = _engine().run(Call(Kind.JOIN, "join"), self.adapter)
         Collectives.joins += 1  # of all frameworks
         return handle.result
-
-
-def _rank(root: int) -> int:
-    if isinstance(root, bool) or not hasattr(root, "__index__"):
-        raise TypeError(f"root_rank must be an integer, received {root!r}")
-    return root.__index__()

@@ -22,7 +22,7 @@ from horovod.engine.handles import Handle
 from horovod.errors import RequestError
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Submission", "id_of", "some"]
+__all__ = ["Submission", "id_of"]
 
 _engine = context.engine
 
@@ -266,17 +266,6 @@ def _wait(handle: Handle) -> Sequence[Any]:
     if handle.done and handle.error is None:
         return handle.outputs
     return _engine().wait(handle)
-
-
-def some(tensors: Sequence[Any]) -> Sequence[Any]:
-    """Return the tensors of a group.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not len(tensors):
-        raise ValueError("a grouped operation of an empty list of tensors")
-    return tensors
 
 
 def id_of(process_set: ProcessSet) -> int:

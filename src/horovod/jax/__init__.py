@@ -1,11 +1,9 @@
 """horovod for JAX: ``import horovod.jax as hvd``.
 
     ops                 the collectives, on arrays and pytrees; eagerly and under jit, grad, vmap, scan
-    handles             those that are begun and waited for later; eagerly only
     functions           parameters, states and Python objects of all ranks made the same
     optimizer           DistributedOptimizer for optax, allreduce_gradients
     trees               pytrees taken apart: what travels, what stays
-    compression         what goes over the wire
     failures            horovod's own errors out of compiled programs
     placing             whether a call is carried out now, or becomes part of a program
     primitives          the JAX primitive: shapes, derivatives, batching
@@ -32,32 +30,10 @@ except ModuleNotFoundError as error:
 
 from horovod.bindings.compression import Compression
 from horovod.jax import lowering as _lowering
+from horovod.jax import ops
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_parameters
-from horovod.jax.handles import (
-    allgather_async,
-    allreduce_async,
-    alltoall_async,
-    broadcast_async,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_reducescatter_async,
-    poll,
-    reducescatter_async,
-    synchronize,
-)
-from horovod.jax.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
+from horovod.jax.ops import *  # noqa: F403 - all of it, by its own list
 from horovod.jax.optimizer import DistributedOptimizer, allreduce_gradients
 
 _lowering.register()
@@ -66,32 +42,13 @@ _lowering.register()
 __all__ = [
     "Compression",
     "DistributedOptimizer",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_async",
     "allreduce_gradients",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_async",
     "broadcast_object",
     "broadcast_parameters",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
     "typed_errors",
 ]
+__all__ += ops.__all__
 __all__ += everywhere.__all__
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,13 +24,25 @@ from horovod.engine import calls as engine_calls
 from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
-__all__ = ["Call", "Rows", "numbered", "place", "run_eagerly", "run_in_program", "split_watched"]
+__all__ = [
+    "Call",
+    "Rows",
+    "Started",
+    "finish",
+    "place",
+    "run_eagerly",
+    "run_in_program",
+    "split_watched",
+    "start_eagerly",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: How many rows of each array each member brings, or gets: one tuple for each array.
 Rows = tuple[tuple[int, ...], ...]
 
 _TANGENT = ".tangent"
+#: All arrays of a call of these are one operation.
+_GROUPED = (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER)
 _NOWHERE = Site()
 
 
@@ -95,40 +107,67 @@ class Call:
 # -- eagerly -----------------------------------------------------------------------------------------------------
 
 
-def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
-    """Carry a call out now.
+class Started(NamedTuple):
+    """A call that was started eagerly.
+
+    Attributes:
+        call: as described.
+        handles: one for each array, or one for all of them.
+        arrays: JAX arrays, as given.
+    """
+
+    call: Call
+    handles: Sequence[int]
+    arrays: Sequence[Any]
+
+
+def start_eagerly(call: Call, arrays: Sequence[Any]) -> Started:
+    """Start a call now.
 
     Args:
         call: what to do.
-        arrays: JAX arrays, at least one.
-
-    Returns:
-        JAX arrays, on the devices of ``arrays``.
+        arrays: JAX arrays.
 
     Raises:
-        HorovodInternalError: what went wrong.
+        HorovodInternalError: the call is wrong, or parameters could not be compared.
+    """
+    name = call.eager_name()
+    arrays, parameters = split_watched(call, arrays)
+    _compare(call, name or "", parameters)
+    if not arrays:
+        return Started(call, (), ())
+    if call.kind in _GROUPED:
+        return Started(call, (comm._start(_described(call, name), arrays, many=True),), arrays)
+    pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
+    return Started(call, [comm._start(_described(call, key), (array,)) for array, key in pairs], arrays)
+
+
+def finish(started: Started) -> tuple[list[Any], Any]:
+    """Wait for a call.
+
+    Returns:
+        JAX arrays, on the devices of those that were given; and the received splits of an alltoall.
+
+    Raises:
+        HorovodInternalError: it failed.
 
     Blocks until all members called.
     """
-    name, members = call.eager_name(), call.process_set
-    arrays, parameters = split_watched(call, arrays)
-    _compare(call, name or "", parameters)
-    if call.kind is Kind.ALLREDUCE:
-        results = comm._run(_described(call, name), arrays)
-        if call.only_root not in (-1, context.world().rank):
-            results = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in results]
-    elif call.kind is Kind.REDUCESCATTER or call.kind is Kind.ALLGATHER:
-        results = comm._run(_described(call, name), arrays)
-    elif call.kind is Kind.BROADCAST:
-        pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
-        handles = [comm.broadcast_async(array, call.root, key, members) for array, key in pairs]
-        results = [comm.synchronize(handle) for handle in handles]
-    else:
-        splits = call.splits or None
-        pairs = zip(arrays, numbered(name, len(arrays)), strict=True)
-        handles = [comm.alltoall_async(array, splits, key, members) for array, key in pairs]
-        results = [comm.synchronize(handle)[0] for handle in handles]
-    return [place(result, array) for result, array in zip(results, arrays, strict=True)]
+    call, received = started.call, None
+    found = [comm.synchronize(handle) for handle in started.handles]
+    if call.kind in _GROUPED:
+        found = list(found[0]) if found else []
+    elif call.kind is Kind.ALLTOALL and found:
+        received = found[0][1]
+        found = [rows for rows, _ in found]
+    if call.only_root not in (-1, context.world().rank):
+        found = [comm.adapter.wrap(np.zeros_like(np.asarray(result))) for result in found]
+    return [place(result, array) for result, array in zip(found, started.arrays, strict=True)], received
+
+
+def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """Carry a call out now: ``start_eagerly``, then ``finish``."""
+    return finish(start_eagerly(call, arrays))[0]
 
 
 def split_watched(call: Call, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

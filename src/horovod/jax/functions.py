@@ -11,7 +11,7 @@ from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import Kind
 from horovod.jax.calls import place
-from horovod.jax.placing import carry_out, make_call, refuse_in_programs
+from horovod.jax.placing import carry_out, make_call, outside_programs
 from horovod.jax.runtime import is_compiling, is_tracing
 from horovod.jax.trees import Leaves
 
@@ -61,51 +61,5 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     return leaves.rebuild(carry_out(call, leaves.arrays), scalars)
 
 
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Send a Python object from one rank to all others.
-
-    Collective over ``process_set``.
-
-    Args:
-        obj: what cloudpickle can pickle, lambdas and local classes too; read on the root only.
-        root_rank: global rank that sends.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
-    Returns:
-        ``obj`` itself on the root, a copy elsewhere.
-
-    Raises:
-        RequestError: the object cannot be pickled, on every rank; or this is called inside a program.
-        MismatchError: ranks named different roots.
-        PeerLostError: a rank died.
-
-    Blocks until the object is here.
-    """
-    refuse_in_programs("broadcast_object", _OUTSIDE)
-    return objects.broadcast_object(obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Collect one Python object of every rank.
-
-    Collective over ``process_set``.
-
-    Args:
-        obj: what cloudpickle can pickle; its size may differ between ranks.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part.
-
-    Returns:
-        The objects in the order of the members' ranks, those of ranks that joined left out.
-
-    Raises:
-        RequestError: an object cannot be pickled, on every rank; or this is called inside a program.
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
-    """
-    refuse_in_programs("allgather_object", _OUTSIDE)
-    return objects.allgather_object(obj, name, process_set)
+broadcast_object = outside_programs(objects.broadcast_object, _OUTSIDE)
+allgather_object = outside_programs(objects.allgather_object, _OUTSIDE)

@@ -1,33 +1,80 @@
-"""The collectives of a training script, on arrays and on pytrees; eagerly, and in whatever JAX transforms."""
+"""The collectives of a training script, on arrays and on pytrees; eagerly, and under all of JAX's transformations.
+
+Each is described by one function. Its forms are derived from that: blocking, asynchronous (eagerly only, since XLA
+schedules programs by itself), and Horovod's grouped ones, which do the same because a pytree is a group.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import resolve_op
-from horovod.core.requests import Kind, ReduceOp
-from horovod.errors import RequestError
-from horovod.jax.placing import carry_out, carry_out_splits, make_call, refuse_in_programs
+from horovod.bindings.reductions import refuse_adasum, resolve_op
+from horovod.bindings.variants import derive
+from horovod.core.requests import Kind
+from horovod.jax.calls import Call, Started, finish, start_eagerly
+from horovod.jax.placing import (
+    carry_out,
+    carry_out_splits,
+    make_call,
+    outside_programs,
+    refuse_in_programs,
+    with_splits,
+)
 from horovod.jax.runtime import comm
 from horovod.jax.trees import Leaves
 
 __all__ = [
     "allgather",
+    "allgather_async",
     "allreduce",
+    "allreduce_async",
     "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
+    "broadcast_async",
     "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
+    "grouped_allreduce_async",
     "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "join",
+    "poll",
     "reducescatter",
+    "reducescatter_async",
+    "synchronize",
 ]
 
+P = ParamSpec("P")
 
-def allreduce(
+
+class Order(NamedTuple):
+    """A collective on a pytree.
+
+    Attributes:
+        call: the description of the collective.
+        leaves: the pytree.
+        compression: how its arrays are sent.
+        splits: of an alltoall, as given.
+    """
+
+    call: Call
+    leaves: Leaves
+    compression: type[Compressor] = Compression.none
+    splits: Any = None
+
+
+_numbers = itertools.count(1)
+#: The order, the operations and the contexts of the compressor, by handle.
+_started: dict[int, tuple[Order, Started, list[Any]]] = {}
+
+
+def _allreduce(
     tensor: Any,
     name: str | None = None,
     op: int | None = None,
@@ -35,7 +82,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Order:
     """Combine an array, or all arrays of a pytree, over all ranks, element by element.
 
     Collective over ``process_set``; works eagerly and under ``jit``, ``grad``, ``vmap``, ``scan`` and so on. A pytree
@@ -64,40 +111,11 @@ def allreduce(
     ``JaxRuntimeError``, see ``typed_errors``.
     """
     how = resolve_op(op, None)
-    leaves = Leaves(tensor)
-    leaves.refuse_keys("allreduce")
-    wires, contexts = compress(compression, leaves.arrays)
     call = make_call(Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor)
-    return leaves.rebuild(decompress(compression, carry_out(call, wires), contexts))
+    return Order(call, Leaves(tensor, verb="allreduce"), compression)
 
 
-def grouped_allreduce(
-    tensors: Any,
-    name: str | None = None,
-    op: int | None = None,
-    compression: type[Compressor] = Compression.none,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Combine all arrays of a list or another pytree as one operation; the same as ``allreduce``.
-
-    Args:
-        tensors: a pytree; see ``allreduce`` for this and the other arguments.
-        name: key of the match.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        compression: how to send it.
-        prescale_factor: multiplies the tensors before they are combined.
-        postscale_factor: multiplies the results.
-        process_set: ranks that take part.
-
-    Returns:
-        A pytree of the same structure.
-    """
-    return allreduce(tensors, name, op, compression, prescale_factor, postscale_factor, process_set)
-
-
-def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Order:
     """Concatenate every rank's array, or every array of a pytree, along the first dimension, in rank order.
 
     Args:
@@ -117,28 +135,12 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 
     Blocks until all ranks called.
     """
-    leaves = Leaves(tensor)
-    leaves.refuse_keys("allgather")
-    return leaves.rebuild(carry_out(make_call(Kind.ALLGATHER, name, process_set), leaves.arrays))
+    return Order(make_call(Kind.ALLGATHER, name, process_set), Leaves(tensor, verb="allgather"))
 
 
-def grouped_allgather(tensors: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Concatenate all arrays of a list or another pytree as one operation; the same as ``allgather``.
-
-    Args:
-        tensors: a pytree.
-        name: key of the match.
-        process_set: ranks that take part.
-
-    Returns:
-        A pytree of the same structure.
-    """
-    return allgather(tensors, name, process_set)
-
-
-def broadcast(
+def _broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+) -> Order:
     """Return the root's array, or pytree of arrays.
 
     Args:
@@ -158,13 +160,12 @@ def broadcast(
 
     Blocks until all ranks called.
     """
-    leaves = Leaves(tensor)
-    return leaves.rebuild(carry_out(make_call(Kind.BROADCAST, name, process_set, root=root_rank), leaves.arrays))
+    return Order(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
 
 
-def alltoall(
+def _alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+) -> Order:
     """Send the i-th split of the rows to the i-th rank.
 
     Args:
@@ -186,23 +187,17 @@ def alltoall(
 
     Blocks until all ranks called.
     """
-    leaves = Leaves(tensor)
-    leaves.refuse_keys("alltoall")
-    call = make_call(Kind.ALLTOALL, name, process_set)
-    if splits is None:
-        return leaves.rebuild(carry_out(call, leaves.arrays))
-    results, received = carry_out_splits(call, leaves.arrays, splits)
-    return leaves.rebuild(results), received
+    return Order(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
 
 
-def reducescatter(
+def _reducescatter(
     tensor: Any,
     name: str | None = None,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Order:
     """Combine an array, or all arrays of a pytree, over all ranks and return this rank's rows of the result.
 
     Args:
@@ -224,69 +219,103 @@ def reducescatter(
 
     Blocks until all ranks called.
     """
-    how = resolve_op(op, None)
-    if how is ReduceOp.ADASUM:
-        raise RequestError("reducescatter takes Average, Sum, Min, Max or Product, received Adasum")
-    leaves = Leaves(tensor)
-    leaves.refuse_keys("reducescatter")
-    call = make_call(
-        Kind.REDUCESCATTER, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor
+    how = refuse_adasum(resolve_op(op, None))
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return Order(
+        make_call(Kind.REDUCESCATTER, name, process_set, op=how, **factors), Leaves(tensor, verb="reducescatter")
     )
-    return leaves.rebuild(carry_out(call, leaves.arrays))
 
 
-def grouped_reducescatter(
-    tensors: Any,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Combine and scatter all arrays of a list or another pytree as one operation; the same as ``reducescatter``.
+def _blocking(describe: Callable[P, Order]) -> Callable[P, Any]:
+    """Return the function that waits for the result, or makes the call part of a program."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        order = describe(*args, **kwargs)
+        wires, contexts = compress(order.compression, order.leaves.arrays)
+        if order.splits is None:
+            return _rebuild(order, carry_out(order.call, wires), contexts)
+        results, received = carry_out_splits(order.call, wires, order.splits)
+        return _rebuild(order, results, contexts), received
+
+    return derive(run, describe)
+
+
+def _starting(describe: Callable[P, Order]) -> Callable[P, int]:
+    """Return the function that returns a handle for ``synchronize``."""
+
+    def start(*args: P.args, **kwargs: P.kwargs) -> int:
+        refuse_in_programs(
+            f"{describe.__name__[1:]}_async",
+            "use the operation without _async there: XLA computes other things meanwhile",
+        )
+        order = describe(*args, **kwargs)
+        wires, contexts = compress(order.compression, order.leaves.arrays)
+        started = start_eagerly(with_splits(order.call, order.splits), wires)
+        number = next(_numbers)
+        _started[number] = order, started, contexts
+        return number
+
+    return derive(start, describe, begins=True)
+
+
+def _grouped(
+    describe: Callable[Concatenate[Any, P], Order],
+) -> tuple[Callable[Concatenate[Any, P], Any], Callable[Concatenate[Any, P], int]]:
+    """Return Horovod's forms for several tensors."""
+    run, start = _blocking(describe), _starting(describe)
+    return derive(run, describe, is_grouped=True), derive(start, describe, begins=True, is_grouped=True)
+
+
+allreduce, allreduce_async = _blocking(_allreduce), _starting(_allreduce)
+grouped_allreduce, grouped_allreduce_async = _grouped(_allreduce)
+allgather, allgather_async = _blocking(_allgather), _starting(_allgather)
+grouped_allgather, grouped_allgather_async = _grouped(_allgather)
+broadcast, broadcast_async = _blocking(_broadcast), _starting(_broadcast)
+alltoall, alltoall_async = _blocking(_alltoall), _starting(_alltoall)
+reducescatter, reducescatter_async = _blocking(_reducescatter), _starting(_reducescatter)
+grouped_reducescatter, grouped_reducescatter_async = _grouped(_reducescatter)
+barrier = outside_programs(
+    comm.barrier, "call it before or after the program; every collective in it waits for all ranks"
+)
+join = outside_programs(comm.join, "call it when this rank has no more batches to run the program on")
+
+
+def _rebuild(order: Order, results: Sequence[Any], contexts: Sequence[Any]) -> Any:
+    return order.leaves.rebuild(decompress(order.compression, results, contexts))
+
+
+def poll(handle: int) -> bool:
+    """Return whether an operation is done, so that ``synchronize`` will not block.
 
     Args:
-        tensors: a pytree.
-        name: key of the match.
-        op: Average (the default), Sum, Min, Max or Product.
-        prescale_factor: multiplies the tensors before they are combined.
-        postscale_factor: multiplies the results.
-        process_set: ranks that take part.
-
-    Returns:
-        A pytree of the same structure.
-    """
-    return reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_set)
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank has called.
-
-    Args:
-        process_set: ranks that take part; this rank must be one of them.
+        handle: of an ``_async`` call that was not synchronized yet.
 
     Raises:
-        RequestError: it is called inside a program: there it would have no result that anything waits for.
-        PeerLostError: a rank died.
-        NotInitializedError: ``init()`` was not called.
+        ValueError: there is no such handle.
     """
-    refuse_in_programs("barrier", "call it before or after the program; every collective in it waits for all ranks")
-    comm.barrier(process_set)
+    if handle not in _started:
+        raise ValueError(f"handle {handle} was not created, or its operation was synchronized already")
+    return all(comm.poll(inner) for inner in _started[handle][1].handles)
 
 
-def join(device: int = -1) -> int:
-    """Take no part in what the others still do; return when all ranks have joined.
+def synchronize(handle: int) -> Any:
+    """Wait for an operation and return its result.
 
     Args:
-        device: accepted for Horovod's sake.
+        handle: of an ``_async`` call; an unknown one returns None at once, as in Horovod.
 
     Returns:
-        The rank that joined last.
+        An array or pytree as was given; of an alltoall also how many rows came from each rank.
 
     Raises:
-        RequestError: it is called inside a program.
-        PeerLostError: a rank died.
-        NotInitializedError: ``init()`` was not called.
+        HorovodInternalError: the operation failed.
+
+    Blocks until all ranks called.
     """
-    refuse_in_programs("join", "call it when this rank has no more batches to run the program on")
-    return comm.join(device)
+    found = _started.pop(handle, None)
+    if found is None:
+        return None
+    order, started, contexts = found
+    results, received = finish(started)
+    tree = _rebuild(order, results, contexts)
+    return (tree, received) if order.call.kind is Kind.ALLTOALL else tree

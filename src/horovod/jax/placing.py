@@ -1,27 +1,31 @@
-"""Where a collective that the user calls goes: to the other ranks now, or into what JAX traces."""
+"""Carry a collective out now, or make it part of the program that JAX traces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from horovod import context
-from horovod.bindings.collectives import Collectives
+from horovod.bindings.collectives import Collectives, check_root
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, Request, TensorSpec
-from horovod.jax.calls import Call, run_eagerly, split_watched
+from horovod.jax.calls import Call, finish, run_eagerly, split_watched, start_eagerly
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
 
-__all__ = ["carry_out", "carry_out_splits", "make_call", "refuse_in_programs"]
+__all__ = ["carry_out", "carry_out_splits", "make_call", "outside_programs", "refuse_in_programs", "with_splits"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _numbers = Collectives(NumpyAdapter())
 
@@ -33,6 +37,8 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
             "root_rank must be known when JAX traces; where it is an argument of a program, name it in jax.jit's "
             f"static_argnames. Received: {root}"
         )
+    if root is not None:
+        how["root"] = check_root(root)
     if not is_tracing():
         return Call(kind, name, process_set=process_set, **how)
     rank = context.world().rank
@@ -99,15 +105,29 @@ def carry_out_splits(call: Call, arrays: Sequence[Any], splits: Any) -> tuple[li
             "alltoall with splits inside a program, whose shapes are fixed before the ranks talk; leave splits out and "
             "pad the rows, or call it outside of jit"
         )
-    numbers = _numbers.adapter.splits(splits)
-    if not numbers:
-        raise ValueError("alltoall got empty splits; pass None for even ones")
-    _check(replace(call, splits=numbers), arrays)  # before the others are asked for theirs
+    call = with_splits(call, splits)
+    numbers = call.splits
+    if not is_tracing():
+        return finish(start_eagerly(call, arrays))
+    _check(call, arrays)  # before the others are asked for theirs
     name = call.name and f"{call.name}.splits"
     own = np.array(numbers, np.int32)
     received = _numbers.alltoall(own, name=name, process_set=call.process_set)
     rows = (tuple(received.tolist()),) * len(arrays)
-    return carry_out(replace(call, splits=numbers, rows=rows), arrays), received
+    return carry_out(replace(call, rows=rows), arrays), received
+
+
+def with_splits(call: Call, splits: Any) -> Call:
+    """Return an alltoall with splits; even ones if these are None.
+
+    Raises:
+        ValueError: they are no integers, or there are none.
+    """
+    if splits is None:
+        return call
+    if not (numbers := _numbers.adapter.splits(splits)):
+        raise ValueError("splits must hold a number for each rank, or be None for even ones. Received: none")
+    return replace(call, splits=numbers)
 
 
 def refuse_in_programs(verb: str, instead: str) -> None:
@@ -124,3 +144,14 @@ def refuse_in_programs(verb: str, instead: str) -> None:
         raise wrong_argument(
             f"hvd.{verb}() inside a program that JAX compiles would run once, while it traces; {instead}"
         )
+
+
+def outside_programs(function: Callable[P, R], instead: str) -> Callable[P, R]:
+    """Return a function that refuses to be called inside a program; see ``refuse_in_programs``."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_in_programs(function.__name__, instead)
+        return function(*args, **kwargs)
+
+    return guarded

@@ -30,6 +30,7 @@ class Leaves:
 
     Args:
         tree: a pytree, or one array.
+        verb: the operation, if random keys make no sense in it: RequestError refuses them.
         split_scalars: whether to keep numbers and arrays without dimensions apart, so that a number stays one.
 
     Attributes:
@@ -37,7 +38,7 @@ class Leaves:
         scalars: the scalars that are kept apart, by their index among the leaves.
     """
 
-    def __init__(self, tree: Any, *, split_scalars: bool = False) -> None:
+    def __init__(self, tree: Any, *, verb: str = "", split_scalars: bool = False) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree)
         self._restore: list[tuple[int, _Rewrap | None]] = []
         self.arrays: list[Any] = []
@@ -60,21 +61,16 @@ class Leaves:
                 array = jax.random.key_data(array)
             self._restore.append((index, restore))
             self.arrays.append(array)
+        if verb:
+            self._refuse_keys(verb)
 
     @property
     def is_single(self) -> bool:
         """Whether the tree is one leaf, and no container."""
         return bool(jax.tree_util.treedef_is_leaf(self._treedef))
 
-    def refuse_keys(self, verb: str) -> None:
-        """Refuse random keys that an operation has no use for: they cannot be combined, and a single one has no rows.
-
-        Args:
-            verb: the operation.
-
-        Raises:
-            RequestError: there is one.
-        """
+    def _refuse_keys(self, verb: str) -> None:
+        """Refuse random keys that cannot be combined, and single ones, which have no rows to move."""
         moves = verb in _MOVES_ROWS
         keys = [
             index for index, (_, restore) in enumerate(self._restore) if restore and (restore.is_single or not moves)
