@@ -23,7 +23,6 @@ from horovod.errors import LaunchError
 from horovod.launch import frames, task
 from horovod.launch.frames import Wire
 from horovod.launch.local import LocalJob
-from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchPlan
 from horovod.rendezvous.interfaces import machine_name
 
@@ -235,7 +234,6 @@ def main() -> int:
     wire = Wire(os.dup(0), os.dup(1), is_launcher=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    adopt()
     agent = Agent(wire)
     try:
         agent.run()

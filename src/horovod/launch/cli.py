@@ -19,7 +19,6 @@ from horovod.launch.console import open_standard_files, own_sinks, runnable, wit
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
 from horovod.launch.muster import Muster
-from horovod.launch.orphans import adopt
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.signals import ToldToEnd, told_to_end, wanted_signals
@@ -44,8 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         (128 + n for signal n), or 128 + n when signal n ended the launcher.
     """
     open_standard_files()
-    if argv is None:
-        adopt()
     show_any_text(sys.stdout)
     try:
         options = parse_flags(sys.argv[1:] if argv is None else argv, f"khorovod {__version__} (Horovod API)")

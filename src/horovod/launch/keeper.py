@@ -5,7 +5,7 @@ when the other end closes it kills everything below it. It is the "subreaper" of
 loaders, shells and daemons of a rank stay findable, whatever they do to their session and their environment. Should
 the keeper itself be killed, the kernel kills the ranks, and what they had started falls to the keeper's parent, a
 *guard* that waits for nothing else. Should the guard be killed, the keeper ends the job. Should both be killed at once,
-what is left falls to the launcher, see ``orphans``.
+the launcher ends what still has the name of the job in its environment.
 
 Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standard library only, so that it is up in
 20 ms, and no import of the package, so that nothing but this page decides whether processes end.

@@ -18,7 +18,6 @@ from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch import keeper
 from horovod.launch.job import Job
-from horovod.launch.orphans import orphans
 from horovod.launch.plan import LaunchPlan
 from horovod.rendezvous.roster import exits_name
 from horovod.world import EXITS_VARIABLE
@@ -121,7 +120,7 @@ class LocalJob(Job):
             yield self.of_job(json.loads(message))
 
     def kill(self) -> None:
-        """Have the guard kill the keeper and all below it; without one, what this process inherits."""
+        """Have the guard kill the keeper and all below it; then kill what else has the name of the job."""
         if self._keeper is not None:
             self._keeper.terminate()
             try:
@@ -130,7 +129,7 @@ class LocalJob(Job):
                 self._keeper.kill()
                 self._keeper.wait()
         for turn in range(_MOST_LOOKS):
-            members = {*_members(self._plan.environ[JOB_ID]), *orphans()}
+            members = _members(self._plan.environ[JOB_ID])
             if not members and turn >= _FEWEST_LOOKS:
                 return
             for pid in members:

@@ -15,7 +15,6 @@ from horovod.errors import LaunchError
 from horovod.launch import frames, leash
 from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
-from horovod.launch.orphans import keep
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.ssh import Access, command_line, diagnose, settings_line, unfit_setting
 
@@ -59,7 +58,6 @@ class Connection:
         except OSError as error:
             os.close(self._stderr)
             raise LaunchError(f"cannot run ssh ({error.strerror})") from error
-        keep(self._process.pid)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.wire = frames.Wire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
 
