@@ -24,7 +24,7 @@ READS_SETTINGS = (
     "horovod.config", "horovod.world", "popdist.environment", "poptorch.options",
     "khorovod_ipu.tensorflow.cluster", "khorovod_ipu.tensorflow.software",  # TensorFlow's own variables
     "horovod.rendezvous.mpi",  # mpi4py's own variable
-    "horovod.tensorflow.spinning",  # one of TensorFlow's, which horovodrun sets
+    "horovod.tensorflow.unsafe",  # one of TensorFlow's, which horovodrun sets
 )  # fmt: skip
 # They hand their environment on to processes that they start.
 PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util", "poprun")

@@ -46,13 +46,13 @@ class InGraphs:
 def callbacks_that_cannot_be_moved() -> Iterator[list[str]]:
     """Let this TensorFlow be one whose callbacks lie in memory as no library has them; yields what is warned."""
     from horovod.logs import logger
-    from horovod.tensorflow import callbacks
+    from horovod.tensorflow import unsafe
 
     said: list[str] = []
-    before, warning = callbacks.known_layout, logger.warning
-    callbacks.known_layout = callbacks.Layout(code_of="no library")
+    before, warning = unsafe.known_layout, logger.warning
+    unsafe.known_layout = unsafe.Layout(code_of="no library")
     logger.warning = lambda text, *values: said.append(text % values)
     try:
         yield said
     finally:
-        callbacks.known_layout, logger.warning = before, warning
+        unsafe.known_layout, logger.warning = before, warning

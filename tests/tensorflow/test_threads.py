@@ -63,7 +63,7 @@ def _calms() -> None:
 
     from tensorflow.python.eager import context as eager_context
 
-    from horovod.tensorflow.spinning import calm, let_idle_threads_sleep
+    from horovod.tensorflow.unsafe import calm, let_idle_threads_sleep
 
     one_core, none = {"TF_NUM_INTRAOP_THREADS": "1"}, types.SimpleNamespace()
     for environ, handle, config, calms in (

@@ -6,7 +6,6 @@ exports for plug-ins.
 
 from __future__ import annotations
 
-import collections
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +23,9 @@ __all__ = [
     "attribute_size",
     "define_op",
     "immortal",
-    "lend_status",
     "lib",
     "quick",
     "register_kernel",
-    "return_status",
 ]
 
 _P = ctypes.c_void_p
@@ -98,25 +95,19 @@ UNKNOWN_SHAPE = ctypes.cast(lib.TF_ShapeInferenceContextSetUnknownShape, _P)
 
 
 class Status:
-    """A status that calls report into, and places for what else they return.
+    """A status that calls report into.
 
     Attributes:
         pointer: the status.
-        tensor: a place for a tensor.
-        tensor_place: its address, which costs less to hand over.
-        index: a place for a number.
-        index_place: its address.
     """
 
-    __slots__ = ("index", "index_place", "pointer", "tensor", "tensor_place")
+    __slots__ = ("pointer",)
 
     def __init__(self) -> None:
-        self.pointer: int = lib.TF_NewStatus()
-        self.tensor, self.index = _P(), ctypes.c_int()
-        self.tensor_place, self.index_place = ctypes.addressof(self.tensor), ctypes.addressof(self.index)
+        self.pointer: int = quick.TF_NewStatus()
 
     def __del__(self) -> None:
-        lib.TF_DeleteStatus(self.pointer)
+        quick.TF_DeleteStatus(self.pointer)
 
     def check(self) -> None:
         """Raise what a call has reported.
@@ -124,24 +115,8 @@ class Status:
         Raises:
             RuntimeError: TensorFlow refused.
         """
-        if lib.TF_GetCode(self.pointer):
-            raise RuntimeError(lib.TF_Message(self.pointer).decode(errors="replace"))
-
-
-_statuses: collections.deque[Status] = collections.deque(maxlen=64)
-
-
-def lend_status() -> Status:
-    """Return a status that says that all is well, for as long as it does."""
-    try:
-        return _statuses.pop()
-    except IndexError:
-        return Status()
-
-
-def return_status(status: Status) -> None:
-    """Give a lent status back, which still says that all is well."""
-    _statuses.append(status)
+        if quick.TF_GetCode(self.pointer):
+            raise RuntimeError(quick.TF_Message(self.pointer).decode(errors="replace"))
 
 
 def immortal(function: Any) -> Any:

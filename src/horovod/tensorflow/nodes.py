@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute, record
 from tensorflow.python.framework import op_def_library
@@ -16,15 +15,14 @@ from tensorflow.python.util import tf_stack
 
 from horovod.bindings import sites
 from horovod.bindings.sites import Site
-from horovod.tensorflow import callbacks, kernels, order, xla
+from horovod.tensorflow import kernels, order, unsafe, xla
 from horovod.tensorflow.adapter import DTYPES
 from horovod.tensorflow.requests import GraphRequest
 
 __all__ = ["is_recorded", "node", "unique_name", "user_site"]
 
 kernels.register()
-# AutoGraph has nothing to find in here, and would make errors hard to read.
-autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *autograph_config.CONVERSION_RULES)
+unsafe.skip_autograph()
 
 _PLUMBING = ("/horovod/", "/tensorflow/python/", "/keras/src/", "/tf_keras/", "/khorovod_ipu/")
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\\/>-]")
@@ -66,14 +64,14 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
 
 def _keep_threads() -> bool:
     """Return whether kernels keep their threads while they wait; then only the program's order is free of deadlocks."""
-    if callbacks.known_layout.is_known:
+    if unsafe.known_layout.is_known:
         return False
     with tf.init_scope():
-        if callbacks.known_layout.is_known is None and tf.executing_eagerly():
+        if unsafe.known_layout.is_known is None and tf.executing_eagerly():
             request = GraphRequest(site=sites.user_site()).encode().encode()
             attributes: Any = ("T", [], "U", [tf.int32.as_datatype_enum], "N", 0, "request", request)
             execute.execute(b"HorovodProcessSetIncluded", 1, [], attrs=attributes, ctx=eager_context.context())
-    return callbacks.known_layout.is_known is False
+    return unsafe.known_layout.is_known is False
 
 
 def node(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horovod.bindings.collectives import Collectives
 from horovod.tensorflow.adapter import TensorFlowAdapter
-from horovod.tensorflow.spinning import let_idle_threads_sleep
+from horovod.tensorflow.unsafe import let_idle_threads_sleep
 
 __all__ = ["comm"]
 

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,25 +24,17 @@ from horovod.core.requests import Kind
 from horovod.engine import calls
 from horovod.tensorflow import order
 from horovod.tensorflow.adapter import DTYPES
-from horovod.tensorflow.answers import answer
+from horovod.tensorflow.kernels import answer, over
 from horovod.tensorflow.library import immortal
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
+from horovod.tensorflow.unsafe import HANDLER, add_custom_call, fail_custom_call
 
 __all__ = ["compiled", "is_compiling"]
 
 _P = ctypes.c_void_p
-_TARGET = b"horovod_collective"
-_HANDLER = ctypes.CFUNCTYPE(None, _P, ctypes.POINTER(_P), _P, ctypes.c_size_t, _P)
-_GLOBAL = "_ZN3xla24CustomCallTargetRegistry6GlobalEv"
-_REGISTER = "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_"
+_TARGET = "horovod_collective"
 _FIXED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER)
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class _String(ctypes.Structure):
-    """A ``std::string``; up to 15 characters lie in itself."""
-
-    _fields_ = (("data", _P), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("pad", ctypes.c_size_t))
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -148,26 +139,8 @@ def _result_shape(kind: Kind | None, shape: tuple[int, ...], request: GraphReque
 @functools.cache
 def _register() -> str:
     """Make the custom call known to XLA, and return its name."""
-    path = next(iter(sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_cc*"))), None)
-    try:
-        library = ctypes.CDLL(str(path))
-        registry, register = getattr(library, _GLOBAL), getattr(library, _REGISTER)
-    except (OSError, AttributeError):
-        raise NotImplementedError(
-            f"TensorFlow {tf.__version__} does not let custom calls be added to XLA, so that no collective can be part "
-            "of a function with jit_compile=True: leave it out, in Keras with compile(jit_compile=False)"
-        ) from None
-    registry.restype = _P
-    register.argtypes = [_P, ctypes.POINTER(_String), _P, ctypes.POINTER(_String)]
-    register(registry(), _string(_TARGET), ctypes.cast(_handle, _P), _string(b"Host"))
-    return _TARGET.decode()
-
-
-def _string(text: bytes) -> _String:
-    buffer = ctypes.create_string_buffer(text)
-    made = _String(ctypes.addressof(buffer), len(text), len(text), 0)
-    made.text = buffer  # lives as long as the string
-    return made
+    add_custom_call(_TARGET, _handle)
+    return _TARGET
 
 
 @functools.lru_cache(maxsize=1024)
@@ -177,39 +150,20 @@ def _decoded(text: bytes) -> tuple[_Call, Any]:
 
 
 @immortal
-@_HANDLER
+@HANDLER
 def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
     threading.current_thread()  # so that Python knows this thread of XLA's, and reports can tell that it waits
     try:
         call, as_user = _decoded(ctypes.string_at(opaque, length))
-        sources = [_array(ins[i], shape, call.dtypes[i]) for i, shape in enumerate(call.inputs)]
+        kinds = [np.dtype(DTYPES[name].as_numpy_dtype) for name in call.dtypes]
+        sources = [over(ins[i], shape, kinds[i]) for i, shape in enumerate(call.inputs)]
         places = ctypes.cast(out, ctypes.POINTER(_P))
         ctypes.memset(places[len(call.outputs)], 0, 4)
-        targets = [_array(places[i], shape, call.dtypes[i]) for i, shape in enumerate(call.outputs)]
+        targets = [over(places[i], shape, kinds[i]) for i, shape in enumerate(call.outputs)]
         kind, request, engine = OP_TYPES[call.op_type], call.request, context.engine()
         what = calls.call(
             kind, request.name, request.process_set, request.op, request.prescale, request.postscale, request.root
         )
         as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
-        _fail(status, f"{type(error).__name__}: {error}".encode())
-
-
-def _array(address: int | None, shape: tuple[int, ...], dtype: str) -> Array:
-    kind = np.dtype(DTYPES[dtype].as_numpy_dtype)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    if not nbytes or not address:
-        return np.empty(shape, kind)
-    memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    array: Array = np.ndarray(shape, kind, memory)
-    return array
-
-
-def _fail(status: int, text: bytes) -> None:
-    """Write ``std::optional<std::string>``, whose memory XLA frees."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes = _P, [ctypes.c_size_t]
-    memory = libc.malloc(len(text) + 1)
-    ctypes.memmove(memory, text + b"\0", len(text) + 1)
-    ctypes.memmove(status, ctypes.byref(_String(memory, len(text), len(text), 0)), 32)
-    ctypes.memset(status + 32, 1, 1)
+        fail_custom_call(status, f"{type(error).__name__}: {error}".encode())

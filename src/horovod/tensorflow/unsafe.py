@@ -1,0 +1,236 @@
+"""Everything that depends on how TensorFlow looks inside. Each part checks that first, and works without it otherwise.
+
+Callback                a std::function, moved out of the call that brought it; else kernels wait before they return
+let_idle_threads_sleep  a private field of the context; else idle threads look for work, as TensorFlow has them do
+remember_thread         a thread state of Python that is kept; else Python makes one for each call
+skip_autograph          a private list of rules; else AutoGraph converts our functions, too
+add_custom_call         functions of XLA by their mangled names; else jit_compile=True admits no collectives
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import re
+import threading
+from _thread import get_ident
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.eager import context as eager_context
+
+from horovod.logs import logger
+from horovod.tensorflow.library import lib
+
+__all__ = [
+    "HANDLER",
+    "Callback",
+    "Layout",
+    "add_custom_call",
+    "calm",
+    "fail_custom_call",
+    "known_layout",
+    "let_idle_threads_sleep",
+    "remember_thread",
+    "skip_autograph",
+]
+
+_P = ctypes.c_void_p
+#: Two words for the closure, one for the function that manages it, one for the function that calls it.
+_Words = _P * 4
+
+
+class Callback:
+    """TensorFlow's callback of an asynchronous kernel, kept beyond the call that brought it.
+
+    It is a ``std::function`` on TensorFlow's stack, which dies when the kernel returns. Where it is laid out as in
+    libstdc++, it is moved as its move constructor would do it. Elsewhere the kernel must not return before the call.
+
+    Args:
+        done: its address.
+    """
+
+    __slots__ = ("_address", "_called", "_own")
+
+    def __init__(self, done: int) -> None:
+        self._address = done
+        self._called = None if known_layout(done) else threading.Event()
+        if self._called is None:
+            theirs = _Words.from_address(done)
+            self._own = _Words(*theirs)
+            theirs[2] = None
+            self._address = ctypes.addressof(self._own)
+
+    def __call__(self) -> None:
+        """Tell TensorFlow that the operation is done."""
+        lib.TF_RunAsyncOpKernelDoneCallback(self._address)
+        if self._called is not None:
+            self._called.set()
+
+    def stay(self) -> None:
+        """Return when the kernel may return: at once, or when the callback was called."""
+        if self._called is None:
+            return
+        is_interrupted = False
+        while not self._called.is_set():
+            try:
+                self._called.wait()
+            except BaseException:  # whatever a signal handler raises, the operation still has the callback
+                is_interrupted = True
+        if is_interrupted:
+            _thread.interrupt_main()
+
+
+class Layout:
+    """Whether callbacks are laid out as in libstdc++; the first one shows it for all.
+
+    Attributes:
+        is_known: None before the first callback.
+
+    Args:
+        code_of: a part of the paths of the libraries whose functions a callback refers to.
+    """
+
+    def __init__(self, code_of: str = "tensorflow") -> None:
+        self._code_of = code_of
+        self._lock = threading.Lock()
+        self.is_known: bool | None = None
+
+    def __call__(self, done: int) -> bool:
+        if self.is_known is not None:
+            return self.is_known
+        with self._lock:
+            if self.is_known is None:
+                manager, invoker = _Words.from_address(done)[2:]
+                self.is_known = self._has_code(manager or 0) and self._has_code(invoker or 0)
+                if not self.is_known:
+                    logger.warning(
+                        "horovod.tensorflow does not know the layout of callbacks in TensorFlow %s. In graphs each "
+                        "collective keeps one of TF_NUM_INTEROP_THREADS threads until it is done, and functions run "
+                        "collectives in the order of the program, which must be the same on all ranks. For a Session, "
+                        "set TF_NUM_INTEROP_THREADS to the number of collectives or more.",
+                        tf.__version__,
+                    )
+            return self.is_known
+
+    def _has_code(self, address: int) -> bool:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        parts = re.findall(rf"^([0-9a-f]+)-([0-9a-f]+) r-xp .*{self._code_of}.*$", maps, re.MULTILINE)
+        return any(int(start, 16) <= address < int(end, 16) for start, end in parts)
+
+
+known_layout = Layout()
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+_remembered: set[int] = set()
+_MOST_REMEMBERED = 256
+
+
+def remember_thread() -> None:
+    """Let Python keep the state of this thread of TensorFlow's; it would be made anew, in 35 us, for each kernel."""
+    if get_ident() not in _remembered and len(_remembered) < _MOST_REMEMBERED:
+        _remembered.add(get_ident())
+        ctypes.pythonapi.PyGILState_Ensure()  # without the release that would free the state
+
+
+def calm(context: Any, environ: Mapping[str, str]) -> bool:
+    """Let idle threads sleep at once, if an operation may use one thread; return whether they will.
+
+    They look for work before they sleep, and so keep the core of a rank that has but one: a training step of a small
+    model takes a third longer.
+
+    Args:
+        context: of TensorFlow; is left alone if it has threads already, or options of the user's.
+        environ: has the number of threads.
+    """
+    if environ.get("TF_NUM_INTRAOP_THREADS") != "1":
+        return False
+    if getattr(context, "_context_handle", 0) is not None or getattr(context, "_config", 0) is not None:
+        return False
+    experimental = config_pb2.ConfigProto.Experimental(disable_thread_spinning=True)
+    context._config = config_pb2.ConfigProto(experimental=experimental)
+    return True
+
+
+def let_idle_threads_sleep() -> None:
+    """See ``calm``. If there is no context yet, it happens when TensorFlow makes one: scripts may bring their own."""
+    if (present := eager_context.context_safe()) is not None:
+        calm(present, os.environ)
+        return
+    create = getattr(eager_context, "_create_context", None)
+    if create is None:
+        return
+
+    def create_calm() -> None:
+        create()
+        calm(eager_context.context_safe(), os.environ)
+
+    setattr(eager_context, "_create_context", create_calm)  # noqa: B010  a private name, which mypy does not know
+
+
+def skip_autograph() -> None:
+    """Let AutoGraph call our functions as they are: converted ones make errors hard to read."""
+    if (rules := getattr(autograph_config, "CONVERSION_RULES", None)) is not None:
+        autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("horovod"), *rules)
+
+
+# -- custom calls of XLA ---------------------------------------------------------------------------------------------
+
+#: ``handler(out, ins, opaque, length, status)``
+HANDLER = ctypes.CFUNCTYPE(None, _P, ctypes.POINTER(_P), _P, ctypes.c_size_t, _P)
+_GLOBAL = "_ZN3xla24CustomCallTargetRegistry6GlobalEv"
+_REGISTER = "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_"
+
+
+class _String(ctypes.Structure):
+    """A ``std::string``; up to 15 characters lie in itself."""
+
+    _fields_ = (("data", _P), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("pad", ctypes.c_size_t))
+
+
+def _string(text: bytes) -> _String:
+    buffer = ctypes.create_string_buffer(text)
+    made = _String(ctypes.addressof(buffer), len(text), len(text), 0)
+    made.text = buffer  # lives as long as the string
+    return made
+
+
+def add_custom_call(name: str, handler: Any) -> None:
+    """Make a custom call for the CPU known to XLA.
+
+    Args:
+        name: of the call.
+        handler: a ``HANDLER``, which must live for ever.
+
+    Raises:
+        NotImplementedError: this TensorFlow has no such functions.
+    """
+    path = next(iter(sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_cc*"))), None)
+    try:
+        library = ctypes.CDLL(str(path))
+        registry, register = getattr(library, _GLOBAL), getattr(library, _REGISTER)
+    except (OSError, AttributeError):
+        raise NotImplementedError(
+            f"TensorFlow {tf.__version__} has no function that adds custom calls to XLA, so a function with "
+            "jit_compile=True cannot hold a collective. Leave jit_compile out; in Keras, compile(jit_compile=False)"
+        ) from None
+    registry.restype = _P
+    register.argtypes = [_P, ctypes.POINTER(_String), _P, ctypes.POINTER(_String)]
+    register(registry(), _string(name.encode()), ctypes.cast(handler, _P), _string(b"Host"))
+
+
+def fail_custom_call(status: int, text: bytes) -> None:
+    """Write the ``std::optional<std::string>`` of a custom call, whose memory XLA frees."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = _P, [ctypes.c_size_t]
+    memory = libc.malloc(len(text) + 1)
+    ctypes.memmove(memory, text + b"\0", len(text) + 1)
+    ctypes.memmove(status, ctypes.byref(_String(memory, len(text), len(text), 0)), 32)
+    ctypes.memset(status + 32, 1, 1)
