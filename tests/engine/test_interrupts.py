@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import LIMIT_S, run_ranks
 
 #: Which ranks are interrupted, of two.
 WHO = [(0,), (1,), (0, 1)]
@@ -285,3 +285,42 @@ def _signalled(number: int, raises: bool) -> None:
 @pytest.mark.parametrize(("number", "raises"), [(signal.SIGCHLD, False), (signal.SIGUSR2, True)])
 def test_handlers_of_the_script_wait_for_the_work_in_hand(number: int, raises: bool) -> None:
     run_ranks(2, _signalled, number, raises)
+
+
+class TooLate(Exception):
+    pass
+
+
+def _injected() -> None:
+    """A thread of rank 0 waits for rank 1; another one sets an exception in it."""
+    import ctypes
+
+    import horovod.numpy as hvd
+    from horovod import context
+
+    tensor, ended = np.full(3, float(hvd.rank())), []
+
+    def wait() -> None:
+        try:
+            hvd.allreduce_(tensor, name="late", op=hvd.Sum)
+        except TooLate:
+            ended.append(True)
+
+    if hvd.rank() == 0:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while thread.ident not in context.engine().waits():
+            thread.join(0.001)
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TooLate))
+        thread.join(LIMIT_S / 4)
+        assert ended == [True]
+    hvd.allreduce(np.ones(1), name="go")
+    if hvd.rank() == 1:
+        wait()
+    hvd.barrier()
+    assert hvd.stats().in_flight == 0
+    assert (tensor == 1).all(), "it stayed in flight, and is done"
+
+
+def test_an_exception_that_another_thread_sets_ends_the_wait_only() -> None:
+    run_ranks(2, _injected)

@@ -247,11 +247,14 @@ class Loop:
         last_look = started = 0.0
         heard = -1
         wait: ThreadWait | None = None
+        is_working = False
         try:
             doorbell.awake()
             while True:
                 heard = doorbell.heard()
+                is_working = True
                 execution.step(awaited=True)
+                is_working = False
                 if handle.done or guard.is_pending or state.reason is not None:
                     break
                 if self._look():
@@ -271,8 +274,12 @@ class Loop:
                     break
                 if clock - last_look >= _LOOK_S or self._is_aborted():
                     last_look = clock
+                    is_working = True
                     execution.tick(clock - started)
+                    is_working = False
         except BaseException as error:
+            if not is_working:
+                raise  # another thread has set it, or it is a second Ctrl-C: nothing is half done
             execution.abandon(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
