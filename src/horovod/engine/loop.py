@@ -299,13 +299,13 @@ class Loop:
         state.owners.add(me := get_ident())  # it never waits for an operation
         self._last_look = time.monotonic()
         while state.reason is None:
-            if self._is_alone and not self._await_question():
-                continue
             if doorbell.share == 1:
                 self._let_submit()
             heard = doorbell.heard()
-            slice_s = _LOOK_S
-            if self._turn.acquire(False):
+            is_wanted = not self._is_alone or self._is_asked or self._is_awaited()
+            self._is_asked = False
+            slice_s = _LOOK_S if is_wanted else _IDLE_S
+            if is_wanted and self._turn.acquire(False):
                 try:
                     slice_s = self._take_turn(heard)
                 except BaseException as error:
@@ -315,7 +315,8 @@ class Loop:
             if slice_s:
                 self._is_asleep = True
                 # A thread that has come since the last step saw this one awake, and so did not ring.
-                if not execution.has_news() and state.reason is None and not self._is_awaited():
+                is_due = (is_wanted and execution.has_news()) or self._is_asked or self._is_awaited()
+                if not is_due and state.reason is None:
                     doorbell.sleep(heard, slice_s, parked=True)
                 elif self._turn.locked():
                     # A waiting thread does it.
@@ -338,16 +339,6 @@ class Loop:
             if left_s <= 0 or self._is_awaited() or self._state.reason is not None:
                 return
             time.sleep(left_s)
-
-    def _await_question(self) -> bool:
-        """Sleep until somebody looks or waits; False if that has not happened yet."""
-        heard = self._doorbell.heard()
-        self._is_asleep = True
-        if not self._is_asked and not self._is_awaited() and self._state.reason is None:
-            self._doorbell.sleep(heard, _IDLE_S, parked=True)
-        self._is_asleep = False
-        is_asked, self._is_asked = self._is_asked, False
-        return is_asked or self._is_awaited()
 
     def _take_turn(self, heard: int) -> float:
         """Do what there is to do; return for how long the thread may sleep, or 0 if it has slept."""
