@@ -1,4 +1,4 @@
-"""Little data in place, which goes by numpy's functions over torch's memory."""
+"""Little data in place: what autograd knows of it, and what is in it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ import torch
 from harness import run_ranks
 
 import horovod.torch as hvd
-from horovod.core.requests import Kind, ReduceOp, Request, TensorSpec
-from horovod.transports.libraries import kernels_named
-from horovod.transports.shm import arrays
-from horovod.transports.shm.arrays import has_arrays
-from horovod.transports.shm.reuse import Budget
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "bool", "complex64"]
-OPS = {"sum": ReduceOp.SUM, "average": ReduceOp.AVERAGE, "max": ReduceOp.MAX}
+OPS = {"sum": hvd.Sum, "average": hvd.Average, "max": hvd.Max}
 
 
 def in_place(dtype: str) -> list[str]:
@@ -118,36 +113,3 @@ def overflowing() -> list[Any]:
 
 def test_overflow_is_a_result_without_a_warning() -> None:
     assert run_ranks(2, overflowing) == [[[float("inf")] * 4, True, []]] * 2
-
-
-def test_only_what_is_quicker_goes_that_way() -> None:
-    def request(count: int = 4, dtype: str = "float32", **how: Any) -> Request:
-        return Request("a", Kind.ALLREDUCE, tensors=(TensorSpec(dtype, (count,)),), **how)
-
-    assert has_arrays("torch", request(), 2, 2)
-    assert has_arrays("torch", request(op=ReduceOp.AVERAGE), 2, 2)
-    assert has_arrays("torch", request(), 2, 3)
-    assert not has_arrays("torch", request(op=ReduceOp.AVERAGE), 2, 3)
-    assert not has_arrays("numpy", request(), 2, 2)
-    assert not has_arrays("torch", request(), 3, 3)
-    assert not has_arrays("torch", request(0), 2, 2)
-    assert not has_arrays("torch", request(1 << 20), 2, 2)
-    assert not has_arrays("torch", request(dtype="bfloat16"), 2, 2)
-    assert not has_arrays("torch", request(prescale=0.3), 2, 2)
-
-
-def test_a_tensor_without_memory_is_refused() -> None:
-    x = torch.ones(4)
-    x.untyped_storage().resize_(0)
-    spec = TensorSpec("float32", (4,))
-    kept = arrays._Arrays(kernels_named("torch"), spec, Budget())
-    with pytest.raises(ValueError, match="without memory of its own"):
-        kept.over(x)
-    for _ in range(200):
-        y = torch.arange(4.0)
-        assert kept.over(y).tolist() == [0.0, 1.0, 2.0, 3.0]
-        kept.over(y)[0] = 7
-        assert y[0] == 7
-    assert 0 < len(kept._known) <= 64
-    kept.forget()
-    assert not kept._known

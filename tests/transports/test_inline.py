@@ -207,22 +207,6 @@ def test_places_change_so_that_none_is_still_in_its_readers_cache(host: Host) ->
     assert tokens == set(range(0, ROTATION_BYTES, LIMIT))
 
 
-def test_the_first_use_of_a_place_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(2)
-    transport, work = host.ranks[0], _work([np.empty(LIMIT, "uint8")])
-    inline = transport.inline("numpy", _request(Kind.ALLREDUCE, work), 2)
-    assert inline is not None
-    timed: list[int] = []
-    monkeypatch.setattr(transport.staging.eviction, "note", lambda nbytes, _: timed.append(nbytes))
-    tokens = []
-    for _ in range(20):
-        tokens.append(transport.offer(work, inline))
-        transport.skip(work)
-    host.close()
-    # Nor is the second use of the very first one: nothing is kept of what may never come again.
-    assert len(timed) == len(tokens) - len(set(tokens)) - 1 > 0
-
-
 def test_many_at_once_ride_although_the_first_are_read_meanwhile(host: Host) -> None:
     works = []
     for turn in range(200):

@@ -51,7 +51,6 @@ def test_who_waits_in_vain_looks_eagerly_less_and_less(counted: _Counted) -> Non
     assert first > 0
     assert eager[:4] == [first] * 4
     assert [index for index, count in enumerate(eager[4:], 4) if count] == [16, 32, 48]
-    assert all(count > first for count in eager[16::16])
 
 
 def test_success_makes_it_hope_again(counted: _Counted) -> None:
@@ -76,29 +75,6 @@ def test_ranks_that_share_cores_offer_theirs_before_a_second_look(counted: _Coun
         before = counted.offers
         assert _in_vain(looker, counted) == 0
         assert counted.offers > before
-
-
-def test_hyperthreads_of_one_core_look_less_and_sleep_sooner(
-    counted: _Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spinner.time, "monotonic", lambda: counted.offers / 1e5)
-    found = []
-    for siblings in (False, True):
-        looker = Spinner(crowded=False, siblings=siblings)
-        before = counted.offers
-        found.append((_in_vain(looker, counted), counted.offers - before))
-    (eager, polite), (eager_less, polite_less) = found
-    assert 0 < eager_less < eager / 4
-    assert 0 < polite_less < polite / 4
-
-
-def test_where_ranks_share_cores_hyperthreads_make_no_difference(counted: _Counted) -> None:
-    offers = []
-    for siblings in (False, True):
-        before = counted.offers
-        assert _in_vain(Spinner(crowded=True, siblings=siblings), counted) == 0
-        offers.append(counted.offers - before)
-    assert offers[0] == offers[1]
 
 
 def test_in_a_job_of_several_hosts_who_waits_sleeps_after_the_eager_looks(counted: _Counted) -> None:

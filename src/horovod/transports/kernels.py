@@ -18,13 +18,11 @@ from typing import Any, Protocol
 
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Buffer", "Copier", "Kernels", "Pair", "Reducer", "scale_on_entry"]
+__all__ = ["Buffer", "Copier", "Kernels", "Reducer", "scale_on_entry"]
 
 Buffer = Any
 Copier = Callable[[Buffer, Buffer], object]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
-#: Called as ``fn(first, second, out=dst)``.
-Pair = Callable[..., object]
 
 _SCALED_ON_ENTRY = frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"})
 #: Further down, small values would lose bits that their sum would have kept.
@@ -51,15 +49,9 @@ class Kernels(Protocol):
 
     Attributes:
         name: of the library.
-        address: gives the address of a buffer's first byte, if numpy's functions are quicker than the library's for
-            little data; ``changed`` is called then with what they have written to. None if not.
     """
 
     name: str
-    address: Callable[[Buffer], int] | None
-
-    def changed(self, buffer: Buffer) -> None:
-        """Let the library know that another one has written to a buffer."""
 
     def threads(self) -> int:
         """Return how many threads the calling thread's operations on large arrays use."""
@@ -79,9 +71,6 @@ class Kernels(Protocol):
     def copy(self, dst: Buffer, src: Buffer) -> None:
         """Copy ``src`` over ``dst``; same dtype and shape."""
 
-    def clear(self, dst: Buffer) -> None:
-        """Fill ``dst`` with zeros."""
-
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``: dst = factor * src."""
 
@@ -90,9 +79,6 @@ class Kernels(Protocol):
 
         ``dst`` may be one of the first two ``srcs``, and no other. The order of ``srcs`` fixes the bits.
         """
-
-    def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
-        """Return what does the same as ``reducer`` for two arrays in one call of the library; None if nothing does."""
 
     def gram(self, srcs: Sequence[Buffer]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""

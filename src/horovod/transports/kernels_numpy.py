@@ -6,16 +6,15 @@ made float32 first. So that is done, in blocks which stay in a core's own cache.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Buffer, Copier, Pair, Reducer
+from horovod.transports.kernels import Copier, Reducer
 
 __all__ = ["NumpyKernels", "numpy_dtype"]
 
@@ -69,30 +68,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 #: An overflow is a result. As a warning, which a program may have turned into an error, it would end the job.
 _silent = np.errstate(all="ignore")
-#: Before that, numpy remembers for a whole thread how it is to warn.
-_HAS_CONTEXTS = int(np.__version__.partition(".")[0]) >= 2
-
-
-def _quiet(function: Any) -> Any:
-    """Return a function of numpy's that gives no warnings; for one thread at a time.
-
-    Of a context, numpy remembers that it is to be silent; to say so in every call takes longer than the call.
-    """
-    if not _HAS_CONTEXTS:
-        return _silent(function)
-    context = contextvars.Context()
-    context.run(np.seterr, all="ignore")
-    return functools.partial(context.run, function)
 
 
 class NumpyKernels:
     """See ``Kernels``."""
 
     name = "numpy"
-    address: Callable[[Buffer], int] | None = None
-
-    def changed(self, buffer: Array) -> None:
-        """Nothing to do."""
 
     def threads(self) -> int:
         """Return 1: element by element, numpy stays in the calling thread."""
@@ -118,10 +99,6 @@ class NumpyKernels:
         """Copy ``src`` over ``dst``."""
         dst[...] = src
 
-    def clear(self, dst: Array) -> None:
-        """Fill ``dst`` with zeros."""
-        dst.fill(0)
-
     def copier(self, dtype: str, factor: float) -> Copier:
         """Return ``fn(dst, src)``, see ``Kernels.copier``."""
         if factor == 1.0:
@@ -133,7 +110,7 @@ class NumpyKernels:
                 scaled(dst, (src,))
 
             return copy_half
-        by, multiply = numpy_dtype(dtype).type(factor), _quiet(np.multiply)
+        by, multiply = numpy_dtype(dtype).type(factor), _silent(np.multiply)
 
         def copy(dst: Array, src: Array) -> None:
             multiply(src, by, out=dst)
@@ -157,13 +134,6 @@ class NumpyKernels:
             return _silent(_in_blocks(_scaled(_pair(dtype, op), kind, prescale, postscale)))
         plain = _plain(_pair(dtype, op))
         return _silent(_in_blocks(plain) if dtype in _HALF else plain)
-
-    def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
-        """Return one of numpy's own functions, see ``Kernels.pair``."""
-        if prescale != 1.0 or postscale != 1.0 or op is ReduceOp.AVERAGE or dtype in _HALF:
-            return None
-        pair: Pair = _quiet(_BOOL_PAIR[op] if dtype == "bool" else _PAIR[op])
-        return pair
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:

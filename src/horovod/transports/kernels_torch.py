@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Buffer, Copier, Pair, Reducer
+from horovod.transports.kernels import Copier, Reducer
 from horovod.transports.kernels_numpy import NumpyKernels
 
 __all__ = ["DTYPES", "TorchKernels"]
@@ -71,10 +71,6 @@ def _openmp() -> Callable[[int], None] | None:
     return setter
 
 
-def _nothing(buffer: Buffer) -> None:
-    """Nobody asks for it."""
-
-
 class TorchKernels:
     """See ``Kernels``."""
 
@@ -82,11 +78,6 @@ class TorchKernels:
 
     def __init__(self) -> None:
         self._set_threads = _openmp()
-        self.address: Callable[[Buffer], int] | None = None
-        self.changed: Callable[[Buffer], None] = _nothing
-        if hasattr(torch.autograd.graph, "increment_version"):
-            # Without it, autograd would not know of what numpy writes.
-            self.address, self.changed = torch.Tensor.data_ptr, torch.autograd.graph.increment_version
 
     def threads(self) -> int:
         """Return how many threads operations on large tensors use in this thread, as far as that can be changed."""
@@ -122,10 +113,6 @@ class TorchKernels:
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Copy ``src`` over ``dst``."""
         dst.copy_(src)
-
-    def clear(self, dst: torch.Tensor) -> None:
-        """Fill ``dst`` with zeros."""
-        dst.zero_()
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  there is one object of this class, for ever
     def copier(self, dtype: str, factor: float) -> Copier:
@@ -168,13 +155,6 @@ class TorchKernels:
         if prescale == 1.0 and postscale == 1.0:
             return _plain(pair)
         return _scaled(pair, prescale, postscale, floating)
-
-    def pair(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Pair | None:
-        """Return one of torch's own functions, see ``Kernels.pair``."""
-        if prescale != 1.0 or postscale != 1.0 or op is ReduceOp.AVERAGE or dtype in _NOT_IN_TORCH:
-            return None
-        pair: Pair = _BOOL_PAIR[op] if dtype == "bool" else _PAIR[op]
-        return pair
 
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""

@@ -19,7 +19,6 @@ from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
-from horovod.processors import affinities, share_cores
 from horovod.rendezvous import process_tree
 from horovod.rendezvous.messages import Meeting
 from horovod.rendezvous.unix import meet
@@ -162,9 +161,7 @@ def sharing(world: World, settings: Config, page_bytes: int) -> Iterator[Shared]
             fds.append(control_fd := create_memfd(process_tree.control_name(world.job), page_bytes))
         meeting = meet(world, arena_fd, nbytes, control_fd, settings.start_timeout_s)
         fds = list({*fds, meeting.control_fd, *meeting.arena_fds})
-        # A launcher may have bound each rank to a core of its own.
-        siblings = share_cores(affinities(meeting.pids))
-        control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids), siblings)
+        control = Control(meeting.control_fd, world.rank, world.size, usable_cores(meeting.pids))
         arenas = [
             Arena(fd, size, is_own=rank == world.rank)
             for rank, (fd, size) in enumerate(zip(meeting.arena_fds, meeting.arena_bytes, strict=True))

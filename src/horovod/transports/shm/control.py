@@ -10,7 +10,6 @@ others: it reads their requests, and writes their log. Each word has exactly one
                 LOG_TAIL  how far this rank has read the log
                 REQ_HEAD, REQ_TAIL   its request ring: written by the rank, read by rank 0
                 GOAL      the flag that all must have come to before it makes sense to wake this rank's sleeper
-                EVICT     whether others should overwrite what they have read of this rank's arena
     once        LOG_HEAD  written by rank 0
                 ROUNDS    how far staged collectives go between two meetings; written by rank 0 before any of them
     then        one request ring per rank, and the log ring
@@ -48,8 +47,8 @@ PHASE_BITS = 24
 NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
-_LINES_PER_RANK = 9
-_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL, _EVICT = range(_LINES_PER_RANK)
+_LINES_PER_RANK = 8
+_FLAG, _BELL, _MODE, _STATE, _LOG_TAIL, _REQ_HEAD, _REQ_TAIL, _GOAL = range(_LINES_PER_RANK)
 REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
@@ -71,22 +70,19 @@ class Control:
         rank: this rank, among those of its host.
         size: number of ranks on this host.
         cores: on which all of them together may run.
-        siblings: whether some of those are hyperthreads of one core that ranks have to share.
 
     Attributes:
         cores: on which all ranks together may run.
         crowded: whether ranks share cores, so that who waits had better give the core away at once.
-        siblings: whether ranks are hyperthreads of one core, so that who looks takes cycles from who works.
         share: cores that there are for each rank, at least 1.
         polite: whether who waits looks for a while before it sleeps; see ``Spinner``.
     """
 
-    def __init__(self, fd: int, rank: int, size: int, cores: int | None = None, siblings: bool = False) -> None:
+    def __init__(self, fd: int, rank: int, size: int, cores: int | None = None) -> None:
         self.rank = rank
         self.size = size
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self.crowded = size > self.cores
-        self.siblings = siblings
         self.share = max(1, self.cores // size)
         self.polite = True
         self._deferred: set[int] = set()
@@ -105,7 +101,6 @@ class Control:
         self.request_head = [(r * stride + _REQ_HEAD * _LINE) // 8 for r in range(size)]
         self.request_tail = [(r * stride + _REQ_TAIL * _LINE) // 8 for r in range(size)]
         self.goal = [(r * stride + _GOAL * _LINE) // 8 for r in range(size)]
-        self.evict = [(r * stride + _EVICT * _LINE) // 8 for r in range(size)]
         self.log_head = stride * size // 8
         self._rounds = self.log_head + 1
         if rank == 0:

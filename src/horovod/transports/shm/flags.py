@@ -28,7 +28,7 @@ class Flags:
     def __init__(self, control: Control, watch: Watch) -> None:
         self.control = control
         self._watch = watch
-        self._spinner = Spinner(control.crowded, control.siblings, control.polite)
+        self._spinner = Spinner(control.crowded, control.polite)
         self._words = control.words64
         self._index = control.flag
 

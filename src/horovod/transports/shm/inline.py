@@ -8,10 +8,9 @@ from typing import NamedTuple
 from horovod.core.requests import Kind
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Pair, Reducer
+from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.eviction import LEAST_BYTES, Eviction
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, left_to_reduce, most_views, padded
 
@@ -26,15 +25,11 @@ class _Reduction(NamedTuple):
 
     Attributes:
         reduce: does it.
-        pair: does it for two ranks in one call; None if that needs more.
-        own: which source is this rank's own tensor, not what it has sent; -1 if none.
-        alone: whether nobody else reads what the other of two ranks has sent, and it is worth evicting.
+        own: which source is this rank's own tensor instead of the copy that it has sent; -1 if none.
     """
 
     reduce: Reducer
-    pair: Pair | None
     own: int
-    alone: bool
 
 
 class Plan:
@@ -43,15 +38,13 @@ class Plan:
     Args:
         arenas: every rank's arena, by rank.
         budget: for views of everybody's places.
-        eviction: whether others' places are to be overwritten.
         entry: which entry.
         kernels: name of the kernels that understand this rank's buffers.
     """
 
-    def __init__(self, arenas: Sequence[Arena], budget: Budget, eviction: Eviction, entry: Entry, kernels: str) -> None:
+    def __init__(self, arenas: Sequence[Arena], budget: Budget, entry: Entry, kernels: str) -> None:
         self._arenas = arenas
         self._budget = budget
-        self._handover = eviction
         self._entry = entry
         self._kernels = kernels
         response = entry.response
@@ -63,25 +56,17 @@ class Plan:
         library = self._library = kernels_named(kernels)
         self._copy = library.copy
         self._reductions: list[_Reduction] = []
-        self._other = members[1 - entry.me] if len(members) == 2 else -1
-        self._worth_it = [
-            len(members) == 2 and response.request_of(1 - entry.me).tensors[index].nbytes >= LEAST_BYTES
-            for index in range(len(request.tensors))
-        ]
         if request.kind in REDUCTIONS:
-            for spec, worth_it in zip(request.tensors, self._worth_it, strict=True):
+            for spec in request.tensors:
                 scaled = factor_on_send(request, spec, response.divisor) != 1.0
                 how = left_to_reduce(request, spec, response.divisor)
                 # To read back what this rank has sent takes as long again as all the rest. In place the result
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
-                pair = library.pair(spec.dtype, *how) if len(members) == 2 else None
-                reducer = library.reducer(spec.dtype, *how)
-                self._reductions.append(_Reduction(reducer, pair, own, worth_it and own >= 0))
+                self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own))
         # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
         self._taken = self._rows_for_each()
-        self._shape = request.tensors[0].shape if request.tensors else ()
         self._run: Callable[[Work, list[list[Buffer]]], None] = {
             Kind.ALLREDUCE: self._reduce,
             Kind.BROADCAST: self._broadcast,
@@ -90,8 +75,6 @@ class Plan:
             Kind.REDUCESCATTER: self._scatter,
             Kind.BARRIER: self._nothing,
         }[request.kind]
-        if request.kind is Kind.ALLREDUCE and len(request.tensors) == 1:
-            self._run = self._reduction_of_one()
 
     def run(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Execute the entry; every member's data lies at its offset."""
@@ -138,48 +121,14 @@ class Plan:
                 known.clear()
 
     def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
-        outputs = work.outputs or [work.allocate(index, tuple(srcs[0].shape)) for index, srcs in enumerate(views)]
-        for srcs, how, source, out in zip(_own(views), self._reductions, work.inputs, outputs):  # noqa: B905  hot
-            reduce, _, own, alone = how
+        for index, (reduce, own) in enumerate(self._reductions):
+            srcs = views[index]
             if own >= 0:
-                srcs[own] = source
-            reduce(out, srcs)
-            if alone:
-                self._evict(srcs[1 - own])
-
-    def _reduction_of_one(self) -> Callable[[Work, list[list[Buffer]]], None]:
-        """Return what does as ``_reduce`` for the usual case."""
-        pair, own, alone = self._reductions[0][1:]
-        if pair is None:
-            return self._reduce_one
-        shape, evict = self._shape, self._evict
-
-        def reduce_pair(work: Work, views: list[list[Buffer]]) -> None:
-            first, second = views[0]
-            if own == 0:
-                first = work.inputs[0]
-            elif own == 1:
-                second = work.inputs[0]
+                # To what is kept this rank's own tensor must not be added.
+                srcs = srcs.copy()
+                srcs[own] = work.inputs[index]
             outputs = work.outputs
-            pair(first, second, out=outputs[0] if outputs else work.allocate(0, shape))
-            if alone:
-                evict(views[0][1 - own])
-
-        return reduce_pair
-
-    def _reduce_one(self, work: Work, views: list[list[Buffer]]) -> None:
-        reduce, _, own, alone = self._reductions[0]
-        srcs = views[0]
-        if own >= 0:
-            srcs = srcs.copy()
-            srcs[own] = work.inputs[0]
-        outputs = work.outputs
-        reduce(outputs[0] if outputs else work.allocate(0, self._shape), srcs)
-        if alone:
-            self._evict(srcs[1 - own])
-
-    def _evict(self, place: Buffer) -> None:
-        self._handover.evict(self._other, place, self._library)
+            reduce(outputs[index] if index < len(outputs) else work.allocate(index, tuple(srcs[0].shape)), srcs)
 
     def _broadcast(self, work: Work, views: list[list[Buffer]]) -> None:
         root = self._entry.response.members.index(self._entry.response.requests[0].root)
@@ -188,8 +137,6 @@ class Plan:
             out = work.allocate(index, tuple(shown.shape))
             if root != self._entry.me:
                 self._copy(out, shown)
-                if self._worth_it[index]:
-                    self._evict(shown)
             elif out is not work.inputs[index]:
                 self._copy(out, work.inputs[index])
 
@@ -205,19 +152,15 @@ class Plan:
                     if count:
                         self._copy(out[start : start + count], src)
                     start += count
-            if self._worth_it[index]:
-                self._evict(srcs[1 - me])
 
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(_own(views)):
-            reduce, _, own, alone = self._reductions[index]
+            reduce, own = self._reductions[index]
             if own >= 0:
                 srcs[own] = self._input(work, index)
             out = work.allocate(index, tuple(srcs[0].shape))
             if len(out):
                 reduce(out, srcs)
-                if alone:
-                    self._evict(srcs[1 - own])
 
     def _nothing(self, work: Work, views: list[list[Buffer]]) -> None:
         """Everybody has come: that is all a barrier is for."""

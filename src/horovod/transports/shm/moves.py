@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from time import monotonic_ns
 from typing import NamedTuple
 
 from horovod.core.requests import ITEMSIZE
@@ -110,8 +109,7 @@ def _spread(
     phase: int = 0,
 ) -> None:
     """Everybody shows its ``counts`` elements to all; they land at ``starts`` of each output."""
-    members, library, eviction = entry.response.members, kernels_named(work.kernels), staging.eviction
-    copy, pair = library.copy, len(members) == 2
+    members, copy = entry.response.members, kernels_named(work.kernels).copy
     dtypes = [spec.dtype for spec in entry.response.requests[0].tensors]
     steps = [CHUNK_BYTES // ITEMSIZE[dtype] for dtype in dtypes]
     rounds = [(index, low) for index in range(len(inputs)) for low in range(0, max(counts[index]), steps[index])]
@@ -121,10 +119,7 @@ def _spread(
         high = min(low + steps[index], counts[index][entry.me])
         if low < high:
             slot = staging.arena.view(work.kernels, offset, dtypes[index], (high - low,))
-            began = monotonic_ns()
             copy(slot, inputs[index][low:high])  # type: ignore[index]
-            if pair:
-                eviction.note((high - low) * ITEMSIZE[dtypes[index]], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         index, low = rounds[round_]
@@ -139,8 +134,6 @@ def _spread(
                 shown = staging.arenas[rank].view(work.kernels, offset, dtypes[index], (high - low,))
             start = starts[index][i]
             copy(outputs[index][start + low : start + high], shown)  # type: ignore[index]
-            if pair and i != entry.me:
-                eviction.evict(rank, shown, library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain, phase)
 
@@ -198,8 +191,7 @@ def _exchange(
     staging: Staging, sequence: int, entry: Entry, work: Work, row: int, source: Buffer, output: Buffer, phase: int
 ) -> None:
     """Do the same through the staging buffers."""
-    library, eviction = kernels_named(work.kernels), staging.eviction
-    copy, members, me, matrix = library.copy, entry.response.members, entry.me, entry.splits
+    copy, members, me, matrix = kernels_named(work.kernels).copy, entry.response.members, entry.me, entry.splits
     parts, dtype = len(members), entry.response.requests[0].tensors[0].dtype
     received = [splits[me] for splits in matrix]
     part_bytes = CHUNK_BYTES // parts // _ALIGN * _ALIGN
@@ -207,16 +199,14 @@ def _exchange(
     rounds = -(-max(max(splits) for splits in matrix) * row // step)
 
     def fill(round_: int, offset: int) -> None:
-        start, filled, began = 0, 0, monotonic_ns()
+        start = 0
         for i in range(parts):
             low, stop = start + round_ * step, start + matrix[me][i] * row
             high = min(low + step, stop)
             if low < high and i != me:
                 slot = staging.arena.view(work.kernels, offset + i * part_bytes, dtype, (high - low,))
                 copy(slot, source[low:high])
-                filled += high - low
             start = stop
-        eviction.note(filled * ITEMSIZE[dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         start = 0
@@ -226,7 +216,6 @@ def _exchange(
             if low < high and i != me:
                 view = staging.arenas[rank].view(work.kernels, offset + me * part_bytes, dtype, (high - low,))
                 copy(output[low:high], view)
-                eviction.evict(rank, view, library)
             elif low < high:
                 first = sum(matrix[me][:me]) * row + round_ * step
                 copy(output[low:high], source[first : first + high - low])

@@ -7,7 +7,6 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from horovod.core.requests import ITEMSIZE
@@ -182,7 +181,6 @@ def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -
 
     def fill(round_: int, offset: int) -> None:
         index, start = rounds[round_]
-        filled, began = 0, monotonic_ns()
         for owner in range(parts):
             low, high = padded(index, start, owner)
             if owner != entry.me and low < high:
@@ -190,8 +188,6 @@ def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -
                     work.kernels, offset + owner * part_bytes, request.tensors[index].dtype, (high - low,)
                 )
                 library.copy(slot, inputs[index][low:high])
-                filled += high - low
-        staging.eviction.note(filled * ITEMSIZE[request.tensors[index].dtype], monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         index, start = rounds[round_]
@@ -207,8 +203,5 @@ def _scatter_staged(staging: Staging, sequence: int, entry: Entry, work: Work) -
         ]
         base = bounds[index][entry.me][0]
         reducers[index](outputs[index][low - base : high - base], sources)
-        for i, rank in enumerate(members):
-            if i != entry.me:
-                staging.eviction.evict(rank, sources[i], library)
 
     staging.rounds(sequence, members, len(rounds), fill, drain)

@@ -62,16 +62,14 @@ class Recurring:
 
     Attributes:
         kept: those that are kept; ``get`` also makes what is not.
-        small: how to execute an entry of little data whose turn it is again, once that is known.
     """
 
-    __slots__ = ("__weakref__", "_most", "_seen", "kept", "small")
+    __slots__ = ("__weakref__", "_most", "_seen", "kept")
 
     def __init__(self, most: int = _MOST_SEEN) -> None:
         self._most = most
         self.kept: dict[Hashable, Any] = {}
         self._seen: set[Hashable] = set()
-        self.small: Any = None
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of ``key``."""
@@ -90,6 +88,5 @@ class Recurring:
 
     def forget(self) -> None:
         """Keep nothing any more."""
-        self.small = None
         self.kept.clear()
         self._seen.clear()

@@ -12,7 +12,6 @@ from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import INLINE_BYTES, Arena
 from horovod.transports.shm.caches import ROTATION_BYTES
-from horovod.transports.shm.eviction import LEAST_BYTES
 from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.threads import are_spread
@@ -75,7 +74,6 @@ class Sender:
 
     Attributes:
         nbytes: of one submission, including what alignment costs.
-        timed: whether it is worth while to see how long it takes to fill a place.
         is_large: whether a library may spread a tensor of it over several threads.
         step: its places are multiples of this many bytes, so that there are few of them.
         rotation: bytes through which it moves while there is no need for more.
@@ -98,12 +96,7 @@ class Sender:
         library = kernels_named(kernels)
         # Of a broadcast nobody reads what the others have.
         shown = request.tensors if request.kind is not Kind.BROADCAST or request.root == rank else ()
-        self.timed = members == 2 and bool(shown) and self.nbytes >= LEAST_BYTES
         self._copiers = [library.copier(spec.dtype, factor_on_send(request, spec, members)) for spec in shown]
-
-    def knows(self, offset: int) -> bool:
-        """Whether ``send`` has filled the place ``offset`` before."""
-        return offset in self._places
 
     def send(self, work: Work, offset: int) -> None:
         """Copy the inputs of ``work`` to the place ``offset``."""

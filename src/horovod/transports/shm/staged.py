@@ -7,7 +7,6 @@ others collect it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic_ns
 from typing import NamedTuple
 
 from horovod.core.requests import ITEMSIZE
@@ -106,7 +105,7 @@ def _read_all(
     arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.shared_pieces
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
     # Of two inputs the result may overwrite either, so this rank's own need not be read back from the buffer.
-    pair, eviction = len(members) == 2, staging.eviction
+    pair = len(members) == 2
 
     def shared_pieces(round_: int, offset: int) -> list[_SharedPiece]:
         found = known.get(round_)
@@ -121,11 +120,8 @@ def _read_all(
         return found
 
     def fill(round_: int, offset: int) -> None:
-        began = monotonic_ns()
         for segment, low, high, places in shared_pieces(round_, offset):
             copies[segment](places[me], inputs[segment][low:high])
-        if pair:
-            eviction.note(CHUNK_BYTES, monotonic_ns() - began)
 
     def drain(round_: int, offset: int) -> None:
         for segment, low, high, sources in shared_pieces(round_, offset):
@@ -136,7 +132,6 @@ def _read_all(
             shown = sources[1 - me]
             own = target if outputs[segment] is inputs[segment] else inputs[segment][low:high]
             reducers[segment](target, [shown, own] if me else [own, shown])
-            eviction.evict(members[1 - me], shown, layout.libraries[segment])
 
     staging.rounds(sequence, members, -(-layout.total // CHUNK_BYTES), fill, drain, phase)
 
@@ -157,7 +152,7 @@ def _by_owner(
     outputs: list[Buffer], phase: int,
 ) -> None:  # fmt: skip
     """Let rank k reduce the k-th part of each round, and the others collect it."""
-    arenas, arena, known, eviction = staging.arenas, staging.arena, layout.shares, staging.eviction
+    arenas, arena, known = staging.arenas, staging.arena, layout.shares
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
     lines = -(-layout.total // LINE)
     rounds = -(-layout.total // staging.exchange_bytes)
@@ -194,19 +189,14 @@ def _by_owner(
         return found
 
     def fill(round_: int, offset: int) -> None:
-        began = monotonic_ns()
         for segment, low, high, slot in shares(round_, offset).fill:
             copies[segment](slot, inputs[segment][low:high])
-        eviction.note(staging.exchange_bytes, monotonic_ns() - began)
 
     def reduce(round_: int, offset: int) -> None:
         for segment, low, high, target, views in shares(round_, offset).reduce:
             sources = views.copy()
             sources[me] = inputs[segment][low:high]
             reducers[segment](target, sources)
-            for i, rank in enumerate(members):
-                if i != me:
-                    eviction.evict(rank, views[i], layout.libraries[segment])
 
     def collect(round_: int, offset: int) -> None:
         for segment, low, high, view in shares(round_, offset).collect:

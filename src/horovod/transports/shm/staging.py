@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from horovod.transports.results import ResultPool
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import PHASE_BITS
-from horovod.transports.shm.eviction import Eviction
 from horovod.transports.shm.flags import DONE, Flags
 from horovod.transports.shm.reuse import Budget
 
@@ -35,7 +34,6 @@ class Staging:
     Attributes:
         rank: this rank.
         arena: this rank's arena.
-        eviction: whether what was read is to be overwritten.
         budget: for the views of what is done again and again.
         results: lends memory to results.
     """
@@ -46,7 +44,6 @@ class Staging:
         self.arenas = arenas
         self.rank = flags.control.rank
         self.arena = arenas[self.rank]
-        self.eviction = Eviction(flags.control)
         self.budget = Budget()
         self._last: tuple[Sequence[int], int] = ((), 0)
 

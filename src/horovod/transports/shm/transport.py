@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic_ns
 from typing import Any
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
@@ -25,7 +24,6 @@ from horovod.transports.local import run_alone
 from horovod.transports.results import LEAST_BYTES
 from horovod.transports.shm import adasum, moves, reductions
 from horovod.transports.shm.arena import Arena
-from horovod.transports.shm.arrays import ArrayPlan, ArraySender, has_arrays
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
@@ -39,7 +37,6 @@ from horovod.transports.threads import on_one_thread
 __all__ = ["Runner", "ShmTransport", "inline_limit"]
 
 _logger = logging.getLogger("horovod")
-_INLINE = "inline"
 
 #: Above this, what lies in the arena is better reduced there; later where ranks share cores, since that takes one
 #: more meeting of theirs.
@@ -122,8 +119,7 @@ class ShmTransport:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
         if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
-        kind = ArraySender if has_arrays(kernels, request, members, members) else Sender
-        sender = kind(self.arena, self.staging.budget, self.rank, kernels, request, members)
+        sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
         if is_fresh and request.kind is Kind.ALLREDUCE and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
             # It need not read all that the other one has.
@@ -136,36 +132,17 @@ class ShmTransport:
         note = self._slots.take(work, inline)
         if note == NO_NOTE:
             return note
-        if not inline.timed and not inline.is_large:
-            inline.send(work, note)
-        elif inline.is_large and self._has_too_many_threads(work):
+        if inline.is_large and self._has_too_many_threads(work):
             with on_one_thread(kernels_named(work.kernels)):
-                self._send(work, inline, note)
+                inline.send(work, note)
         else:
-            self._send(work, inline, note)
+            inline.send(work, note)
         return note
-
-    def _send(self, work: Work, sender: Sender, offset: int) -> None:
-        # To fill memory for the first time takes long whoever reads it.
-        if sender.timed and sender.knows(offset):
-            began = monotonic_ns()
-            sender.send(work, offset)
-            self.staging.eviction.note(sender.nbytes, monotonic_ns() - began)
-        else:
-            sender.send(work, offset)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
         entry, work = batch[0]
         done = sequence << PHASE_BITS | DONE
-        if notes and entry.cache is not None and entry.cache.small is not None:
-            # What is small and comes again and again, without the steps that only others need.
-            entry.cache.small(work, notes)
-            slot = work.slot
-            if slot is not None:
-                slot.readers, slot.fence = entry.response.members, done
-            self.control.post(done, ())
-            return 0
         members = entry.response.members
         if entry.most_bytes >= LEAST_BYTES or len(batch) > 1:
             for _, one in batch:
@@ -188,9 +165,8 @@ class ShmTransport:
         if entry.cache is None:
             entry.cache = Recurring()
         if notes:
-            entry.cache.get(_INLINE, lambda: self._plan(entry, work.kernels)).run(work, notes)
-            if not entry.is_large and entry.most_bytes < LEAST_BYTES and _INLINE in entry.cache.kept:
-                entry.cache.small = entry.cache.kept[_INLINE].run
+            plan = entry.cache.get("inline", lambda: Plan(self.arenas, self.staging.budget, entry, work.kernels))
+            plan.run(work, notes)
         elif len(entry.response.members) == 1:
             for entry, work in batch:
                 run_alone(entry, work)
@@ -199,12 +175,6 @@ class ShmTransport:
         else:
             return self.runners[entry.response.kind](self.staging, sequence, entry, work)
         return False
-
-    def _plan(self, entry: Entry, kernels: str) -> Plan:
-        response = entry.response
-        request, members = response.requests[0], len(response.members)
-        kind = ArrayPlan if has_arrays(kernels, request, members, response.divisor) else Plan
-        return kind(self.arenas, self.staging.budget, self.staging.eviction, entry, kernels)
 
     def _has_too_many_threads(self, work: Work) -> bool:
         threads = kernels_named(work.kernels).threads()
