@@ -1,4 +1,4 @@
-"""What control groups leave to this process: how many cores, and whether its memory sufficed."""
+"""Limits of control groups: the number of cores, and whether memory sufficed."""
 
 from __future__ import annotations
 

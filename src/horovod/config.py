@@ -2,7 +2,7 @@
 
 ``Config`` is the table: each field carries its ``Setting`` (variable, flag, unit, help). The command-line flags
 of ``horovodrun``, the YAML file and ``docs/environment.md`` are made from it, and no other module reads
-``HOROVOD_*`` from the environment (``world`` reads who we are through the names below). What is stronger wins:
+``HOROVOD_*`` from the environment (``world`` reads who we are through the names below). Precedence:
 an explicit argument, then a flag, then the environment, then the YAML file, then the default.
 """
 
@@ -44,7 +44,7 @@ RANK_VARIABLES = {
     "cross_size": "HOROVOD_CROSS_SIZE",
     "hostname": "HOROVOD_HOSTNAME",
 }
-"""Who a rank is; set by horovodrun, read by ``world.detect``."""
+"""Place of a rank; set by horovodrun, read by ``world.detect``."""
 JOB_ID = "HOROVOD_JOB_ID"
 """One job on this host; set by horovodrun, or by hand where no launcher can be found."""
 SECRET_KEY = "HOROVOD_SECRET_KEY"
@@ -180,7 +180,7 @@ class Config:
     )  # fmt: skip
     gpu_operations: str = _setting(
         "HOROVOD_GPU_OPERATIONS", "",
-        "What moves tensors of a GPU: NCCL, where they are, inside hosts too; MPI or GLOO between hosts, through host "
+        "Engine for tensors of a GPU: NCCL, where they are, inside hosts too; MPI or GLOO between hosts, through host "
         "memory; by default what moves all others.",
         choices=("", "nccl", "mpi", "gloo"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each launcher leaves in the environment of the processes that it starts: one row for each that we know.
+"""Variables that each launcher sets for the processes that it starts: one row for each launcher.
 
 Sources: mpirun(1) of Open MPI 5, "Environment variables defined for MPI processes"; jsrun(1) of IBM Job Step Manager;
 MPICH's wiki, "Using the Hydra Process Manager"; Intel's "MPI Library Developer Reference"; aprun(1) of Cray ALPS, and

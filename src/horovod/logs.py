@@ -1,4 +1,4 @@
-"""What the logger ``horovod`` prints where the script has not set up logging of its own."""
+"""Output of the logger ``horovod`` where the script has not set up logging of its own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Handler(logging.Handler):
 
 
 class _Ours:
-    """What we did, so that the next ``configure`` can tell it from what the user did."""
+    """Our own settings, so that the next ``configure`` can tell them from the user's."""
 
     handler: _Handler | None = None
     level = logging.NOTSET

@@ -1,4 +1,4 @@
-"""Who this process is in its job: rank, size, host, and the secret that its ranks share.
+"""This process's place in its job: rank, size, host, and the secret that all ranks share.
 
 ``detect`` reads what the launcher left in the environment, by the rows of ``launchers``.
 Launchers other than horovodrun hand out no secret, so it is drawn from what only processes of the same user can
@@ -41,7 +41,7 @@ LOGIN_NODE = (
     "this is a login node of a Cray (aprun is in PATH, and has not started this process), where nothing may run; start "
     "the ranks on compute nodes, from within a batch job: aprun -n 8 -N 4 python train.py"
 )
-"""What to say where ranks may not run."""
+"""Error where ranks may not run."""
 _COUNTED = "the number of processes"
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
 

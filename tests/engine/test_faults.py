@@ -184,7 +184,7 @@ def test_a_rank_ends_before_init(way: str) -> None:
 
 def _inside_init(way: str) -> None:
     from horovod.bindings import process_sets
-    from horovod.rendezvous import host
+    from horovod.rendezvous import rank_zero as host
 
     host._LINGER_S = LIMIT_S  # the third may come late and shall hear of it, too
     if int(os.environ["HOROVOD_RANK"]) == VICTIM:

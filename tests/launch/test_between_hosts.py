@@ -54,7 +54,7 @@ def start(cluster: Cluster, host: str, words: list[str], environ: dict[str, str]
 
 
 def slurm(rank: int) -> dict[str, str]:
-    """What srun gives to a task of four on the hosts a and b."""
+    """Variables of srun for a task of four on the hosts a and b."""
     said = {
         "PROCID": rank, "STEP_NUM_TASKS": 4, "STEP_TASKS_PER_NODE": "2(x2)", "NODEID": rank // 2, "LOCALID": rank % 2,
         "JOB_ID": os.getpid(), "STEP_ID": 0, "STEP_NODELIST": "a,b",

@@ -1,4 +1,4 @@
-"""What horovodrun does about a signal, or about settings of ssh, while it still checks hosts; ssh is a stand-in."""
+"""Signals, and settings of ssh, while horovodrun still checks hosts; ssh is a stand-in."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Job:
         os.kill(next(pid for pid, text in self.far.items() if what in text), signal.SIGKILL)
 
     def left(self, timeout_s: float = 120.0) -> list[str]:
-        """What does not end."""
+        """Processes that do not end."""
         poll = select.poll()
         waiting = dict(self.pidfds)
         for fd in waiting:

@@ -1,4 +1,4 @@
-"""What a rank that is killed, or a full disk, means to ranks of other hosts, and what is seen of it afterwards."""
+"""Effects of a killed rank, a lost host or a full disk on ranks of other hosts, and their traces."""
 
 from __future__ import annotations
 

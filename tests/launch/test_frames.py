@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from horovod.launch import frames
-from horovod.launch.frames import FrameError, Wire
+from horovod.launch.frames import AgentWire, FrameError
 
 
 @pytest.fixture
-def wires() -> Iterator[tuple[Wire, Wire]]:
+def wires() -> Iterator[tuple[AgentWire, AgentWire]]:
     """Launcher and agent."""
     there, back = os.pipe(), os.pipe()
-    yield Wire(back[0], there[1], is_launcher=True), Wire(there[0], back[1], is_launcher=False)
+    yield AgentWire(back[0], there[1], is_launcher=True), AgentWire(there[0], back[1], is_launcher=False)
     for fd in (*there, *back):
         os.close(fd)
 
 
-def test_frames_arrive_after_what_a_shell_prints(wires: tuple[Wire, Wire]) -> None:
+def test_frames_arrive_after_what_a_shell_prints(wires: tuple[AgentWire, AgentWire]) -> None:
     launcher, agent = wires
     os.write(agent.outgoing, b"Welcome!\n")
     assert list(launcher.receive()) == []
@@ -28,30 +28,32 @@ def test_frames_arrive_after_what_a_shell_prints(wires: tuple[Wire, Wire]) -> No
     agent.put_mark()
     agent.send(frames.Output(1, "stderr", b"\xff"))
     assert list(launcher.receive()) == [frames.Output(1, "stderr", b"\xff")]
-    launcher.send(frames.Order(b"T"))
-    assert list(agent.receive()) == [frames.Order(b"T")]
+    launcher.send(frames.PassOrder(b"T"))
+    assert list(agent.receive()) == [frames.PassOrder(b"T")]
 
 
-def test_a_frame_longer_than_the_pipe_is_sent_in_parts(wires: tuple[Wire, Wire]) -> None:
+def test_a_frame_longer_than_the_pipe_is_sent_in_parts(wires: tuple[AgentWire, AgentWire]) -> None:
     launcher, agent = wires
     data = os.urandom(1 << 20)
-    launcher.send(frames.Call(data))
+    launcher.send(frames.CallPart(data))
     found: list[object] = []
     while launcher.backlog or not found:
         found += agent.receive()
         launcher.flush()
-    assert found == [frames.Call(data)]
+    assert found == [frames.CallPart(data)]
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"], ids=["too long", "no frame"])
-def test_what_is_no_frame_is_an_error(wires: tuple[Wire, Wire], data: bytes) -> None:
+def test_what_is_no_frame_is_an_error(wires: tuple[AgentWire, AgentWire], data: bytes) -> None:
     launcher, agent = wires
     os.write(launcher.outgoing, data)
     with pytest.raises(FrameError):
         list(agent.receive())
 
 
-def test_only_who_has_shown_life_in_vain_is_silent(wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_who_has_shown_life_in_vain_is_silent(
+    wires: tuple[AgentWire, AgentWire], monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher, _ = wires
     monkeypatch.setattr(frames.time, "monotonic", lambda: launcher.alive_at + 100)
     assert not launcher.is_silent(4.0)  # we have slept ourselves

@@ -62,7 +62,7 @@ def _run(folder: Path, framework: str, how: str = "") -> Ended:
     script.write_text(framework + MAIN)
     ended = horovodrun("-np", "2", sys.executable, str(script), how, program=PATIENT)
     assert sorted(line for line in ended.lines if "through" in line) == [f"[{r}]<stdout>:through" for r in (0, 1)]
-    # What C++ and Python say when something is pulled from under them.
+    # Messages of C++ and Python that crash at exit.
     for noise in ("terminate called", "Fatal Python error", "Exception ignored", "core dumped", "oneDNN", "absl::"):
         assert noise not in ended.err
     return ended

@@ -11,23 +11,23 @@ import pytest
 from horovod.launch import frames
 from horovod.launch.agent import problems
 from horovod.launch.assemble import named_hosts
-from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
-from horovod.launch.muster import Muster, _hear
+from horovod.launch.host_checks import CheckedHosts, _hear
+from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.ssh import Access, diagnose, unfit_setting
 
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("localhost:2", [Host("localhost", 2)]),
-        ("a:2,b:4", [Host("a", 2), Host("b", 4)]),
-        (" a:2 , b ", [Host("a", 2), Host("b", 1)]),
-        ("[::1]:3", [Host("::1", 3)]),
-        ("[fe80::1]", [Host("fe80::1", 1)]),
-        ("me@a.b-c_d:2,me@[fd77::3%eth0]:4", [Host("me@a.b-c_d", 2), Host("me@fd77::3%eth0", 4)]),
+        ("localhost:2", [HostSlots("localhost", 2)]),
+        ("a:2,b:4", [HostSlots("a", 2), HostSlots("b", 4)]),
+        (" a:2 , b ", [HostSlots("a", 2), HostSlots("b", 1)]),
+        ("[::1]:3", [HostSlots("::1", 3)]),
+        ("[fe80::1]", [HostSlots("fe80::1", 1)]),
+        ("me@a.b-c_d:2,me@[fd77::3%eth0]:4", [HostSlots("me@a.b-c_d", 2), HostSlots("me@fd77::3%eth0", 4)]),
     ],
 )
-def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
+def test_hosts_are_read(text: str, hosts: list[HostSlots]) -> None:
     assert parse_hosts(text) == hosts
 
 
@@ -69,14 +69,14 @@ def test_an_error_quotes_the_entry_as_it_was_typed() -> None:
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("a slots=2\nb slots=3\n", [Host("a", 2), Host("b", 3)]),
-        ("# two hosts\n\na slots=2  # the first\n   \nb\n", [Host("a", 2), Host("b", 1)]),
-        ("a:4\nb slots=2 max_slots=8", [Host("a", 4), Host("b", 2)]),
-        ("::1 slots=2", [Host("::1", 2)]),
-        ("\ufeffa\tslots=2\r\nme@b:3\r\n", [Host("a", 2), Host("me@b", 3)]),
+        ("a slots=2\nb slots=3\n", [HostSlots("a", 2), HostSlots("b", 3)]),
+        ("# two hosts\n\na slots=2  # the first\n   \nb\n", [HostSlots("a", 2), HostSlots("b", 1)]),
+        ("a:4\nb slots=2 max_slots=8", [HostSlots("a", 4), HostSlots("b", 2)]),
+        ("::1 slots=2", [HostSlots("::1", 2)]),
+        ("\ufeffa\tslots=2\r\nme@b:3\r\n", [HostSlots("a", 2), HostSlots("me@b", 3)]),
     ],
 )
-def test_hostfile_is_read(text: str, hosts: list[Host]) -> None:
+def test_hostfile_is_read(text: str, hosts: list[HostSlots]) -> None:
     assert parse_hostfile(text, "hosts.txt") == hosts
 
 
@@ -103,26 +103,29 @@ def local(name: str) -> bool:
 
 
 def test_hosts_fill_up_in_order() -> None:
-    hosts = [Host("a", 2), Host("localhost", 2), Host("b", 2)]
+    hosts = [HostSlots("a", 2), HostSlots("localhost", 2), HostSlots("b", 2)]
     assert place(hosts, 5, local) == [Place("a", 2, False), Place("localhost", 2, True), Place("b", 1, False)]
 
 
 def test_names_of_this_host_are_one_host() -> None:
-    hosts = [Host("localhost", 1), Host("a", 1), Host("127.0.0.1", 2)]
+    hosts = [HostSlots("localhost", 1), HostSlots("a", 1), HostSlots("127.0.0.1", 2)]
     assert place(hosts, 4, local) == [Place("localhost", 3, True), Place("a", 1, False)]
 
 
 def test_a_name_given_twice_is_one_host() -> None:
-    assert place([Host("a", 1), Host("b", 1), Host("a", 1)], 3, local) == [Place("a", 2, False), Place("b", 1, False)]
+    assert place([HostSlots("a", 1), HostSlots("b", 1), HostSlots("a", 1)], 3, local) == [
+        Place("a", 2, False),
+        Place("b", 1, False),
+    ]
 
 
 def test_too_few_slots() -> None:
     with pytest.raises(ValueError, match=r"Requested more processes \(3\) than there are available slots \(2\)"):
-        place([Host("localhost", 2)], 3, local)
+        place([HostSlots("localhost", 2)], 3, local)
 
 
 def test_another_host_that_gets_no_rank_does_not_matter() -> None:
-    assert place([Host("localhost", 2), Host("far", 2)], 2, local) == [Place("localhost", 2, True)]
+    assert place([HostSlots("localhost", 2), HostSlots("far", 2)], 2, local) == [Place("localhost", 2, True)]
 
 
 def test_what_is_no_text_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -176,8 +179,8 @@ def test_a_program_that_a_host_cannot_run_is_told_apart_from_none(tmp_path: Path
 
 def test_what_a_login_shell_prints_without_end_is_quoted() -> None:
     incoming, theirs = os.pipe()
-    connection = SimpleNamespace(wire=frames.Wire(incoming, incoming, is_launcher=True), host="b")
-    found = Muster({"b": connection})  # type: ignore[dict-item]  # all that is asked of a connection here
+    connection = SimpleNamespace(wire=frames.AgentWire(incoming, incoming, is_launcher=True), host="b")
+    found = CheckedHosts({"b": connection})  # type: ignore[dict-item]  # all that is asked of a connection here
     with open(theirs, "wb", buffering=0) as pipe:
         while not _hear(found, "b", frames.Check(b"", b"", b"", b"", [])):
             pipe.write(b"hello\n" * 5000)

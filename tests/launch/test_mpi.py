@@ -10,11 +10,11 @@ import pytest
 from launching import HOROVODRUN, horovodrun
 from namespaces import Cluster
 
-from horovod.launch.hosts import Host
-from horovod.launch.mpi import Launcher, command_line, recognize
+from horovod.launch.hosts import HostSlots
+from horovod.launch.mpi import MpiLauncher, command_line, recognize
 from horovod.launch.ssh import Access
 
-HOSTS = [Host("a", 2), Host("b", 2)]
+HOSTS = [HostSlots("a", 2), HostSlots("b", 2)]
 ACCESS = Access("python", 2222, "/key", interfaces=("eth0", "ib0"))
 
 
@@ -30,7 +30,7 @@ ACCESS = Access("python", 2222, "/key", interfaces=("eth0", "ib0"))
     ],
 )
 def test_an_mpirun_is_recognized(version: str, kind: str, major: int) -> None:
-    assert recognize("mpirun", version) == Launcher(kind, "mpirun", major)
+    assert recognize("mpirun", version) == MpiLauncher(kind, "mpirun", major)
 
 
 def test_an_unknown_mpirun_is_an_error_that_quotes_it() -> None:
@@ -42,28 +42,28 @@ def test_an_unknown_mpirun_is_an_error_that_quotes_it() -> None:
     ("launcher", "expected"),
     [
         (
-            Launcher("openmpi", "mpirun", 5),
+            MpiLauncher("openmpi", "mpirun", 5),
             "mpirun -np 4 --host a:2,b:2 --bind-to none --map-by slot --mca pml ob1 --mca btl tcp,self --prtemca "
             "plm_ssh_args|-p 2222 -i /key|--mca btl_tcp_if_include eth0,ib0 --prtemca prte_if_include eth0,ib0 "
             "-x PATH -x KEY",
         ),
         (
-            Launcher("openmpi", "mpirun", 4),
+            MpiLauncher("openmpi", "mpirun", 4),
             "mpirun -np 4 --host a:2,b:2 --bind-to none --map-by slot --mca pml ob1 --mca btl tcp,self --mca "
             "plm_rsh_args|-p 2222 -i /key|--mca btl_tcp_if_include eth0,ib0 --mca oob_tcp_if_include eth0,ib0 "
             "-x PATH -x KEY",
         ),
-        (Launcher("mpich", "mpirun", 5), "mpirun -np 4 -hosts a:2,b:2 -bind-to none -iface eth0 -genvlist PATH,KEY"),
+        (MpiLauncher("mpich", "mpirun", 5), "mpirun -np 4 -hosts a:2,b:2 -bind-to none -iface eth0 -genvlist PATH,KEY"),
         (
-            Launcher("intel", "mpirun", 2021),
+            MpiLauncher("intel", "mpirun", 2021),
             "mpirun -np 4 -hosts a:2,b:2 -iface eth0 -genv FI_PROVIDER tcp -genvlist PATH,KEY",
         ),
-        (Launcher("cray", "mpiexec", 1), "mpiexec -n 4 --hosts a,b --ppn 2 --cpu-bind none --envlist PATH,KEY"),
-        (Launcher("jsrun", "jsrun"), "jsrun --nrs 4 --tasks_per_rs 1 --bind none"),
+        (MpiLauncher("cray", "mpiexec", 1), "mpiexec -n 4 --hosts a,b --ppn 2 --cpu-bind none --envlist PATH,KEY"),
+        (MpiLauncher("jsrun", "jsrun"), "jsrun --nrs 4 --tasks_per_rs 1 --bind none"),
     ],
-    ids=lambda value: f"{value.kind}{value.major}" if isinstance(value, Launcher) else "",
+    ids=lambda value: f"{value.kind}{value.major}" if isinstance(value, MpiLauncher) else "",
 )
-def test_command_lines(launcher: Launcher, expected: str) -> None:
+def test_command_lines(launcher: MpiLauncher, expected: str) -> None:
     words = command_line(launcher, 4, HOSTS, ["python", "t.py"], ["PATH", "KEY"], ACCESS, mpi_args=["--more"], tcp=True)
     head, *rest = expected.split("|")
     wanted = head.split() + ([rest[0], *rest[1].split()] if rest else [])
@@ -80,20 +80,22 @@ def test_command_lines(launcher: Launcher, expected: str) -> None:
     ],
 )
 def test_hydra_is_told_what_other_hosts_call_this_one(kind: str, names: list[str], expected: str) -> None:
-    hosts = [Host(name, 2) for name in names]
-    words = command_line(Launcher(kind, "mpirun", 5), 4, hosts, ["x"], [], Access("python"), nodename="node")
+    hosts = [HostSlots(name, 2) for name in names]
+    words = command_line(MpiLauncher(kind, "mpirun", 5), 4, hosts, ["x"], [], Access("python"), nodename="node")
     assert words[words.index("--host" if kind == "openmpi" else "-hosts") + 1] == expected
 
 
 @pytest.mark.parametrize("kind", ["openmpi", "spectrum", "mpich", "intel"])
 def test_an_address_that_mpirun_would_cut_in_two_is_an_error(kind: str) -> None:
     with pytest.raises(ValueError, match=r"-H \[fd00::2\]: mpirun takes no addresses of IPv6; give the host a name"):
-        command_line(Launcher(kind, "mpirun", 5), 2, [Host("a", 1), Host("fd00::2", 1)], ["x"], [], Access("python"))
+        command_line(
+            MpiLauncher(kind, "mpirun", 5), 2, [HostSlots("a", 1), HostSlots("fd00::2", 1)], ["x"], [], Access("python")
+        )
 
 
 def test_binding_flags_replace_ours() -> None:
     words = command_line(
-        Launcher("openmpi", "mpirun", 5), 2, [], ["x"], [], Access("python"), binding_args=["--bind-to", "core"]
+        MpiLauncher("openmpi", "mpirun", 5), 2, [], ["x"], [], Access("python"), binding_args=["--bind-to", "core"]
     )
     assert words == ["mpirun", "-np", "2", "--bind-to", "core", "x"]
 
@@ -101,23 +103,23 @@ def test_binding_flags_replace_ours() -> None:
 @pytest.mark.parametrize(
     ("launcher", "expected"),
     [
-        (Launcher("openmpi", "mpirun", 5), ["--output", "dir=out"]),
-        (Launcher("openmpi", "mpirun", 4), ["--output-filename", "out"]),
+        (MpiLauncher("openmpi", "mpirun", 5), ["--output", "dir=out"]),
+        (MpiLauncher("openmpi", "mpirun", 4), ["--output-filename", "out"]),
         (
-            Launcher("mpich", "mpirun", 5),
+            MpiLauncher("mpich", "mpirun", 5),
             ["-outfile-pattern", "out/rank.%r.stdout", "-errfile-pattern", "out/rank.%r.stderr"],
         ),
     ],
     ids=["openmpi5", "openmpi4", "mpich"],
 )
-def test_output_goes_to_a_file_of_each_rank(launcher: Launcher, expected: list[str]) -> None:
+def test_output_goes_to_a_file_of_each_rank(launcher: MpiLauncher, expected: list[str]) -> None:
     words = command_line(launcher, 2, [], ["x"], [], Access("python"), output_dir="out")
     assert words[-len(expected) - 1 :] == [*expected, "x"]
 
 
 def test_who_cannot_write_files_of_each_rank_says_so() -> None:
     with pytest.raises(ValueError, match="--output-filename: jsrun cannot be asked"):
-        command_line(Launcher("jsrun", "jsrun"), 2, [], ["x"], [], Access("python"), output_dir="out")
+        command_line(MpiLauncher("jsrun", "jsrun"), 2, [], ["x"], [], Access("python"), output_dir="out")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_a_killed_rank_ends_a_job_whose_data_moves_over_mpi(kind: str, mpirun: l
 
 @pytest.mark.mpi("openmpi")
 def test_a_rank_that_ended_before_init_is_not_waited_for(mpirun: list[str]) -> None:
-    # Whoever waits for so long is ended by this test.
+    # A process that waits for so long is ended by this test.
     code, said = _run(*mpirun, "-np", "3", sys.executable, "-c", GONE, HOROVOD_START_TIMEOUT="500")
     assert code == 3, said
     assert said.count("PeerLostError: rank 1 ") == 2, said

@@ -67,7 +67,7 @@ def test_what_utf_8_cannot_hold_is_spelt_out(text: str, written: str) -> None:
     assert printable(text) == written
 
 
-# What Python makes of LC_ALL=C when it is told to take it at its word, and of a terminal in Latin-1.
+# Python under a strict LC_ALL=C, and on a terminal in Latin-1.
 ENCODINGS = {
     "ascii": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     "latin-1": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"},

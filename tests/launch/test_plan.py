@@ -1,4 +1,4 @@
-"""What will be started, as tables."""
+"""Launch plans, as tables."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from horovod.launch.remote import RemoteJob
 from horovod.launch.ssh import Access
 
 STOPPED_S = 100.0
-HELLO = frames.Hello(__version__, 1, "machine", "far")
+HELLO = frames.AgentHello(__version__, 1, "machine", "far")
 
 
 class Agent:
@@ -26,8 +26,8 @@ class Agent:
         self.host, self.stderr = host, ""
         ours, self._theirs = os.pipe()
         self._hears, to_it = os.pipe()
-        self.wire = frames.Wire(ours, to_it, is_launcher=True)
-        self.far = frames.Wire(self._hears, self._theirs, is_launcher=False)
+        self.wire = frames.AgentWire(ours, to_it, is_launcher=True)
+        self.far = frames.AgentWire(self._hears, self._theirs, is_launcher=False)
         self.fds = [ours, self._theirs, self._hears, to_it]
 
     def say(self, *words: Any) -> None:

@@ -178,13 +178,13 @@ def _looks_for_the_store_late(folder: Path) -> str:
         (folder / "left").touch()
         return ""
 
-    class LateStore(meeting.Store):
+    class LateStore(meeting.JobStore):
         def __init__(self, *args: Any, **named: Any) -> None:
             _await(folder, 1)
             super().__init__(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "Store", LateStore)
+        patch.setattr(meeting, "JobStore", LateStore)
         with pytest.raises(PeerLostError) as caught:
             hvd.init()
             hvd.allreduce(np.ones(3), name="never")

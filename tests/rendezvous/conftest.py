@@ -20,7 +20,7 @@ def job() -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits as long as it takes for those who are to hear what is wrong."""
-    monkeypatch.setattr("horovod.rendezvous.host._LINGER_S", LONG_S)
+    monkeypatch.setattr("horovod.rendezvous.rank_zero._LINGER_S", LONG_S)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.rendezvous import curve, protocol
 from horovod.rendezvous.client import FateQuery
 from horovod.rendezvous.hosting import end_services
-from horovod.rendezvous.hosts import HostOffer, Met, host_id, meet_hosts, prepare, report_failure
+from horovod.rendezvous.hosts import HostEntry, MetHosts, host_id, meet_hosts, prepare, report_failure
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.service import Service
 from horovod.world import Meeting, World
@@ -46,7 +46,7 @@ class Leader(threading.Thread):
         **changes: object,
     ) -> None:
         super().__init__()
-        self.met: Met | None = None
+        self.met: MetHosts | None = None
         self.error: HorovodInternalError | None = None
         meeting = (
             Meeting("addresses", tuple(service.endpoints), "", True)
@@ -55,8 +55,8 @@ class Leader(threading.Thread):
         )
         name = name or f"host{ranks[0]}"
         world = World(ranks[0], size, 0, len(ranks), 0, 2, name, "horovodrun", "job", key, meeting)
-        offer = HostOffer(name, ranks, [rank + 1000 for rank in ranks], _version.__version__)
-        self._how = (world, offer, generation, timeout_s)
+        entry = HostEntry(name, ranks, [rank + 1000 for rank in ranks], _version.__version__)
+        self._how = (world, entry, generation, timeout_s)
         self._changes = changes
         self.start()
 
@@ -66,7 +66,7 @@ class Leader(threading.Thread):
         except HorovodInternalError as error:
             self.error = error
 
-    def done(self) -> Met:
+    def done(self) -> MetHosts:
         self.join(LONG_S + 10)
         assert not self.is_alive()
         assert self.error is None
@@ -98,8 +98,8 @@ def test_what_rank_0_says_right_after_the_meeting_is_left_for_whoever_takes_the_
 ) -> None:
     has_joined, has_spoken = threading.Event(), threading.Event()
 
-    def packing(message: protocol.Joined | protocol.Leave) -> bytes:
-        if isinstance(message, protocol.Joined):
+    def packing(message: protocol.Connected | protocol.GiveUp) -> bytes:
+        if isinstance(message, protocol.Connected):
             has_joined.set()
         return protocol.pack(message)
 
@@ -128,7 +128,7 @@ def _talk(leaders: list[Leader]) -> None:
     found = [leader.done() for leader in leaders]
     try:
         home = next(each for each in found if each.index == 0)
-        assert [each.offers for each in found] == [home.offers] * len(found)
+        assert [each.entries for each in found] == [home.entries] * len(found)
         assert sorted(each.index for each in found) == list(range(len(found)))
         for each in found:
             if each is not home:
@@ -148,16 +148,16 @@ def test_hosts_meet_again_and_again_whoever_comes_first(service: Service) -> Non
         leaders = [Leader(service, ranks, 5, generation=number) for ranks in order]
         _talk(leaders)
         found = leaders[0].done()
-        assert [offer.ranks for offer in found.offers] == list(THREE)
-        assert [offer.hostname for offer in found.offers] == ["host0", "host2", "host3"]
-        assert all(offer.addresses for offer in found.offers)
+        assert [entry.ranks for entry in found.entries] == list(THREE)
+        assert [entry.hostname for entry in found.entries] == ["host0", "host2", "host3"]
+        assert all(entry.addresses for entry in found.entries)
         assert found.where.startswith("tcp://")
 
 
 def test_hosts_may_have_one_name(service: Service) -> None:
     leaders = [Leader(service, ranks, 5, name="localhost") for ranks in THREE]
     _talk(leaders)
-    assert [offer.ranks for offer in leaders[0].done().offers] == list(THREE)
+    assert [entry.ranks for entry in leaders[0].done().entries] == list(THREE)
 
 
 @pytest.mark.usefixtures("hosted")
@@ -222,12 +222,12 @@ def test_what_became_of_a_rank_is_told_to_who_asks_with_the_key(service: Service
 def test_hosts_of_one_name_are_two_hosts(service: Service) -> None:
     leaders = [Leader(service, ranks, 5, name="node") for ranks in THREE]
     _talk(leaders)
-    assert [(offer.hostname, offer.ranks) for offer in leaders[0].done().offers] == [("node", list(r)) for r in THREE]
+    assert [(entry.hostname, entry.ranks) for entry in leaders[0].done().entries] == [("node", list(r)) for r in THREE]
 
 
 def test_another_version_is_told_to_all(service: Service) -> None:
     waiting = Leader(service, THREE[1], 5)
-    own = protocol.pack(protocol.Leave(1, b"", ""))
+    own = protocol.pack(protocol.GiveUp(1, b"", ""))
     other = own.replace(_version.__version__.encode(), b"9" * len(_version.__version__))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with curve.client_socket(context, purpose_key(KEY, SERVICE)) as client:
@@ -259,8 +259,8 @@ def test_a_leader_that_reads_late_still_learns_why_there_is_no_job() -> None:
     late = curve.client_socket(context, purpose_key(KEY, SERVICE))
     late.connect(service.endpoints[0])
     assert late.poll(LONG_S * 1000, zmq.POLLOUT)
-    offer = HostOffer("late", [7], [1007], _version.__version__)
-    late.send(protocol.pack(protocol.Join(1, 5, b"nonce", offer, [])))
+    entry = HostEntry("late", [7], [1007], _version.__version__)
+    late.send(protocol.pack(protocol.Join(1, 5, b"nonce", entry, [])))
     assert select.select([late.fd], [], [], LONG_S)[0]  # it has come, and nobody has looked
     closing = threading.Thread(target=service.close)
     closing.start()

@@ -205,7 +205,7 @@ def test_a_rank_that_is_gone_before_it_is_heard(job: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "pidfd_open", no_such_process)
     # Nobody waits for it once the others are there.
-    monkeypatch.setattr("horovod.rendezvous.host._LINGER_S", 10 * LONG_S)
+    monkeypatch.setattr("horovod.rendezvous.rank_zero._LINGER_S", 10 * LONG_S)
     host = Attempt(job, 0, 3, timeout_s=10 * LONG_S)
     with closing(dial(job)) as victim:
         send(victim, greeting(size=3))
@@ -266,7 +266,7 @@ def test_an_answer_that_is_not_signed_is_none(job: str) -> None:
 @pytest.mark.usefixtures("one_name")
 def test_rank_0_is_stopped(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It listens, but does not answer; its rank mates give up by themselves, a little later than it would."""
-    monkeypatch.setattr("horovod.rendezvous.guest._GRACE_S", SHORT_S)
+    monkeypatch.setattr("horovod.rendezvous.other_ranks._GRACE_S", SHORT_S)
     with listening(job):
         error = Attempt(job, 1, 2, timeout_s=SHORT_S).done()
     assert isinstance(error, InitError)

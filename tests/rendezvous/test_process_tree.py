@@ -1,4 +1,4 @@
-"""Who is a child of a rank, from what the process table says; real children are in engine/test_init.py."""
+"""Children of a rank, by the process table; real children are in engine/test_init.py."""
 
 from __future__ import annotations
 

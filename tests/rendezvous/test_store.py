@@ -12,7 +12,7 @@ import zmq
 
 from horovod._version import __version__
 from horovod.rendezvous import curve
-from horovod.rendezvous.client import Store
+from horovod.rendezvous.client import JobStore
 from horovod.rendezvous.keys import SERVICE, local_name, purpose_key
 from horovod.rendezvous.protocol import Table, Value, number_of, pack, unpack
 from horovod.rendezvous.service import Service
@@ -29,15 +29,15 @@ def server() -> Iterator[Service]:
 
 
 @pytest.fixture
-def client(server: Service) -> Iterator[Store]:
-    client = Store(KEY, lambda: server.endpoints, "", LONG_S)
+def client(server: Service) -> Iterator[JobStore]:
+    client = JobStore(KEY, lambda: server.endpoints, "", LONG_S)
     yield client
     client.close()
 
 
-def test_what_one_sets_the_others_get(server: Service, client: Store) -> None:
+def test_what_one_sets_the_others_get(server: Service, client: JobStore) -> None:
     for endpoint in server.endpoints:
-        other = Store(KEY, lambda: [endpoint], "", LONG_S)
+        other = JobStore(KEY, lambda: [endpoint], "", LONG_S)
         client.set("a", b"\0\xff")
         assert other.get("a") == b"\0\xff"
         assert other.check("a") and not other.check("b")
@@ -46,9 +46,9 @@ def test_what_one_sets_the_others_get(server: Service, client: Store) -> None:
         other.close()
 
 
-def test_who_waits_gets_what_is_set_later(server: Service, client: Store) -> None:
+def test_who_waits_gets_what_is_set_later(server: Service, client: JobStore) -> None:
     found: list[bytes] = []
-    other = Store(KEY, lambda: server.endpoints, "", LONG_S)
+    other = JobStore(KEY, lambda: server.endpoints, "", LONG_S)
     thread = threading.Thread(target=lambda: found.append(other.get("late")))
     thread.start()
     client.set("late", b"x")
@@ -58,7 +58,7 @@ def test_who_waits_gets_what_is_set_later(server: Service, client: Store) -> Non
     assert found == [b"x"]
 
 
-def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_question(client: Store) -> None:
+def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_question(client: JobStore) -> None:
     with pytest.raises(TimeoutError, match=r"'never' within 0.01 s"):
         client.get("never", timeout_s=0.01)
     client.set("never", b"too late")
@@ -67,7 +67,7 @@ def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_questio
 
 
 def test_who_waits_is_released_when_the_client_is_closed(server: Service) -> None:
-    client, errors = Store(KEY, lambda: server.endpoints, "", LONG_S), []
+    client, errors = JobStore(KEY, lambda: server.endpoints, "", LONG_S), []
 
     def wait() -> None:
         try:
@@ -84,17 +84,17 @@ def test_who_waits_is_released_when_the_client_is_closed(server: Service) -> Non
 
 def test_the_first_address_that_answers_is_taken(server: Service) -> None:
     # Nobody listens at the discard port of another loopback address.
-    client = Store(KEY, lambda: ["tcp://127.0.0.2:9", *server.endpoints[:1]], "", LONG_S)
+    client = JobStore(KEY, lambda: ["tcp://127.0.0.2:9", *server.endpoints[:1]], "", LONG_S)
     assert client.endpoint == server.endpoints[0]
     client.close()
 
 
 def test_without_the_secret_there_is_no_answer(server: Service, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TimeoutError, match=r"no job service answers at tcp://127.0.0.1:\d+ within 0.5 s"):
-        Store(KEY[:-1], lambda: server.endpoints[:1], "", 0.5)
+        JobStore(KEY[:-1], lambda: server.endpoints[:1], "", 0.5)
 
 
-def test_what_is_no_question_has_no_effect(server: Service, client: Store) -> None:
+def test_what_is_no_question_has_no_effect(server: Service, client: JobStore) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with curve.client_socket(context, purpose_key(KEY, SERVICE)) as socket:
         socket.connect(server.endpoints[0])

@@ -1,4 +1,4 @@
-"""Who has not the key, or is another user, gets no answer and keeps nobody from meeting."""
+"""A process without the key, or of another user, gets no answer and keeps nobody from meeting."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from meetings import (
 )
 
 from horovod.errors import InitError
-from horovod.rendezvous import guest as guests
 from horovod.rendezvous import messages
+from horovod.rendezvous import other_ranks as guests
 from horovod.rendezvous.names import address_of, current_slot
 
 STRANGERS: dict[str, tuple[bytes, int]] = {
@@ -137,13 +137,15 @@ def test_who_listens_in_place_of_rank_0_is_found_out_and_named(job: str, how: st
 def test_a_name_that_a_stranger_took_is_of_no_use_a_second_later(
     job: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has seen the names of a meeting that failed may bind them before the next."""
+    """A process that has seen the names of a meeting that failed may bind them before the next."""
     clock = [7.0]
     monkeypatch.setattr("horovod.rendezvous.names.time", SimpleNamespace(time=lambda: clock[0]))
-    monkeypatch.setattr("horovod.rendezvous.guest._WELCOME_S", SHORT_S)
+    monkeypatch.setattr("horovod.rendezvous.other_ranks._WELCOME_S", SHORT_S)
     if how == "another user":
         peers = [os.getuid() + 1]
-        monkeypatch.setattr("horovod.rendezvous.guest.peer_of", lambda _: (1, peers.pop() if peers else os.getuid()))
+        monkeypatch.setattr(
+            "horovod.rendezvous.other_ranks.peer_of", lambda _: (1, peers.pop() if peers else os.getuid())
+        )
     squatters = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     try:
         for slot, squatter in enumerate(squatters, current_slot()):

@@ -10,8 +10,8 @@ from typing import Any
 from horovod.core.coordinator import Coordinator
 from horovod.core.requests import Request
 from horovod.observe.stalls import StallWatch
-from horovod.rendezvous import host as host_module
-from horovod.rendezvous.host import Host
+from horovod.rendezvous import rank_zero
+from horovod.rendezvous.rank_zero import RankZero
 
 __all__ = ["blame_only", "let_time_run_out"]
 
@@ -22,13 +22,13 @@ def let_time_run_out(setattr: Callable[[Any, str, Any], None]) -> None:
     Args:
         setattr: sets an attribute of an object, and back again if need be.
     """
-    welcome = Host._welcome
+    welcome = RankZero._welcome
 
-    def last(host: Host, *args: Any) -> None:
-        setattr(host_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
+    def last(host: RankZero, *args: Any) -> None:
+        setattr(rank_zero, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
         welcome(host, *args)
 
-    setattr(Host, "_welcome", last)
+    setattr(RankZero, "_welcome", last)
 
 
 def blame_only(victim: int, waiting: Mapping[str, tuple[int, ...]]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from horovod import _version
 from horovod.errors import HorovodInternalError
-from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.messages import HostMeeting
 from horovod.rendezvous.names import address_of, current_slot
 from horovod.rendezvous.unix import meet
 from horovod.world import World
@@ -56,7 +56,7 @@ class Attempt(threading.Thread):
     def __init__(self, job: str, rank: int, size: int, *, key: bytes = KEY, timeout_s: float = LONG_S) -> None:
         super().__init__()
         self.world = world_of(job, rank, size, key)
-        self.meeting: Meeting | None = None
+        self.meeting: HostMeeting | None = None
         self.error: HorovodInternalError | None = None
         self.arena = os.memfd_create(f"arena{rank}")
         self.control = os.memfd_create("control") if rank == 0 else -1
@@ -134,7 +134,7 @@ class Elsewhere:
         come = (
             "import os, sys\n"
             "from horovod.rendezvous.unix import meet\n"
-            "from horovod.rendezvous import guest\n"
+            "from horovod.rendezvous import other_ranks as guest\n"
             "from horovod.world import World\n"
             "rank, size = map(int, sys.argv[2:])\n"
             "take_part = guest._take_part\n"

@@ -24,7 +24,7 @@ from horovod.engine.ports import SILENT, Link
 from horovod.links import local
 from horovod.links.shm import link as shm
 from horovod.links.shm.board import ShmBoard
-from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.messages import HostMeeting
 from horovod.transports.shm import futex
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import Control
@@ -123,7 +123,9 @@ def _shm_links(stage: Stage, size: int, settings: Config) -> list[Link]:
         arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.rank) for rank, fd in enumerate(arena_fds)]
         pid_fds = [os.pidfd_open(os.getpid()) for _ in range(size)]
         pids, hosts = [os.getpid()] * size, ["here"] * size
-        yield shm.Shared(Meeting(control_fd, arena_fds, [_ARENA_BYTES] * size, pid_fds, pids, hosts), control, arenas)
+        yield shm.Shared(
+            HostMeeting(control_fd, arena_fds, [_ARENA_BYTES] * size, pid_fds, pids, hosts), control, arenas
+        )
 
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -24,7 +24,7 @@ from horovod.links.hosts.mirror import Mirror
 from horovod.links.hosts.relay import Relay
 from horovod.links.hosts.roster import Host, Roster
 from horovod.links.shm.link import Shared
-from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.messages import HostMeeting
 from horovod.transports.local import LocalTransport
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import Control
@@ -157,7 +157,9 @@ def _links(stage: Stage, hosts: Sequence[Host], index: int, wires: Any, settings
         arenas = [Arena(fd, _ARENA_BYTES, is_own=rank == world.local_rank) for rank, fd in enumerate(arena_fds)]
         pid_fds, pids = [os.pidfd_open(os.getpid()) for _ in ranks], [os.getpid()] * local_size
         names = [hosts[index].name] * local_size
-        yield Shared(Meeting(control_fd, arena_fds, [_ARENA_BYTES] * local_size, pid_fds, pids, names), control, arenas)
+        yield Shared(
+            HostMeeting(control_fd, arena_fds, [_ARENA_BYTES] * local_size, pid_fds, pids, names), control, arenas
+        )
 
     def meet(*_: Any) -> link.Met:
         return link.Met(Roster(list(hosts), index), wires, [b""] * len(hosts))

@@ -15,7 +15,7 @@ from horovod.cgroups import usable_cores
 from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
-from horovod.launch.hosts import Host, Place, parse_hostfile, place
+from horovod.launch.hosts import HostSlots, Place, parse_hostfile, place
 from horovod.launch.machine import is_this_host
 from horovod.launch.plan import Display, LaunchPlan, LaunchRequest
 from horovod.launch.report import exit_code, report
@@ -148,7 +148,7 @@ def _assemble(job: _Job) -> Assembly:
     if topology.hosts == ("localhost",):
         where = [Place("localhost", topology.instances, True)]
     else:
-        hosts = [Host(name, topology.instances_each) for name in topology.hosts]
+        hosts = [HostSlots(name, topology.instances_each) for name in topology.hosts]
         where = place(hosts, topology.instances, is_this_host)
     is_one_host = all(there.is_here for there in where)
     environ = with_own_python({k: v for k, v in os.environ.items() if not k.startswith("POPDIST_")})

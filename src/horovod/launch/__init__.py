@@ -2,7 +2,7 @@
 
 cli, run                        the two ways in: horovodrun, and horovod.run(fn)
 flags, foreign, hosts, machine  what the user says, and what this machine is
-assemble, muster, ssh           other hosts, checked side by side before anything starts
+assemble, host_checks, ssh      other hosts, checked side by side before anything starts
 mpi, mpi_run                    what mpirun is told, where it starts the ranks
 plan                            what will be started: pure
 supervise, output               starts it, passes its output on, ends it

@@ -21,7 +21,7 @@ from horovod.cgroups import usable_cores
 from horovod.config import RANK_VARIABLES
 from horovod.errors import LaunchError
 from horovod.launch import frames, task
-from horovod.launch.frames import Wire
+from horovod.launch.frames import AgentWire
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
 from horovod.rendezvous.interfaces import machine_name
@@ -38,7 +38,7 @@ class Agent:
         wire: the launcher.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: AgentWire) -> None:
         self._wire = wire
         self._job: LocalJob | None = None
         self._poll = select.poll()
@@ -54,7 +54,7 @@ class Agent:
     def run(self) -> None:
         """Serve until the launcher is gone. Blocks for as long as the job runs."""
         self._wire.put_mark()
-        self._wire.send(frames.Hello(__version__, usable_cores(), machine_name(), os.uname().nodename))
+        self._wire.send(frames.AgentHello(__version__, usable_cores(), machine_name(), os.uname().nodename))
         while not self._wire.is_closed:
             self._step()
             self._wire.show_life()
@@ -89,13 +89,13 @@ class Agent:
     def _obey(self, frame: object) -> None:
         if isinstance(frame, frames.Check):
             self._wire.send(frames.Checked(self._check(frame)))
-        elif isinstance(frame, frames.Call):
+        elif isinstance(frame, frames.CallPart):
             self._call += frame.data
-        elif isinstance(frame, frames.Start):
+        elif isinstance(frame, frames.StartRanks):
             self._start(frame)
         elif isinstance(frame, frames.Taken):
             self._under_way -= frame.nbytes
-        elif isinstance(frame, frames.Order):
+        elif isinstance(frame, frames.PassOrder):
             self._is_paused = frame.order == b"S"
             if self._job is not None:
                 self._job.tell(frame.order)
@@ -113,7 +113,7 @@ class Agent:
             os.chdir(folder)
         return found
 
-    def _start(self, start: frames.Start) -> None:
+    def _start(self, start: frames.StartRanks) -> None:
         self._silence_s = start.silence_s
         environ = {**os.environ, **_texts(start.environ), "PWD": str(Path.cwd())}
         if self._own_path:
@@ -194,7 +194,7 @@ class Agent:
 
 
 def problems(folder: str, command: str, path: str, interfaces: list[str]) -> list[str]:
-    """What keeps a command from running on this host.
+    """Return the problems that keep a command from running on this host.
 
     Args:
         folder: where it is to run.
@@ -230,8 +230,8 @@ def main() -> int:
     """Entry point of the agent."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    # What else this process, or a child of it, prints or reads must not tear the frames.
-    wire = Wire(os.dup(0), os.dup(1), is_launcher=False)
+    # Other input and output of this process and its children must not tear the frames.
+    wire = AgentWire(os.dup(0), os.dup(1), is_launcher=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     agent = Agent(wire)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from horovod import config
 from horovod.errors import InitError, LaunchError
 from horovod.launch.flags import UsageError
-from horovod.launch.hosts import Host, Place, parse_hostfile, parse_hosts, place
+from horovod.launch.host_checks import CheckedHosts, check_hosts
+from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
 from horovod.launch.job import Job
 from horovod.launch.machine import is_this_host
-from horovod.launch.muster import Muster, muster
 from horovod.launch.plan import LaunchPlan, LaunchRequest, Share, make_plan
 from horovod.launch.remote import jobs_of
 from horovod.launch.ssh import Access
@@ -34,7 +34,7 @@ class Assembly:
         service: the job service, where ranks of several hosts meet.
     """
 
-    def __init__(self, plan: LaunchPlan, found: Muster, service: Service | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, found: CheckedHosts, service: Service | None = None) -> None:
         self.plan = plan
         self._found = found
         self._service = service
@@ -45,7 +45,7 @@ class Assembly:
         return bool(self._found.connections)
 
     def jobs(self, plan: LaunchPlan | None = None, call: bytes = b"") -> list[Job]:
-        """What ``supervise`` takes.
+        """The ranks of each host, for ``supervise``.
 
         Args:
             plan: this instead of the plan made, such as one with open files.
@@ -72,7 +72,7 @@ class Assembly:
             self._service.close()
 
 
-def named_hosts(hosts: str, hostfile: str) -> list[Host]:
+def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
     """The hosts that the user named, if any.
 
     Args:
@@ -143,13 +143,13 @@ def assemble(request: LaunchRequest, where: Sequence[Place], access: Access) -> 
     settings = config.load({**request.file, **request.environ, **request.flags})
     others = [place.name for place in where if not place.is_here]
     if not others:
-        return Assembly(make_plan(request), Muster({}))
+        return Assembly(make_plan(request), CheckedHosts({}))
     here = next((place.name for place in where if place.is_here), "")
     access = replace(access, timeout_s=settings.start_timeout_s)
     if len(where) > 1:
         # Before agents wait for a heartbeat: this import may take seconds on a network file system.
         importlib.import_module("horovod.rendezvous.service")
-    found = muster(others, here, access, request.command[0], request.environ.get("PATH", ""))
+    found = check_hosts(others, here, access, request.command[0], request.environ.get("PATH", ""))
     shares = tuple(
         Share(request.hostname, place.count, request.cores)
         if place.is_here

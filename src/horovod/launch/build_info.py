@@ -30,7 +30,7 @@ _OPERATIONS = (
 
 
 def check_build() -> str:
-    """What of Horovod this installation offers, in Horovod's layout."""
+    """Features of this installation, in Horovod's layout."""
     return "\n".join(
         [
             f"Horovod v{__version__} (khorovod):",

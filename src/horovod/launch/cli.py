@@ -17,8 +17,8 @@ from horovod.errors import LaunchError
 from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
+from horovod.launch.host_checks import CheckedHosts
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
-from horovod.launch.muster import Muster
 from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import exit_code, report
 from horovod.launch.signals import ToldToEnd, told_to_end, wanted_signals
@@ -107,7 +107,7 @@ def _assemble(options: Options) -> Assembly:
         _say("--mpi ignored: single host, and mpirun not found in PATH")
     elif options.controller in ("mpi", "jsrun"):
         plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access, is_one_host)
-        return Assembly(plan, Muster({}))
+        return Assembly(plan, CheckedHosts({}))
     return assemble(request, where, access)
 
 

@@ -1,4 +1,4 @@
-"""What a command that starts ranks needs of the shell it was typed into: files, signals, and the program to run."""
+"""The shell's side of a command that starts ranks: standard files, and the program to run."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         version: what ``--version`` prints.
 
     Returns:
-        What it says; the command is everything from the first word that is no flag.
+        The options; the command is everything from the first word that is not a flag.
 
     Raises:
         UsageError: an unknown flag (named with the one that was probably meant), a wrong value, or a wrong file.
@@ -230,7 +230,7 @@ def _add_setting(group: Any, setting: Setting, add: Any) -> None:
 
 
 def _value_name(setting: Setting) -> str:
-    """What stands for the value in ``--help``: its unit, N, or the last word of the flag."""
+    """Placeholder of the value in ``--help``: its unit, N, or the last word of the flag."""
     if setting.scale != 1 or setting.unit:
         return "MB" if setting.scale != 1 else setting.unit.upper()
     return setting.flag.rpartition("-")[2].upper() if isinstance(setting.default, str) else "N"

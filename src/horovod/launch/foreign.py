@@ -1,4 +1,4 @@
-"""What to say about a flag that ``horovodrun`` lacks: it comes later, is another launcher's, or a slip of the pen."""
+"""Errors for unknown flags: of a later version, of another launcher, or misspelt."""
 
 from __future__ import annotations
 

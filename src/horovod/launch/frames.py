@@ -1,10 +1,10 @@
-"""What the launcher and the agent of another host say to each other, and how it travels over a pair of pipes.
+"""Messages between the launcher and the agent of another host, and their frames on a pair of pipes.
 
 A frame is four bytes of length and a MessagePack of one of the structs below. The agent begins with ``MARK``, so that
 what a shell prints at login is told apart from it.
 
-    launcher to agent   Check, Call, Start, Order, Taken, Unwanted, Alive, (closed) end everything on this host
-    agent to launcher   Hello, Checked, Output, News, Returned, Alive
+    launcher to agent   Check, CallPart, StartRanks, PassOrder, Taken, Unwanted, Alive, (closed) end all of this host
+    agent to launcher   AgentHello, Checked, Output, News, Returned, Alive
 
 Both send a sign of life each second. Output is sent up to a window; ``Taken`` opens it again, so that news and signs
 of life never wait behind what a terminal has not shown yet.
@@ -27,20 +27,20 @@ __all__ = [
     "SILENCE_BEFORE_START_S",
     "SILENCE_S",
     "WINDOW_BYTES",
+    "AgentHello",
+    "AgentWire",
     "Alive",
-    "Call",
+    "CallPart",
     "Check",
     "Checked",
     "FrameError",
-    "Hello",
     "News",
-    "Order",
     "Output",
+    "PassOrder",
     "Returned",
-    "Start",
+    "StartRanks",
     "Taken",
     "Unwanted",
-    "Wire",
 ]
 
 MARK = b"\0khorovod agent 1\n"
@@ -49,7 +49,7 @@ ALIVE_S = 1.0
 SILENCE_S = 4.0
 """Without a heartbeat for so long, the other end is lost."""
 SILENCE_BEFORE_START_S = 120.0
-"""The same for the launcher before ``Start``: it may still import or pickle, and no rank runs that must be ended."""
+"""The same for the launcher before ``StartRanks``: it may still import or pickle, and no rank runs."""
 WINDOW_BYTES = 1 << 20
 """Output under way to the launcher, at most."""
 CHUNK_BYTES = 1 << 16
@@ -65,7 +65,7 @@ class FrameError(ValueError):
     """The other end does not speak this protocol."""
 
 
-class Hello(msgspec.Struct, tag="hello", frozen=True):
+class AgentHello(msgspec.Struct, tag="hello", frozen=True):
     """An agent presents its host.
 
     Attributes:
@@ -100,12 +100,12 @@ class Check(msgspec.Struct, tag="check", frozen=True):
 
 
 class Checked(msgspec.Struct, tag="checked", frozen=True):
-    """What would keep the ranks from starting: sentences, none when all is well."""
+    """Problems that would keep the ranks from starting: sentences, none when all is well."""
 
     problems: list[str]
 
 
-class Start(msgspec.Struct, tag="start", frozen=True):
+class StartRanks(msgspec.Struct, tag="start", frozen=True):
     """Starts the ranks.
 
     Attributes:
@@ -123,13 +123,13 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     silence_s: float
 
 
-class Call(msgspec.Struct, tag="call", frozen=True):
-    """A piece of the call that every rank makes; before Start."""
+class CallPart(msgspec.Struct, tag="call", frozen=True):
+    """A piece of the call that every rank makes; before StartRanks."""
 
     data: bytes
 
 
-class Order(msgspec.Struct, tag="order", frozen=True):
+class PassOrder(msgspec.Struct, tag="order", frozen=True):
     """An order for the keeper."""
 
     order: bytes
@@ -149,7 +149,7 @@ class Unwanted(msgspec.Struct, tag="unwanted", frozen=True):
 
 
 class Output(msgspec.Struct, tag="output", frozen=True):
-    """What a rank, counted on its host, wrote; empty at the end."""
+    """Output of a rank, counted on its host; empty at the end."""
 
     rank: int
     stream: str
@@ -157,7 +157,7 @@ class Output(msgspec.Struct, tag="output", frozen=True):
 
 
 class News(msgspec.Struct, tag="news", frozen=True):
-    """What the keeper says; ranks are counted on their host."""
+    """An event from the keeper; ranks are counted on their host."""
 
     event: dict[str, bool | int | str | list[int]]
 
@@ -173,10 +173,11 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
     """A sign of life."""
 
 
-_Frame = Hello | Check | Checked | Start | Call | Order | Taken | Unwanted | Output | News | Returned | Alive
+_ToAgent = Check | StartRanks | CallPart | PassOrder | Taken | Unwanted
+_Frame = _ToAgent | AgentHello | Checked | Output | News | Returned | Alive
 
 
-class Wire:
+class AgentWire:
     """Frames over two pipes. Never blocks.
 
     Args:
@@ -206,7 +207,7 @@ class Wire:
 
     @property
     def noise(self) -> bytes:
-        """What came instead of an agent so far."""
+        """Output that came instead of an agent's so far."""
         return bytes(self._received[-4096:]) if self._seeks_mark else b""
 
     @property
@@ -266,7 +267,7 @@ class Wire:
         return self._unanswered > _FEWEST_UNANSWERED and time.monotonic() - self.heard_at > limit_s
 
     def receive(self) -> Iterator[Any]:
-        """What has come.
+        """Yield the frames that have come.
 
         Raises:
             FrameError: this is no agent of this protocol.

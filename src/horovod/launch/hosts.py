@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Host", "Place", "parse_hostfile", "parse_hosts", "place"]
+__all__ = ["HostSlots", "Place", "parse_hostfile", "parse_hosts", "place"]
 
 _WRONG = r"\s,;=\[\]:\"'\x00-\x1f\x7f\ud800-\udfff"
 _NAME = re.compile(f"[^{_WRONG}-][^{_WRONG}]*")
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSlots:
     """A machine and how many ranks may run on it."""
 
     name: str
@@ -37,7 +37,7 @@ class Place:
     is_here: bool
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[HostSlots]:
     """Read ``localhost:2,other:4``; a host without a number has one slot, IPv6 addresses stand in ``[]``.
 
     Args:
@@ -55,7 +55,7 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def parse_hostfile(text: str, source: str) -> list[Host]:
+def parse_hostfile(text: str, source: str) -> list[HostSlots]:
     """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
 
     Args:
@@ -84,7 +84,7 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
     return hosts
 
 
-def _host(entry: str, slots: str, where: str) -> Host:
+def _host(entry: str, slots: str, where: str) -> HostSlots:
     user, at, host = entry.rpartition("@")
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
@@ -100,7 +100,7 @@ def _host(entry: str, slots: str, where: str) -> Host:
         raise ValueError(
             f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
         )
-    return Host(user + at + name, int(number or 1))
+    return HostSlots(user + at + name, int(number or 1))
 
 
 def _is_ipv6(name: str) -> bool:
@@ -111,7 +111,7 @@ def _is_ipv6(name: str) -> bool:
     return True
 
 
-def place(hosts: Sequence[Host], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
+def place(hosts: Sequence[HostSlots], num_proc: int, is_this_host: Callable[[str], bool]) -> list[Place]:
     """Say how many ranks run on which host; hosts fill up in order.
 
     Args:

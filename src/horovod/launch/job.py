@@ -1,4 +1,4 @@
-"""What ``supervise`` asks of the ranks of one host, wherever it is."""
+"""The ranks of one host, here or elsewhere, as ``supervise`` sees them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Job:
         raise NotImplementedError
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What the keeper has said since, with ranks of the job.
+        """Yield the keeper's events since the last call, with ranks of the job.
 
         Besides: ``{"lost": reason}`` when nobody answers any more, ``{"output": (rank, stream), "data": bytes}``.
         """
         raise NotImplementedError
 
     def of_job(self, event: dict[str, Any]) -> dict[str, Any]:
-        """What a keeper says, with ranks of the job instead of those of the host."""
+        """Return a keeper's event with ranks of the job instead of those of the host."""
         if "rank" in event:
             return {**event, "rank": self.first + event["rank"]}
         if "passed_on" in event:
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def outgoing(self) -> int:
-        """What to poll for writing; -1 when nothing waits."""
+        """Descriptor to poll for writing; -1 when nothing waits."""
         return -1
 
     @property

@@ -39,7 +39,7 @@ _LOOK_S = 0.02
 # A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
 # time may pass while this process cannot run.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
-_EXIT = struct.Struct("<iii")  # a row of the table of exits, as in rendezvous.roster
+_EXIT = struct.Struct("<iii")  # a row of the table of exits, as in rendezvous.endings
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 

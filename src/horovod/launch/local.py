@@ -19,7 +19,7 @@ from horovod.errors import LaunchError
 from horovod.launch import keeper
 from horovod.launch.job import Job
 from horovod.launch.plan import LaunchPlan
-from horovod.rendezvous.roster import exits_name
+from horovod.rendezvous.endings import exits_name
 from horovod.world import EXITS_VARIABLE
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
@@ -29,7 +29,7 @@ GRACE_S = 5.0
 SAFETY_S = GRACE_S + 0.8
 """How long the keeper may take to end the job before it is not trusted any more."""
 _GUARD_S = 3.0
-# What is forking right now is there a moment later; what was killed may take a while to go, on a busy machine.
+# A process that forks right now shows up a moment later; on a busy machine, killed ones take a while to go.
 _FEWEST_LOOKS, _MOST_LOOKS, _LOOK_S = 3, 100, 0.02
 
 
@@ -106,7 +106,7 @@ class LocalJob(Job):
             self._control.send(order)
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What the keeper has said since; ``{"lost": reason}`` when it is gone. Never blocks."""
+        """Yield the keeper's events since the last call; ``{"lost": reason}`` when it is gone. Never blocks."""
         while True:
             try:
                 message = self._control.recv(1 << 17)

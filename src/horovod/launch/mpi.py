@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horovod.launch.hosts import Host
+from horovod.launch.hosts import HostSlots
 from horovod.launch.ssh import Access
 
-__all__ = ["Launcher", "command_line", "recognize"]
+__all__ = ["MpiLauncher", "command_line", "recognize"]
 
 
 @dataclass(frozen=True)
-class Launcher:
-    """What starts the ranks.
+class MpiLauncher:
+    """The program that starts the ranks.
 
     Attributes:
         kind: "openmpi", "spectrum", "mpich", "intel", "cray" or "jsrun".
@@ -30,7 +30,7 @@ class Launcher:
     major: int = 0
 
 
-def recognize(program: str, version: str) -> Launcher:
+def recognize(program: str, version: str) -> MpiLauncher:
     """Tell whose ``mpirun`` it is.
 
     Args:
@@ -52,7 +52,7 @@ def recognize(program: str, version: str) -> Launcher:
         ("PALS", "cray"),
     ):
         if mark in version:
-            return Launcher(kind, program, major)
+            return MpiLauncher(kind, program, major)
     first = version.strip().partition("\n")[0]
     raise ValueError(
         f"{program} is no mpirun that is known here: it says {first!r}. Known are Open MPI, Spectrum MPI, MPICH, Intel "
@@ -61,9 +61,9 @@ def recognize(program: str, version: str) -> Launcher:
 
 
 def command_line(
-    launcher: Launcher,
+    launcher: MpiLauncher,
     num_proc: int,
-    hosts: Sequence[Host],
+    hosts: Sequence[HostSlots],
     command: Sequence[str],
     variables: Sequence[str],
     access: Access,
@@ -105,12 +105,12 @@ def command_line(
     return [launcher.program, *root, *words, *_output_words(launcher, output_dir), *mpi_args, *command]
 
 
-def _named(launcher: Launcher, hosts: Sequence[Host], nodename: str) -> list[Host]:
+def _named(launcher: MpiLauncher, hosts: Sequence[HostSlots], nodename: str) -> list[HostSlots]:
     """The hosts under names that the launcher understands: it cuts them at the first colon."""
-    hosts = [Host("localhost", host.slots) if host.name == "::1" else host for host in hosts]
+    hosts = [HostSlots("localhost", host.slots) if host.name == "::1" else host for host in hosts]
     if launcher.kind in ("mpich", "intel") and len({host.name for host in hosts}) > 1:
         # It tells the others to come to the host with this name.
-        hosts = [Host(nodename or host.name, host.slots) if _is_loopback(host.name) else host for host in hosts]
+        hosts = [HostSlots(nodename or host.name, host.slots) if _is_loopback(host.name) else host for host in hosts]
     if wrong := [host.name for host in hosts if ":" in host.name and launcher.kind not in ("cray", "jsrun")]:
         raise ValueError(
             f"-H [{wrong[0]}]: {launcher.program} takes no addresses of IPv6; give the host a name (in DNS or "
@@ -123,7 +123,7 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost" or name.startswith("127.")
 
 
-def _output_words(launcher: Launcher, folder: str) -> list[str]:
+def _output_words(launcher: MpiLauncher, folder: str) -> list[str]:
     if not folder:
         return []
     if launcher.kind in ("openmpi", "spectrum"):
@@ -138,7 +138,7 @@ _Words = list[str]
 
 
 def _open_mpi(
-    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    launcher: MpiLauncher, num_proc: int, hosts: Sequence[HostSlots], variables: Sequence[str], access: Access,
     binding: tuple[str, ...], tcp: bool,
 ) -> _Words:  # fmt: skip
     is_prrte = launcher.kind == "openmpi" and launcher.major >= 5
@@ -163,7 +163,7 @@ def _open_mpi(
 
 
 def _hydra(
-    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    launcher: MpiLauncher, num_proc: int, hosts: Sequence[HostSlots], variables: Sequence[str], access: Access,
     binding: tuple[str, ...], tcp: bool,
 ) -> _Words:  # fmt: skip
     words = ["-np", str(num_proc)]
@@ -178,7 +178,7 @@ def _hydra(
 
 
 def _pals(
-    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    launcher: MpiLauncher, num_proc: int, hosts: Sequence[HostSlots], variables: Sequence[str], access: Access,
     binding: tuple[str, ...], tcp: bool,
 ) -> _Words:  # fmt: skip
     words = ["-n", str(num_proc)]
@@ -189,7 +189,7 @@ def _pals(
 
 
 def _jsrun(
-    launcher: Launcher, num_proc: int, hosts: Sequence[Host], variables: Sequence[str], access: Access,
+    launcher: MpiLauncher, num_proc: int, hosts: Sequence[HostSlots], variables: Sequence[str], access: Access,
     binding: tuple[str, ...], tcp: bool,
 ) -> _Words:  # fmt: skip
     # jsrun hands the whole environment on, and LSF has chosen the hosts.

@@ -12,8 +12,8 @@ from pathlib import Path
 from horovod.errors import LaunchError
 from horovod.files import open_folder
 from horovod.launch.flags import Options
-from horovod.launch.hosts import Host
-from horovod.launch.mpi import Launcher, command_line, recognize
+from horovod.launch.hosts import HostSlots
+from horovod.launch.mpi import MpiLauncher, command_line, recognize
 from horovod.launch.plan import LaunchPlan, LaunchRequest, make_plan
 from horovod.launch.remote import travels
 from horovod.launch.ssh import Access
@@ -31,7 +31,7 @@ def has_mpirun(environ: Mapping[str, str]) -> bool:
 
 
 def mpi_plan(
-    request: LaunchRequest, options: Options, hosts: Sequence[Host], access: Access, is_one_host: bool = False
+    request: LaunchRequest, options: Options, hosts: Sequence[HostSlots], access: Access, is_one_host: bool = False
 ) -> LaunchPlan:  # fmt: skip
     """Return a plan whose only process is the launcher of MPI, which starts the ranks.
 
@@ -50,7 +50,7 @@ def mpi_plan(
     shares_cores = is_one_host and launcher.kind != "jsrun"  # which runs them elsewhere
     plan = make_plan(request if shares_cores else replace(request, num_proc=1))
     if shares_cores and not hosts:
-        hosts = [Host("localhost", request.num_proc)]  # else it counts cores, and refuses more ranks
+        hosts = [HostSlots("localhost", request.num_proc)]  # else it counts cores, and refuses more ranks
     names = [name for name in plan.environ if travels(name) and not name.startswith(_OWN_PREFIXES)]
     words = command_line(
         launcher, request.num_proc, hosts, request.command, sorted(names), access,
@@ -70,13 +70,13 @@ def _mpirun(environ: Mapping[str, str]) -> str | None:
     return shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
 
 
-def _find(controller: str, environ: Mapping[str, str]) -> Launcher:
+def _find(controller: str, environ: Mapping[str, str]) -> MpiLauncher:
     path = environ.get("PATH", os.defpath)
     jsrun = shutil.which("jsrun", path=path)
     if controller == "jsrun" or (jsrun and "LSB_JOBID" in environ):
         if jsrun is None or "LSB_JOBID" not in environ:
             raise LaunchError("jsrun starts ranks inside a job of LSF only, which this is not; submit it with bsub")
-        return Launcher("jsrun", jsrun)
+        return MpiLauncher("jsrun", jsrun)
     program = _mpirun(environ)
     if program is None:
         raise LaunchError("--mpi needs mpirun, which is not in PATH; install or load an MPI, or leave --mpi out")

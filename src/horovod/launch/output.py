@@ -26,7 +26,7 @@ __all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "Text
 _LONGEST_LINE = 16 << 20
 _FULL = 1 << 20
 _TAIL_BYTES = 1 << 16
-#: What TensorFlow says in each process before it reads how much it is to say.
+#: Lines that TensorFlow prints in each process before it reads its log level.
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"|I0000 [0-9:. ]+\bport\.cc:\d+\] oneDNN custom operations are on\..*)\n",
@@ -35,7 +35,7 @@ _NOISE = re.compile(
 
 
 class TextWriter(Protocol):
-    """What a replaced ``sys.stdout`` can do at least, as in a notebook."""
+    """The least that a replaced ``sys.stdout`` can do, as in a notebook."""
 
     def write(self, text: str, /) -> object:
         """Take the text."""
@@ -77,7 +77,7 @@ class OutputSink:
         return False
 
     def fileno(self) -> int:
-        """What to poll for writing; -1 when there is nothing to poll."""
+        """Descriptor to poll for writing; -1 when there is none."""
         return -1
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""What is going to be started, decided without touching anything.
+"""The launch plan: decides what is started, without touching anything.
 
 A ``LaunchPlan`` is the whole decision: command, environment of each rank, threads of each rank. Making it is pure, so
 it is tested with tables; ``supervise`` carries it out.
@@ -49,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the user asked for, and what is known of the machine.
+    """The user's request, and facts about the machine.
 
     Attributes:
         command: program and arguments of every rank.
@@ -103,7 +103,7 @@ class Display:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What is going to be started.
+    """A complete plan of what is started.
 
     Attributes:
         command: program and arguments of every rank.
@@ -219,7 +219,7 @@ def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[
 
 
 def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, str]:
-    """What TensorFlow, JAX and the C library read at their start, for ranks that share a host.
+    """Return variables that TensorFlow, JAX and the C library read at their start, for ranks that share a host.
 
     Args:
         environ: environment of the ranks; what it sets is left alone.
@@ -265,7 +265,7 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
-    """Who a rank is; its cross group are the ranks with its local rank on all hosts that have one."""
+    """A rank's place; its cross group are the ranks with its local rank on all hosts that have one."""
     cross = [i for i, count in enumerate(counts) if count > local_rank]
     values: Sequence[tuple[str, object]] = (
         ("rank", sum(counts[:host]) + local_rank),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod.errors import LaunchError
-from horovod.launch import frames, leash
+from horovod.launch import end_with_parent, frames
 from horovod.launch.job import Job
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
@@ -22,7 +22,7 @@ __all__ = ["Connection", "RemoteJob", "jobs_of", "travels"]
 
 _GO_S, _LOOK_S = 2.0, 0.01
 _TAKEN_BYTES = frames.WINDOW_BYTES // 8
-# What belongs to a host, a session or a terminal; a word that ends in _ stands for all variables that begin so.
+# Variables of a host, a session or a terminal.
 _STAYS = (
     "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOST", "TMPDIR", "TMP",
     "TEMP", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "TMUX", "STY", "KRB5CCNAME", "GPG_AGENT_INFO",
@@ -48,7 +48,7 @@ class Connection:
         self._stderr = os.memfd_create("horovodrun-ssh")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command_line(host, access)],
+                [sys.executable, "-I", "-S", end_with_parent.__file__, str(os.getpid()), *command_line(host, access)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -59,11 +59,11 @@ class Connection:
             os.close(self._stderr)
             raise LaunchError(f"cannot run ssh ({error.strerror})") from error
         assert self._process.stdin is not None and self._process.stdout is not None
-        self.wire = frames.Wire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
+        self.wire = frames.AgentWire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
 
     @property
     def stderr(self) -> str:
-        """What ssh, and the agent, have printed."""
+        """Standard error of ssh and the agent."""
         size = os.fstat(self._stderr).st_size
         return os.pread(self._stderr, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
 
@@ -77,7 +77,7 @@ class Connection:
         return f"{self.host}: {unfit}" if unfit else diagnose(self.host, self._access, status, self.stderr, noise)
 
     def _settings(self) -> str:
-        """What ssh reads in the user's configuration; empty where it does not say in time."""
+        """The user's configuration as ssh reads it; empty if ssh does not answer in time."""
         command = settings_line(self.host, self._access)
         try:
             asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GO_S)
@@ -155,10 +155,10 @@ class RemoteJob(Job):
 
     def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
         for i in range(0, len(self._call), frames.CHUNK_BYTES):
-            self._wire.send(frames.Call(self._call[i : i + frames.CHUNK_BYTES]))
+            self._wire.send(frames.CallPart(self._call[i : i + frames.CHUNK_BYTES]))
         common = {name: text for name, text in self._plan.environ.items() if travels(name)}
         self._wire.send(
-            frames.Start(
+            frames.StartRanks(
                 command=[os.fsencode(word) for word in self._plan.command],
                 environ=_bytes(common),
                 ranks=[_bytes(rank) for rank in self._plan.ranks],
@@ -168,7 +168,7 @@ class RemoteJob(Job):
         )
 
     def tell(self, order: bytes) -> None:
-        self._wire.send(frames.Order(order))
+        self._wire.send(frames.PassOrder(order))
 
     def flush(self) -> None:
         self._wire.flush()

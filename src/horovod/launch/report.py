@@ -24,7 +24,7 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
-    """What to tell the user at the end.
+    """Return the final report.
 
     Args:
         plan: what was started.
@@ -76,7 +76,7 @@ def _fate(ended: Exit) -> str:
         return "ended well"
     if ended.status < 0:
         return f"was killed by {_name(-ended.status)}"
-    # What a shell says of a command that a signal ended.
+    # A shell's exit code for a command that a signal ended.
     shell = f" ({_name(ended.status - 128)} in a command that it ran)" if 128 < ended.status <= 128 + 64 else ""
     return f"failed with exit code {ended.status}{shell}"
 

@@ -61,7 +61,7 @@ def run(
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` on ``num_proc`` new processes that train together, here or on other hosts.
 
-    Works from scripts, notebooks and interactive sessions. What the ranks print appears here, line by line.
+    Works from scripts, notebooks and interactive sessions. Output of the ranks appears here, line by line.
 
     Args:
         func: what to call, a lambda or closure too; it calls ``hvd.init()`` itself.
@@ -93,7 +93,7 @@ def run(
         max_np: deprecated, as ``max_num_proc``.
 
     Returns:
-        What ``func`` returned on each rank, in rank order.
+        The return value of ``func`` on each rank, in rank order.
 
     Raises:
         ValueError: arguments that contradict each other, or that this version cannot serve.
@@ -132,7 +132,7 @@ def run(
         finally:
             assembly.close()
     except (LaunchError, ValueError) as error:
-        # What is inside of here says nothing to the caller. The same error, with the cause that it has.
+        # Frames inside this package do not help the caller. The same error, with the cause that it has.
         raise error.with_traceback(None)  # noqa: B904
 
 

@@ -28,7 +28,7 @@ from horovod.launch.plan import LaunchPlan
 from horovod.launch.repeats import Tracebacks
 from horovod.launch.signals import handled
 from horovod.phrases import list_ranks
-from horovod.rendezvous.roster import signal_name
+from horovod.rendezvous.endings import signal_name
 
 __all__ = ["supervise"]
 

@@ -1,4 +1,4 @@
-"""What a rank of ``horovod.run`` runs: fetches the function, calls it, and leaves the result.
+"""The program of a rank of ``horovod.run``: fetches the function, calls it, and leaves the result.
 
 Function and result travel in anonymous memory that only the caller and this process have open, so nothing is left
 on disk, nothing listens, and nothing is unpickled that a stranger could have written.
@@ -27,14 +27,14 @@ FDS_VARIABLE = "_HOROVOD_TASK_FDS"
 
 @dataclass(frozen=True)
 class Result:
-    """What the function returned."""
+    """The function's return value."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What the function raised.
+    """The function's exception.
 
     Attributes:
         summary: type and message in one line.
@@ -97,7 +97,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _name_of(value: Any) -> str:
-    """What kind of object it is; of a container, also what kind of thing in it is the trouble."""
+    """Describe an object that cannot be sent; of a container, also the element to blame."""
     name = f"an object of type {type(value).__name__}"
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     for part in parts:

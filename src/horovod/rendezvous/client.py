@@ -20,7 +20,7 @@ from horovod.rendezvous.protocol import MAX_BYTES, Ask, Fate, Table, Value, numb
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
-__all__ = ["FateQuery", "Store", "connect_first", "endpoints_of", "ports", "secret_of", "service_secret"]
+__all__ = ["FateQuery", "JobStore", "connect_first", "endpoints_of", "ports", "secret_of", "service_secret"]
 
 Socket = zmq.Socket[bytes]
 #: How often to look whether something has ended the wait; how often to resolve names again, and to ask again.
@@ -109,7 +109,7 @@ def connect_first(
                 probe.close()
 
 
-class Store:
+class JobStore:
     """The shared table of a job, for any thread of one rank.
 
     Args:

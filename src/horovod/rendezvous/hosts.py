@@ -27,15 +27,15 @@ from horovod.rendezvous.interfaces import leading_address, own_addresses
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import describe
 from horovod.rendezvous.protocol import (
+    AllHere,
+    Connected,
     Failed,
+    GiveUp,
     Go,
-    HostOffer,
+    HostEntry,
     Join,
-    Joined,
-    Leave,
-    Members,
     Refusal,
-    Waiting,
+    StillMissing,
     pack,
     unpack,
     version_of,
@@ -44,7 +44,7 @@ from horovod.rendezvous.service import listen
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
-__all__ = ["HostOffer", "Met", "host_id", "meet_hosts", "prepare", "report_failure"]
+__all__ = ["HostEntry", "MetHosts", "host_id", "meet_hosts", "prepare", "report_failure"]
 
 #: How often a leader that waits repeats itself; how long its last message may take.
 _AGAIN_S, _LAST_MESSAGE_MS = 1.0, 500
@@ -57,18 +57,18 @@ _BEATS, _SOONER = 5, 0.8
 
 
 @dataclass(frozen=True)
-class Met:
-    """What a leader knows after the meeting of the hosts.
+class MetHosts:
+    """Result of the meeting of the hosts, for a leader.
 
     Attributes:
-        offers: by their lowest rank.
+        entries: by their lowest rank.
         socket: on rank 0's host a bound ROUTER, whose peers' routing ids are ``host_id``; on the others a DEALER
             that is connected to it. The caller ends it with ``curve.terminate(socket.context)``.
-        index: of this host in ``offers``.
+        index: of this host in ``entries``.
         where: endpoint at which this host has reached that of rank 0; there, one at which it listens.
     """
 
-    offers: list[HostOffer]
+    entries: list[HostEntry]
     socket: zmq.Socket[bytes]
     index: int
     where: str
@@ -143,19 +143,19 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
 
 def meet_hosts(
     world: World,
-    offer: HostOffer,
+    entry: HostEntry,
     generation: int,
     timeout_s: float,
     *,
     interfaces: Sequence[str] = (),
     check: Callable[[], None] | None = None,
     silence_s: float = 0.0,
-) -> Met:
+) -> MetHosts:
     """Meet the other hosts. The leader of each host calls it; rank 0 is the leader of its host.
 
     Args:
         world: who this process is, as ``prepare`` says.
-        offer: this host.
+        entry: this host.
         generation: counts the meetings of the job; all hosts give the same number.
         timeout_s: seconds to wait for the last host.
         interfaces: network interfaces to listen on, the best one first; all when empty.
@@ -178,10 +178,10 @@ def meet_hosts(
     try:
         if ports(world) and world.rank == 0:
             host_service(world, interfaces)
-        return _Leader(world, offer, generation, context, patience, own_addresses(interfaces)).meet()
+        return _Leader(world, entry, generation, context, patience, own_addresses(interfaces)).meet()
     except OSError as error:
         curve.terminate(context)
-        raise InitError(f"{describe(offer)} cannot meet the other hosts: {error}") from error
+        raise InitError(f"{describe(entry)} cannot meet the other hosts: {error}") from error
     except BaseException:
         curve.terminate(context)
         raise
@@ -191,20 +191,20 @@ class _Leader:
     def __init__(
         self,
         world: World,
-        offer: HostOffer,
+        entry: HostEntry,
         generation: int,
         context: zmq.Context[zmq.Socket[bytes]],
         patience: Patience,
         own: Sequence[str],
     ) -> None:
-        self._world, self._offer, self._generation = world, offer, generation
+        self._world, self._entry, self._generation = world, entry, generation
         self._context, self._patience, self._own = context, patience, own
         self._key = purpose_key(secret_of(world), f"control {generation}")
         self._nonce = secrets.token_bytes(16)
         self._again_at, self._reached_at = 0.0, time.monotonic()
         self._missing = "the other hosts"
 
-    def meet(self) -> Met:
+    def meet(self) -> MetHosts:
         world, hub, control = self._world, None, []
         if world.rank == 0:
             hub = curve.server_socket(self._context, self._key)
@@ -212,9 +212,9 @@ class _Leader:
         key = purpose_key(service_secret(world), SERVICE)
         service, where = connect_first(self._context, key, lambda: endpoints_of(world), self._patience, self._nobody())
         addresses = list(dict.fromkeys(a for a in (leading_address(where), *self._own) if a))
-        offer = self._offer if self._offer.addresses else msgspec.structs.replace(self._offer, addresses=addresses)
+        entry = self._entry if self._entry.addresses else msgspec.structs.replace(self._entry, addresses=addresses)
         members = world.meeting.members
-        join = Join(self._generation, world.size, self._nonce, offer, control, world.meeting.run, members)
+        join = Join(self._generation, world.size, self._nonce, entry, control, world.meeting.run, members)
         self._reached_at = time.monotonic()
         with service:
             try:
@@ -226,17 +226,17 @@ class _Leader:
                 self._leave(service, error)
                 raise
 
-    def _await_members(self, service: zmq.Socket[bytes], join: Join) -> Members:
+    def _await_members(self, service: zmq.Socket[bytes], join: Join) -> AllHere:
         while True:
             for found in self._hear(service, join):
                 return found
             if not self._patience.poll(service):
                 raise InitError(
                     f"{self._missing} did not come to the meeting of the hosts within {self._patience.total_s:g} s "
-                    f"(HOROVOD_START_TIMEOUT); {describe(self._offer)} waited"
+                    f"(HOROVOD_START_TIMEOUT); {describe(self._entry)} waited"
                 )
 
-    def _hear(self, service: zmq.Socket[bytes], join: Join) -> Iterator[Members]:
+    def _hear(self, service: zmq.Socket[bytes], join: Join) -> Iterator[AllHere]:
         """Tell the service once a second that this host is here, and take its answers."""
         now = time.monotonic()
         if now >= self._again_at:
@@ -246,26 +246,26 @@ class _Leader:
             elif now - self._reached_at > _LOST_S:
                 raise PeerLostError(f"the job service has ended, or cannot be reached any more for {_LOST_S:g} s")
         for data in _arrived(service):
-            answer: Waiting | Members | Refusal | None = unpack(data, Waiting | Members | Refusal)  # type: ignore[arg-type]
+            answer: StillMissing | AllHere | Refusal | None = unpack(data, StillMissing | AllHere | Refusal)  # type: ignore[arg-type]
             if isinstance(answer, Refusal):
                 answer.enforce()
-            elif isinstance(answer, Members) and answer.nonce == self._nonce:
+            elif isinstance(answer, AllHere) and answer.nonce == self._nonce:
                 yield answer
-            elif isinstance(answer, Waiting):
+            elif isinstance(answer, StillMissing):
                 self._missing = answer.missing
                 self._patience.remind(f"{answer.missing} to call init()")
-            elif answer is None and (version := version_of(data)) != self._offer.version:
+            elif answer is None and (version := version_of(data)) != self._entry.version:
                 raise InitError(
-                    f"the job service has khorovod {version}, and {describe(self._offer)} {self._offer.version}; "
+                    f"the job service has khorovod {version}, and {describe(self._entry)} {self._entry.version}; "
                     f"install the same version on all hosts"
                 )
 
-    def _connect(self, service: zmq.Socket[bytes], join: Join, found: Members) -> Met:
+    def _connect(self, service: zmq.Socket[bytes], join: Join, found: AllHere) -> MetHosts:
         """Connect to the leader of rank 0, and wait until all others have."""
-        index = next(i for i, offer in enumerate(found.offers) if self._offer.ranks[0] in offer.ranks)
-        home = describe(found.offers[0])
+        index = next(i for i, entry in enumerate(found.entries) if self._entry.ranks[0] in entry.ranks)
+        home = describe(found.entries[0])
         nobody = (
-            f"{describe(self._offer)} cannot reach {home} at {', '.join(found.control)}: is a firewall in between? "
+            f"{describe(self._entry)} cannot reach {home} at {', '.join(found.control)}: is a firewall in between? "
             f"--network-interfaces says which network to use"
         )
         probe, where = connect_first(self._context, self._key, lambda: found.control, self._patience, nobody)
@@ -274,37 +274,39 @@ class _Leader:
         socket.connect(where)
         while not socket.poll(0, zmq.POLLOUT):
             self._must_go_on(self._patience.poll(socket, zmq.POLLOUT), nobody)
-        socket.send(pack(Joined(index, where)))
+        socket.send(pack(Connected(index, where)))
         while True:
             # The answer of rank 0 counts, even if the service says something else at the same moment.
             for data in _arrived(socket):
                 if unpack(data, Go) is not None:
-                    return Met(found.offers, socket, index, where)
+                    return MetHosts(found.entries, socket, index, where)
             for _ in self._hear(service, join):
                 pass
-            self._must_go_on(self._patience.poll(socket), f"{home} did not answer {describe(self._offer)}")
+            self._must_go_on(self._patience.poll(socket), f"{home} did not answer {describe(self._entry)}")
 
-    def _gather(self, service: zmq.Socket[bytes], join: Join, hub: zmq.Socket[bytes], found: Members) -> Met:
+    def _gather(self, service: zmq.Socket[bytes], join: Join, hub: zmq.Socket[bytes], found: AllHere) -> MetHosts:
         """On rank 0's host: wait until the leaders of all others are connected."""
-        offers, joined = found.offers, dict[int, str]()
-        while len(joined) < len(offers) - 1:
-            absent = [describe(offer) for i, offer in enumerate(offers) if i and i not in joined]
-            self._must_go_on(self._patience.poll(hub), f"{'; '.join(absent)} did not connect to {describe(offers[0])}")
+        entries, joined = found.entries, dict[int, str]()
+        while len(joined) < len(entries) - 1:
+            absent = [describe(entry) for i, entry in enumerate(entries) if i and i not in joined]
+            self._must_go_on(self._patience.poll(hub), f"{'; '.join(absent)} did not connect to {describe(entries[0])}")
             while hub.poll(0):
                 sender, *data = hub.recv_multipart()
-                said = unpack(data[-1], Joined)
-                if said is not None and sender == host_id(said.index) and 0 < said.index < len(offers):
+                said = unpack(data[-1], Connected)
+                if said is not None and sender == host_id(said.index) and 0 < said.index < len(entries):
                     joined[said.index] = said.where
             for _ in self._hear(service, join):
                 pass
         for index in joined:
             hub.send_multipart([host_id(index), pack(Go())])
-        return Met(offers, hub, 0, next(iter(joined.values()), ""))
+        return MetHosts(entries, hub, 0, next(iter(joined.values()), ""))
 
     def _leave(self, service: zmq.Socket[bytes], error: BaseException) -> None:
         """Let those that wait for this host know that it has given up."""
         service.linger = _LAST_MESSAGE_MS
-        _send(service, Leave(self._generation, self._nonce, self._regret(error), _lost(error), self._world.meeting.run))
+        _send(
+            service, GiveUp(self._generation, self._nonce, self._regret(error), _lost(error), self._world.meeting.run)
+        )
 
     def _must_go_on(self, has_come: bool, otherwise: str) -> None:
         if not has_come:
@@ -313,10 +315,10 @@ class _Leader:
     def _regret(self, error: BaseException) -> str:
         if isinstance(error, HorovodInternalError):
             return str(error)
-        return f"{describe(self._offer)} has given up: {type(error).__name__}"
+        return f"{describe(self._entry)} has given up: {type(error).__name__}"
 
     def _nobody(self) -> str:
-        who, where, numbers = describe(self._offer), ", ".join(self._world.meeting.places), ports(self._world)
+        who, where, numbers = describe(self._entry), ", ".join(self._world.meeting.places), ports(self._world)
         if numbers:
             return (
                 f"{who} found nobody of this job on {where} (ports {', '.join(map(str, numbers))}): has rank "
@@ -332,7 +334,7 @@ def _lost(error: BaseException) -> int:
     return error.rank if isinstance(error, PeerLostError) else -1
 
 
-def _send(socket: zmq.Socket[bytes], message: Join | Leave) -> bool:
+def _send(socket: zmq.Socket[bytes], message: Join | GiveUp) -> bool:
     try:
         socket.send(pack(message), zmq.NOBLOCK)
     except zmq.Again:

@@ -1,4 +1,4 @@
-"""What is drawn from a job's secret: a key for each purpose, and ports that only those know who have it."""
+"""Keys and names drawn from a job's secret: one key for each purpose; ports and names that only members can compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say when the system refuses a file or a socket: a setting to change, never a bare number."""
+"""Error texts for a system that refuses a file or a socket: they name the setting to change."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from horovod._version import __version__
 from horovod.phrases import few, list_ranks
-from horovod.rendezvous.protocol import Answer, Failed, Fate, HostOffer, Join, Leave, Members, Refusal, Waiting
+from horovod.rendezvous.protocol import AllHere, Answer, Failed, Fate, GiveUp, HostEntry, Join, Refusal, StillMissing
 
 __all__ = ["EXPIRY_S", "Meetings", "describe"]
 
@@ -40,7 +40,7 @@ class _Meeting:
     """
 
     leaders: list[_Leader] = field(default_factory=list)
-    answers: dict[bytes, Members | Refusal] = field(default_factory=dict)
+    answers: dict[bytes, AllHere | Refusal] = field(default_factory=dict)
     failure: Refusal | None = None
     told: set[int] = field(default_factory=set)
     reachable: int = 0
@@ -74,7 +74,7 @@ class Meetings:
         ]:
             del self._meetings[key]
         meeting = self._meetings.setdefault((join.run, join.generation), _Meeting())
-        if meeting.failure is not None and not meeting.told.issuperset(join.offer.ranks):
+        if meeting.failure is not None and not meeting.told.issuperset(join.entry.ranks):
             return self._tell(meeting, meeting.failure, [_Leader(sender, join, now)])
         if join.nonce in meeting.answers:  # the answer was lost, or a leader cannot reach another one
             return [(sender, self._never_came(join, range(join.size)) or meeting.answers[join.nonce])]
@@ -84,21 +84,21 @@ class Meetings:
             for leader in meeting.leaders
             if leader.join.nonce != join.nonce
             and now - leader.seen_at <= EXPIRY_S
-            and _process(leader.join.offer) != _process(join.offer)
+            and _process(leader.join.entry) != _process(join.entry)
         ]
         meeting.leaders.append(_Leader(sender, join, now))
-        meeting.leaders.sort(key=lambda leader: leader.join.offer.ranks)
+        meeting.leaders.sort(key=lambda leader: leader.join.entry.ranks)
         if problem := _problem([leader.join for leader in meeting.leaders]):
             return self._refuse(meeting, Refusal(problem))
-        there = {rank for leader in meeting.leaders for rank in leader.join.offer.ranks}
+        there = {rank for leader in meeting.leaders for rank in leader.join.entry.ranks}
         if len(there) == join.size:
             return self._complete(meeting)
         missing = [rank for rank in range(join.size) if rank not in there]
         if refusal := self._never_came(join, missing):
             return self._refuse(meeting, refusal)
-        return [(sender, Waiting(self._words(missing)))]
+        return [(sender, StillMissing(self._words(missing)))]
 
-    def leave(self, leave: Leave) -> _Answers:
+    def leave(self, leave: GiveUp) -> _Answers:
         """A leader has given up; those who wait for it do the same.
 
         Args:
@@ -147,7 +147,7 @@ class Meetings:
             To whom to say what.
         """
         waiting = [leader for meeting in self._meetings.values() for leader in meeting.leaders]
-        names = " and ".join(sorted({leader.join.offer.hostname for leader in waiting})) or "the job service"
+        names = " and ".join(sorted({leader.join.entry.hostname for leader in waiting})) or "the job service"
         refusal = Refusal(
             f"a host of the job has khorovod {version}, and {names} {__version__}; install the same version on all"
         )
@@ -195,18 +195,18 @@ class Meetings:
         """Refuse leaders because of a host that has failed; when all have heard of it, another attempt may begin."""
         told: _Answers = []
         for leader in leaders:
-            meeting.told.update(leader.join.offer.ranks)
+            meeting.told.update(leader.join.entry.ranks)
             told.append((leader.sender, refusal))
         if len(meeting.told) >= meeting.reachable:
             meeting.failure = None
         return told
 
     def _complete(self, meeting: _Meeting) -> _Answers:
-        offers = [leader.join.offer for leader in meeting.leaders]
-        control = next(leader.join.control for leader in meeting.leaders if 0 in leader.join.offer.ranks)
+        entries = [leader.join.entry for leader in meeting.leaders]
+        control = next(leader.join.control for leader in meeting.leaders if 0 in leader.join.entry.ranks)
         answers: _Answers = []
         for leader in meeting.leaders:
-            members = Members(leader.join.nonce, offers, control)
+            members = AllHere(leader.join.nonce, entries, control)
             meeting.answers[leader.join.nonce] = members
             answers.append((leader.sender, members))
         meeting.leaders = []
@@ -221,13 +221,13 @@ class Meetings:
         return "; ".join(f"{list_ranks(theirs)} of host {host}" for host, theirs in by_host.items())
 
 
-def describe(offer: HostOffer) -> str:
+def describe(entry: HostEntry) -> str:
     """Return who a host is: its name and its ranks."""
-    return f"host {offer.hostname} with {list_ranks(offer.ranks)}"
+    return f"host {entry.hostname} with {list_ranks(entry.ranks)}"
 
 
-def _process(offer: HostOffer) -> tuple[str, list[int], list[int]]:
-    return offer.hostname, offer.ranks, offer.pids
+def _process(entry: HostEntry) -> tuple[str, list[int], list[int]]:
+    return entry.hostname, entry.ranks, entry.pids
 
 
 def _problem(joins: Sequence[Join]) -> str:
@@ -236,19 +236,19 @@ def _problem(joins: Sequence[Join]) -> str:
     for join in joins[1:]:
         if join.size != first.size:
             return (
-                f"{describe(join.offer)} is of a job of {join.size} ranks, and {describe(first.offer)} of one of "
+                f"{describe(join.entry)} is of a job of {join.size} ranks, and {describe(first.entry)} of one of "
                 f"{first.size}; start all of them with one command"
             )
     return _overlap(joins) or _beyond(joins)
 
 
 def _overlap(joins: Iterable[Join]) -> str:
-    owner: dict[int, HostOffer] = {}
+    owner: dict[int, HostEntry] = {}
     for join in joins:
-        for rank in join.offer.ranks:
-            other = owner.setdefault(rank, join.offer)
-            if other is not join.offer:
-                mine, its = (f"{offer.hostname} ({few(offer.addresses)})" for offer in (join.offer, other))
+        for rank in join.entry.ranks:
+            other = owner.setdefault(rank, join.entry)
+            if other is not join.entry:
+                mine, its = (f"{entry.hostname} ({few(entry.addresses)})" for entry in (join.entry, other))
                 return (
                     f"there are two processes that are rank {rank}: on host {mine} and on host {its}; was the job "
                     f"started twice with one key, or on each host as if it were alone?"
@@ -258,6 +258,6 @@ def _overlap(joins: Iterable[Join]) -> str:
 
 def _beyond(joins: Iterable[Join]) -> str:
     for join in joins:
-        if wrong := [rank for rank in join.offer.ranks if not 0 <= rank < join.size]:
-            return f"{describe(join.offer)} has {list_ranks(wrong)}, and the job has a size of {join.size}"
+        if wrong := [rank for rank in join.entry.ranks if not 0 <= rank < join.size]:
+            return f"{describe(join.entry)} has {list_ranks(wrong)}, and the job has a size of {join.size}"
     return ""

@@ -1,7 +1,7 @@
-"""What the ranks of a host say to each other when they meet, and how descriptors travel with it.
+"""Messages between the ranks of a host when they meet, and the descriptors that travel with them.
 
     rank to rank 0   greeting, with its arena                 Verdict: it has everything
-    rank 0 to rank                   welcome   Answer, descriptors                        Verdict: all have
+    rank 0 to rank                   welcome   MeetingResult, descriptors                        Verdict: all have
 
 Greeting, welcome and answer are signed with the job's key; a greeting brings a nonce, which the signatures of what
 comes back cover. A welcome comes at once, so that nobody waits long for a stranger that listens in silence.
@@ -30,9 +30,9 @@ __all__ = [
     "MAX_FDS",
     "MAX_GREETING",
     "POLL_S",
-    "Answer",
-    "Hello",
-    "Meeting",
+    "Greeting",
+    "HostMeeting",
+    "MeetingResult",
     "Verdict",
     "nonce",
     "peer_of",
@@ -49,7 +49,7 @@ MAX_GREETING, MAX_ANSWER = 64 << 10, 1 << 20
 _NONCE, _DIGEST = 16, 32
 #: Descriptors in one message.
 MAX_FDS = 200
-#: What comes with descriptors.
+#: Text of the messages that carry descriptors.
 FDS = b"fds"
 #: How often to try again what cannot be waited for.
 POLL_S = 0.002
@@ -57,8 +57,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass
-class Meeting:
-    """What everybody knows after the meeting.
+class HostMeeting:
+    """Result of the meeting, the same for all ranks of a host.
 
     Attributes:
         control_fd: the control page.
@@ -77,13 +77,13 @@ class Meeting:
     hosts: list[str]
 
     @classmethod
-    def of(cls, hellos: list[Hello], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> Meeting:
+    def of(cls, hellos: list[Greeting], control_fd: int, arena_fds: list[int], pid_fds: list[int]) -> HostMeeting:
         """Return what the greetings and the descriptors say."""
         sizes, pids, hosts = zip(*((hello.arena_bytes, hello.pid, hello.host) for hello in hellos), strict=True)
         return cls(control_fd, arena_fds, list(sizes), pid_fds, list(pids), list(hosts))
 
 
-class Hello(msgspec.Struct, array_like=True, frozen=True):
+class Greeting(msgspec.Struct, array_like=True, frozen=True):
     """A rank's greeting.
 
     Attributes:
@@ -101,8 +101,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     arena_bytes: int
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """What rank 0 tells all of them.
+class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
+    """Rank 0's answer to all ranks.
 
     Attributes:
         hellos: all greetings, by rank.
@@ -110,7 +110,7 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
         lost: the rank that died, if that is why, else -1.
     """
 
-    hellos: list[Hello]
+    hellos: list[Greeting]
     error: str = ""
     lost: int = -1
 

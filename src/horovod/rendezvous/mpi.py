@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from horovod.errors import InitError, PeerLostError
+from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.hosting import host_service
 from horovod.rendezvous.interfaces import machine_name
-from horovod.rendezvous.roster import Roster
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World, process_status
 
@@ -33,7 +33,7 @@ __all__ = ["introduce", "limit_end"]
 _TAG, _SLICE_S, _KEY_BYTES = 77, 0.1, 32
 #: How long the end of MPI may take in a rank that has failed: it waits for all ranks, and some may never come.
 _END_S = 10
-#: What it may be, if they did.
+#: The likely cause if they did.
 _BROUGHT_TOGETHER = (
     "; or they did, and MPI does not bring them together: where hosts have networks that lead nowhere, such as "
     "docker0, name the one that leads to the others (Open MPI: --mca btl_tcp_if_include eth0; MPICH: -iface eth0; "
@@ -44,7 +44,7 @@ _introductions: dict[tuple[int, ...], _Introduction] = {}
 
 
 class _Card(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank tells all others.
+    """A rank's entry in the exchange through MPI.
 
     Attributes:
         machine: the same text on all ranks of a host.
@@ -64,7 +64,7 @@ class _Card(msgspec.Struct, array_like=True, frozen=True):
 class _Introduction:
     """All ranks tell each other who they are, in a thread of its own: MPI's operations on all ranks know no limit.
 
-    What was begun goes on when nobody waits for it any more; a later ``init()`` takes it up again.
+    An exchange goes on when nobody waits for it any more; a later ``init()`` takes it up again.
 
     Args:
         card: what this rank tells.
@@ -115,7 +115,7 @@ def introduce(world: World, timeout_s: float) -> World:
     members = _members(world, timeout_s)
     if members is None:
         return world
-    with contextlib.closing(Roster(world)) as ended:
+    with contextlib.closing(Endings(world)) as ended:
         others = [rank for rank in range(world.size) if rank != world.rank] if not world.is_spread else []
 
         def check() -> None:
@@ -250,7 +250,7 @@ def _library() -> str:
 
 
 def _all_gather(comm: Any, data: bytes) -> list[bytes]:
-    """What each rank gives, by rank."""
+    """Data of each rank, by rank."""
     size = comm.Get_size()
     counts = bytearray(8 * size)
     comm.Allgather(len(data).to_bytes(8, "little"), counts)

@@ -1,10 +1,10 @@
 """Messages of the job service, which every host of a job reaches: who is here, how a rank ended, a shared table.
 
-    leader of a host to service   Join, again every second    Leave: it has given up    Failed: its host will not come
+    leader of a host to service   Join, again every second    GiveUp: it has given up    Failed: its host will not come
     any rank to service           Ask: how a rank ended       Table: read or change the shared table
-    service to leader             Waiting: for whom           Members: all are here     Refusal: there is no job
+    service to leader             StillMissing: for whom           AllHere: all are here     Refusal: there is no job
     service to any rank           Fate: how a rank ended      Value: of the table
-    leader to rank 0's leader     Joined                      Go: all have joined
+    leader to rank 0's leader     Connected                      Go: all have joined
 
 Each message travels in an envelope with the version of this package, which is checked first, and a number that its
 answer repeats. The body is a typed struct in MessagePack; a message that does not fit its type is dropped.
@@ -21,21 +21,21 @@ from horovod.errors import InitError, PeerLostError
 
 __all__ = [
     "MAX_BYTES",
+    "AllHere",
     "Answer",
     "Ask",
+    "Connected",
     "Failed",
     "Fate",
+    "GiveUp",
     "Go",
-    "HostOffer",
+    "HostEntry",
     "Join",
-    "Joined",
-    "Leave",
-    "Members",
     "Question",
     "Refusal",
+    "StillMissing",
     "Table",
     "Value",
-    "Waiting",
     "number_of",
     "pack",
     "unpack",
@@ -46,7 +46,7 @@ MAX_BYTES = 8 << 20
 """Largest message; a host with 10000 ranks needs 100 KiB."""
 
 
-class HostOffer(msgspec.Struct, array_like=True, frozen=True):
+class HostEntry(msgspec.Struct, array_like=True, frozen=True):
     """One host of a job.
 
     Attributes:
@@ -71,7 +71,7 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag="join"):
         generation: counts the times that the ranks of the job have met.
         size: number of ranks in the job.
         nonce: of this attempt.
-        offer: its host.
+        entry: its host.
         control: where the leader of rank 0 listens; empty for the others.
         run: names the part of the job that meets; empty for the whole job.
         members: numbers in the whole job, by rank of the part; empty for the whole job.
@@ -80,13 +80,13 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag="join"):
     generation: int
     size: int
     nonce: bytes
-    offer: HostOffer
+    entry: HostEntry
     control: list[str] = []
     run: str = ""
     members: tuple[int, ...] = ()
 
 
-class Leave(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
+class GiveUp(msgspec.Struct, array_like=True, frozen=True, tag="leave"):
     """A leader has given up.
 
     Attributes:
@@ -165,23 +165,23 @@ class Value(msgspec.Struct, array_like=True, frozen=True, tag="value"):
     amount: int = 0
 
 
-class Waiting(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
+class StillMissing(msgspec.Struct, array_like=True, frozen=True, tag="waiting"):
     """Not all hosts are here yet; ``missing`` names the ranks that all others wait for."""
 
     missing: str
 
 
-class Members(msgspec.Struct, array_like=True, frozen=True, tag="members"):
+class AllHere(msgspec.Struct, array_like=True, frozen=True, tag="members"):
     """All hosts are here.
 
     Attributes:
         nonce: of the attempt that this answers.
-        offers: by their lowest rank.
+        entries: by their lowest rank.
         control: where the leader of rank 0 listens.
     """
 
     nonce: bytes
-    offers: list[HostOffer]
+    entries: list[HostEntry]
     control: list[str]
 
 
@@ -210,7 +210,7 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, tag="refusal"):
         raise InitError(self.error)
 
 
-class Joined(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
+class Connected(msgspec.Struct, array_like=True, frozen=True, tag="joined"):
     """A leader is connected with that of rank 0.
 
     Attributes:
@@ -226,8 +226,8 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
     """All leaders are connected."""
 
 
-Question = Join | Leave | Failed | Ask | Table
-Answer = Waiting | Members | Refusal | Fate | Value
+Question = Join | GiveUp | Failed | Ask | Table
+Answer = StillMissing | AllHere | Refusal | Fate | Value
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):

@@ -22,17 +22,17 @@ from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
+    AllHere,
     Answer,
     Ask,
     Failed,
+    GiveUp,
     Join,
-    Leave,
-    Members,
     Question,
     Refusal,
+    StillMissing,
     Table,
     Value,
-    Waiting,
     number_of,
     pack,
     unpack,
@@ -111,7 +111,7 @@ class Service:
             self._ring()
             self._is_closed = True
         self._thread.join()
-        curve.part(self._socket, self._answered, pack(Waiting("")))
+        curve.part(self._socket, self._answered, pack(StillMissing("")))
         curve.terminate(self._context)
 
     def _ring(self) -> None:
@@ -142,12 +142,12 @@ class Service:
         if (version := version_of(data)) and version != __version__:
             self._send(meetings.other_version(sender, version))
             return
-        question: Question | None = unpack(data, Join | Leave | Failed | Ask | Table)  # type: ignore[arg-type]
+        question: Question | None = unpack(data, Join | GiveUp | Failed | Ask | Table)  # type: ignore[arg-type]
         if isinstance(question, Table):
             self._change(sender, number_of(data), question)
-        elif isinstance(question, Join) and question.offer.ranks:
+        elif isinstance(question, Join) and question.entry.ranks:
             self._send(meetings.join(sender, question, time.monotonic()))
-        elif isinstance(question, Leave):
+        elif isinstance(question, GiveUp):
             self._send(meetings.leave(question))
         elif isinstance(question, Failed):
             self._send(meetings.failed(sender, question))
@@ -187,7 +187,7 @@ class Service:
             # A client that does not read its answers loses them, and delays nobody else.
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart([receiver, pack(answer, number)], zmq.NOBLOCK)
-            if isinstance(answer, Members | Refusal):
+            if isinstance(answer, AllHere | Refusal):
                 self._answered.append(receiver)
 
 

@@ -51,7 +51,7 @@ class Siblings:
         if row is LAUNCHERS[0] or "#" in job:
             return  # horovodrun's keeper knows better; and a part of a job has numbers of its own
         names = ["SLURM_LOCALID", *(pair[0] for pair in row.locals)] if is_part else [row.rank]
-        # What this process was started with: what it has set itself is not to be seen in the table.
+        # Read the environment at the start of this process: the process table does not show later changes.
         variable = next((name for name in names if self._number_of(os.getpid(), name) == world.rank), "")
         try:
             self._daemon, _ = launcher_process(row.rank, proc, os.getpid())

@@ -17,17 +17,17 @@ import time
 from contextlib import closing
 
 from horovod import _version
-from horovod.rendezvous.guest import attend
-from horovod.rendezvous.host import Host
+from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.limits import explained
-from horovod.rendezvous.messages import Hello, Meeting
-from horovod.rendezvous.roster import Roster
+from horovod.rendezvous.messages import Greeting, HostMeeting
+from horovod.rendezvous.other_ranks import attend
+from horovod.rendezvous.rank_zero import RankZero
 from horovod.world import World
 
 __all__ = ["meet"]
 
 
-def meet(world: World, arena_fd: int, arena_bytes: int, control_fd: int, timeout_s: float) -> Meeting:
+def meet(world: World, arena_fd: int, arena_bytes: int, control_fd: int, timeout_s: float) -> HostMeeting:
     """Meet the other ranks of this host.
 
     Args:
@@ -43,13 +43,13 @@ def meet(world: World, arena_fd: int, arena_bytes: int, control_fd: int, timeout
 
     Blocks until all ranks are here, or ``timeout_s``.
     """
-    hello = Hello(world.rank, world.size, world.hostname, os.getpid(), _version.__version__, arena_bytes)
+    hello = Greeting(world.rank, world.size, world.hostname, os.getpid(), _version.__version__, arena_bytes)
     deadline = time.monotonic() + timeout_s
-    with explained(world.size), closing(Roster(world)) as roster:
+    with explained(world.size), closing(Endings(world)) as endings:
         if world.rank == 0:
-            with closing(Host(world, hello, arena_fd, control_fd, roster)) as host:
+            with closing(RankZero(world, hello, arena_fd, control_fd, endings)) as host:
                 meeting = host.gather(deadline, timeout_s)
         else:
-            meeting = attend(world, hello, arena_fd, roster, deadline, timeout_s)
-        roster.met(meeting.pids)
+            meeting = attend(world, hello, arena_fd, endings, deadline, timeout_s)
+        endings.met(meeting.pids)
     return meeting

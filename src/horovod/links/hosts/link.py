@@ -24,7 +24,7 @@ from horovod.links.hosts.roster import Roster, await_places, await_roster, ended
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.link import give_up, sharing
-from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.messages import HostMeeting
 from horovod.transports.shm.transport import ShmTransport
 from horovod.world import ON_HOST, World
 
@@ -136,7 +136,7 @@ def assemble(
 
 
 def _withdraw(
-    world: World, meeting: Meeting, error: BaseException, tell: Callable[[HorovodInternalError], None]
+    world: World, meeting: HostMeeting, error: BaseException, tell: Callable[[HorovodInternalError], None]
 ) -> None:  # fmt: skip
     """Give back the processes of this host; if its leader has died, tell the other hosts in its place."""
     for fd in meeting.pid_fds:
@@ -179,7 +179,7 @@ def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) 
     raise told
 
 
-def _lead(mirror: Mirror, meeting: Meeting, timeout_s: float, meet: MeetHosts) -> Met:
+def _lead(mirror: Mirror, meeting: HostMeeting, timeout_s: float, meet: MeetHosts) -> Met:
     """Meet the other hosts, and tell the ranks of this one."""
     try:
         ranks = await_places(mirror, meeting.pid_fds, timeout_s)

@@ -11,8 +11,8 @@ from horovod.engine.ports import Link, Observer, Transport, Watch
 from horovod.errors import HorovodInternalError, InitError
 from horovod.links.hosts import link
 from horovod.links.hosts.roster import Host, Roster
-from horovod.rendezvous.client import FateQuery, Store, endpoints_of, service_secret
-from horovod.rendezvous.hosts import HostOffer, host_id, meet_hosts, report_failure
+from horovod.rendezvous.client import FateQuery, JobStore, endpoints_of, service_secret
+from horovod.rendezvous.hosts import HostEntry, host_id, meet_hosts, report_failure
 from horovod.transports.between import make_transport
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
@@ -53,13 +53,13 @@ class _Parts:
             raise InitError(
                 f"the ranks of {world.hostname} are {list(ranks)} in the order of their local ranks; they must ascend"
             )
-        offer = HostOffer(world.hostname, list(ranks), list(pids), _version.__version__)
+        entry = HostEntry(world.hostname, list(ranks), list(pids), _version.__version__)
         met = meet_hosts(
-            world, offer, self._number, settings.start_timeout_s,
+            world, entry, self._number, settings.start_timeout_s,
             interfaces=tuple(name.strip() for name in settings.gloo_iface.split(",") if name.strip()),
             check=check, silence_s=settings.host_timeout_s,
         )  # fmt: skip
-        hosts = [Host(offer.hostname, offer.ranks, offer.pids) for offer in met.offers]
+        hosts = [Host(entry.hostname, entry.ranks, entry.pids) for entry in met.entries]
         roster = Roster(hosts, met.index, met.where)
         knows_ends = world.launcher == "horovodrun" and world.meeting.kind == "addresses"
         members = world.meeting.members or range(world.size)
@@ -74,7 +74,7 @@ class _Parts:
         """Make what moves data."""
         world, settings = self._world, self._settings
 
-        def open_store() -> Store:
+        def open_store() -> JobStore:
             began_s = time.monotonic()
 
             def check() -> None:
@@ -84,7 +84,7 @@ class _Parts:
 
             prefix = f"{world.meeting.run}/{self._number}/"
             secret, limit_s = service_secret(world), settings.start_timeout_s
-            return Store(secret, lambda: endpoints_of(world), prefix, limit_s, check, where=roster.where)
+            return JobStore(secret, lambda: endpoints_of(world), prefix, limit_s, check, where=roster.where)
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
         try:

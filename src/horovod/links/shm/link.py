@@ -20,7 +20,7 @@ from horovod.links.shm.channel import CoordinatorChannel, WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.peers import ShmPeers
 from horovod.rendezvous import process_tree
-from horovod.rendezvous.messages import Meeting
+from horovod.rendezvous.messages import HostMeeting
 from horovod.rendezvous.unix import meet
 from horovod.transports.between import make_transport
 from horovod.transports.groups import Store
@@ -45,7 +45,7 @@ class Shared(NamedTuple):
         arenas: in the order of the control page.
     """
 
-    meeting: Meeting
+    meeting: HostMeeting
     control: Control
     arenas: list[Arena]
 
@@ -127,13 +127,13 @@ def local_store(world: World, number: int, timeout_s: float, check: Callable[[],
         check: called meanwhile; what it raises ends that.
     """
     # ZeroMQ takes a while to load, and few jobs on one host need it.
-    from horovod.rendezvous.client import Store as StoreOfJob
+    from horovod.rendezvous.client import JobStore
     from horovod.rendezvous.keys import local_name
     from horovod.rendezvous.service import Service
 
     address = local_name(world.key, f"{world.job} {number}")
     close = Service(world.key, [address]).close if world.rank == 0 else lambda: None
-    return StoreOfJob(world.key, lambda: [address], "", timeout_s, check, on_close=close)
+    return JobStore(world.key, lambda: [address], "", timeout_s, check, on_close=close)
 
 
 @contextmanager

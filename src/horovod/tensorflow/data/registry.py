@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from horovod.errors import LaunchError
-from horovod.rendezvous.client import Store
+from horovod.rendezvous.client import JobStore
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.service import Service
 
@@ -148,9 +148,9 @@ class ComputeClient:
             raise ValueError(f"dispatcher must be from 0 to {self._dispatchers - 1}; received {index}")
         return f"dispatcher/{index}"
 
-    def _store(self) -> Store:
+    def _store(self) -> JobStore:
         try:
-            return Store(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)
+            return JobStore(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)
         except TimeoutError:
             places = ", ".join(self._endpoints)
             raise LaunchError(f"no data service answers at {places}; see whether the compute job runs") from None

@@ -1,8 +1,8 @@
-"""Runs a program that ends when the launcher does, however that ends: ``python -I -S leash.py PARENT PROGRAM ARGS...``.
+"""Run a program that ends when the launcher does: ``python -I -S end_with_parent.py PARENT PROGRAM ARGS...``.
 
-An ssh client that talks with nobody yet, because the login shell of the other host hangs, reads nothing and would stay
-when the launcher is killed. It is told by the kernel then. Done by a program of its own, since what runs between fork
-and exec in a process with threads can hang there.
+An ssh client whose login shell on the other host hangs reads nothing, and would stay when the launcher is killed. The
+kernel ends it instead. This is a program of its own because code between fork and exec can hang in a process with
+threads.
 """
 
 from __future__ import annotations

@@ -13,38 +13,38 @@ import msgspec
 
 from horovod.phrases import list_ranks
 from horovod.rendezvous import messages
-from horovod.rendezvous.door import Door
+from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
-from horovod.rendezvous.messages import Answer, Hello, Meeting, Verdict, peer_of, sign
-from horovod.rendezvous.roster import Roster
+from horovod.rendezvous.listener import Listener
+from horovod.rendezvous.messages import Greeting, HostMeeting, MeetingResult, Verdict, peer_of, sign
 from horovod.rendezvous.waiting import Reminder
 from horovod.world import World
 
-__all__ = ["Host"]
+__all__ = ["RankZero"]
 
 #: How long those who come a moment later than an error may take to hear of it.
 _LINGER_S = 1.0
 #: How long a rank that was here in time may take to receive what it is given.
 _CONFIRM_S = 10.0
 #: How often to look whether a rank has ended that will not come any more.
-_ROSTER_S = 0.25
+_LOOK_S = 0.25
 
 
 @dataclass
 class _Guest:
     connection: socket.socket
     nonce: bytes
-    hello: Hello
+    hello: Greeting
     arena_fd: int
     pid_fd: int
 
     @property
     def death(self) -> Verdict:
-        """What to say when it has died."""
+        """The verdict if it has died."""
         return Verdict(f"rank {self.hello.rank} (pid {self.hello.pid}) died inside init()", self.hello.rank)
 
 
-class Host:
+class RankZero:
     """One meeting.
 
     Args:
@@ -52,14 +52,14 @@ class Host:
         hello: what it says of itself.
         arena_fd: its arena.
         control_fd: the control page.
-        roster: which ranks have ended.
+        endings: which ranks have ended.
     """
 
-    def __init__(self, world: World, hello: Hello, arena_fd: int, control_fd: int, roster: Roster) -> None:
+    def __init__(self, world: World, hello: Greeting, arena_fd: int, control_fd: int, endings: Endings) -> None:
         self._world = world
         self._hello = hello
         self._control_fd = control_fd
-        self._roster = roster
+        self._endings = endings
         self._arena_fd = arena_fd
         self._pid_fd = os.pidfd_open(os.getpid())
         self._guests: dict[int, _Guest] = {}
@@ -71,9 +71,9 @@ class Host:
         self._deadline = 0.0
         self._is_over = False
         self._selector = selectors.DefaultSelector()
-        self._door = Door(world, self._selector, self._hear, self._fail)
+        self._door = Listener(world, self._selector, self._hear, self._fail)
 
-    def gather(self, deadline: float, timeout_s: float) -> Meeting:
+    def gather(self, deadline: float, timeout_s: float) -> HostMeeting:
         """Wait for all ranks and give everybody everything.
 
         Args:
@@ -91,10 +91,10 @@ class Host:
         while self._is_waiting() and self._door.is_open and (now := time.monotonic()) < self._deadline:
             self._door.rotate()
             if now >= look:
-                look = now + _ROSTER_S
+                look = now + _LOOK_S
                 self._look()
             reminder.look(lambda: f"{list_ranks(self._missing())} to call init()")
-            for key, _ in self._selector.select(max(0.0, min(_ROSTER_S, self._deadline - now))):
+            for key, _ in self._selector.select(max(0.0, min(_LOOK_S, self._deadline - now))):
                 key.data(key.fileobj)
         self._door.close()
         if self._is_waiting():
@@ -131,7 +131,7 @@ class Host:
         return [rank for rank in range(1, self._world.size) if rank not in self._guests]
 
     def _look(self) -> None:
-        if ended := self._roster.ended(self._missing()):
+        if ended := self._endings.ended(self._missing()):
             self._heard.add(ended[0])
             self._fail(ended[1], ended[0])
 
@@ -162,7 +162,7 @@ class Host:
         pid, _ = peer_of(connection)
         rank, pid_fd = -1, -1
         try:
-            hello = msgspec.msgpack.decode(body, type=Hello)
+            hello = msgspec.msgpack.decode(body, type=Greeting)
             rank = hello.rank
             self._heard.add(rank)
             pid_fd = os.pidfd_open(pid)
@@ -196,7 +196,7 @@ class Host:
         if error:
             self._fail(error)
 
-    def _unfit(self, hello: Hello) -> str:
+    def _unfit(self, hello: Greeting) -> str:
         if hello.version != self._hello.version:
             return (
                 f"rank {hello.rank} runs khorovod {hello.version}, rank 0 {self._hello.version}; "
@@ -243,18 +243,18 @@ class Host:
         del self._absent[pid_fd]
         os.close(pid_fd)
 
-    def _answer(self) -> Meeting:
+    def _answer(self) -> HostMeeting:
         verdict = self._trouble
         ranks = [] if verdict.error else [self._guests[rank] for rank in range(1, self._world.size)]
         hellos = [self._hello, *(guest.hello for guest in ranks)]
         arena_fds = [self._arena_fd, *(guest.arena_fd for guest in ranks)]
         pid_fds = [self._pid_fd, *(guest.pid_fd for guest in ranks)]
         deadline = max(self._deadline, time.monotonic() + (_LINGER_S if verdict.error else _CONFIRM_S))
-        answer = Answer([] if verdict.error else hellos, verdict.error, verdict.lost)
+        answer = MeetingResult([] if verdict.error else hellos, verdict.error, verdict.lost)
         body = msgspec.msgpack.encode(answer)
         fds = [] if verdict.error else [self._control_fd, *arena_fds, *pid_fds]
         for guest in self._guests.values():
-            # Who died just now does not confirm.
+            # A rank that has just died does not confirm.
             with contextlib.suppress(OSError):
                 guest.connection.settimeout(max(0.01, deadline - time.monotonic()))
                 guest.connection.send(sign(self._world.key, b"host", guest.nonce, body) + body)
@@ -268,7 +268,7 @@ class Host:
                 guest.connection.send(msgspec.msgpack.encode(verdict))
         verdict.enforce()
         self._is_over = True
-        return Meeting.of(hellos, self._control_fd, arena_fds, pid_fds)
+        return HostMeeting.of(hellos, self._control_fd, arena_fds, pid_fds)
 
 
 def _confirmation(guest: _Guest, deadline: float) -> Verdict:

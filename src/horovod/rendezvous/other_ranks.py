@@ -13,10 +13,10 @@ import msgspec
 
 from horovod.errors import InitError, PeerLostError
 from horovod.rendezvous import messages
+from horovod.rendezvous.endings import Endings
 from horovod.rendezvous.limits import OUT_OF_FILES, too_many_files
-from horovod.rendezvous.messages import Answer, Hello, Meeting, Verdict, peer_of, sealed, sign
+from horovod.rendezvous.messages import Greeting, HostMeeting, MeetingResult, Verdict, peer_of, sealed, sign
 from horovod.rendezvous.names import address_of, current_slot
-from horovod.rendezvous.roster import Roster
 from horovod.rendezvous.waiting import Reminder
 from horovod.world import World
 
@@ -25,19 +25,21 @@ __all__ = ["attend"]
 #: How long rank 0 may take to show that it is rank 0; a process that was stopped is tried again.
 _WELCOME_S = 5.0
 #: How often to look whether a rank has ended that will not come any more.
-_ROSTER_S = 0.25
+_LOOK_S = 0.25
 #: Rank 0 itself keeps the time; a little more, so that its explanation arrives.
 _GRACE_S = 2.0
 
 
-def attend(world: World, hello: Hello, arena_fd: int, roster: Roster, deadline: float, timeout_s: float) -> Meeting:
+def attend(
+    world: World, hello: Greeting, arena_fd: int, endings: Endings, deadline: float, timeout_s: float
+) -> HostMeeting:
     """Find rank 0 and meet the others there.
 
     Args:
         world: who this process is.
         hello: what it says.
         arena_fd: its arena.
-        roster: which ranks have ended.
+        endings: which ranks have ended.
         deadline: until when to look for rank 0, on the monotonic clock.
         timeout_s: the same as a duration, for errors.
 
@@ -51,8 +53,8 @@ def attend(world: World, hello: Hello, arena_fd: int, roster: Roster, deadline: 
     others = [rank for rank in range(world.size) if rank != world.rank]
     while True:
         if time.monotonic() >= look:
-            look = time.monotonic() + _ROSTER_S
-            if ended := roster.ended(others):
+            look = time.monotonic() + _LOOK_S
+            if ended := endings.ended(others):
                 raise PeerLostError(ended[1], rank=ended[0])
             reminder.look(lambda: "rank 0 to call init()")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
@@ -74,7 +76,7 @@ def attend(world: World, hello: Hello, arena_fd: int, roster: Roster, deadline: 
         time.sleep(messages.POLL_S)
 
 
-def _introduce(connection: socket.socket, world: World, hello: Hello, arena_fd: int, nonce: bytes) -> str:
+def _introduce(connection: socket.socket, world: World, hello: Greeting, arena_fd: int, nonce: bytes) -> str:
     """Greet whoever listens; return why it is not rank 0, or nothing when it has the key."""
     if peer_of(connection)[1] != os.getuid():
         return "A process of another user listened in its place"
@@ -95,7 +97,7 @@ def _introduce(connection: socket.socket, world: World, hello: Hello, arena_fd: 
     return "A process that listened in its place does not know the job's key"
 
 
-def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s: float) -> Meeting:
+def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s: float) -> HostMeeting:
     gone = f"rank 0 (pid {peer_of(connection)[0]}) ended inside init()"
     fds: list[int] = []
     try:
@@ -106,7 +108,7 @@ def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s:
         digest, body = message[:32], message[32:]
         if not hmac.compare_digest(digest, sign(world.key, b"host", nonce, body)):
             raise InitError("the answer of rank 0 is not signed with the job's key")
-        answer = msgspec.msgpack.decode(body, type=Answer)
+        answer = msgspec.msgpack.decode(body, type=MeetingResult)
         Verdict(answer.error, answer.lost).enforce()
         own = Verdict()
         with _named(gone, timeout_s):
@@ -117,7 +119,7 @@ def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s:
                     raise
                 own = Verdict(f"rank {world.rank}: {too_many_files(world.size)}")
             connection.send(msgspec.msgpack.encode(own))
-            # What was not received any more is passed over.
+            # Skip descriptors that were not received.
             while (message := connection.recv(messages.MAX_GREETING)) == messages.FDS:
                 pass
         if not message:
@@ -127,12 +129,12 @@ def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s:
         for fd in fds:
             os.close(fd)
         raise
-    return Meeting.of(answer.hellos, fds[0], fds[1 : world.size + 1], fds[world.size + 1 :])
+    return HostMeeting.of(answer.hellos, fds[0], fds[1 : world.size + 1], fds[world.size + 1 :])
 
 
 @contextlib.contextmanager
 def _named(gone: str, timeout_s: float) -> Iterator[None]:
-    """What a broken connection to rank 0 means."""
+    """Explain a broken connection to rank 0."""
     try:
         yield
     except TimeoutError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from horovod.rendezvous.siblings import Siblings
 from horovod.world import ON_HOST, World, exits_path, process_status
 
-__all__ = ["Roster", "exits_name", "signal_name"]
+__all__ = ["Endings", "exits_name", "signal_name"]
 
 _ROW = struct.Struct("<iii")  # process id, whether it has ended, exit code or minus the signal; as in launch.keeper
 _earlier: dict[str, dict[int, tuple[int, str]]] = {}
@@ -28,7 +28,7 @@ def exits_name(job: str) -> str:
     return f"horovod-exits-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
-class Roster:
+class Endings:
     """The processes of one job, seen from one of its ranks.
 
     Args:

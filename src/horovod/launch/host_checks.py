@@ -16,14 +16,14 @@ from horovod.launch.remote import Connection
 from horovod.launch.ssh import Access
 from horovod.rendezvous.interfaces import machine_name
 
-__all__ = ["Muster", "muster"]
+__all__ = ["CheckedHosts", "check_hosts"]
 
 _MOST_QUOTED = 80
 #: How often to say which hosts have not answered yet.
 _REMIND_S = 30.0
 
 
-class Muster:
+class CheckedHosts:
     """The other hosts of a job, each with an agent that is ready.
 
     Args:
@@ -32,9 +32,9 @@ class Muster:
 
     def __init__(self, connections: dict[str, Connection]) -> None:
         self.connections = connections
-        #: What each agent said, by name of the host.
-        self.hellos: dict[str, frames.Hello] = {}
-        #: What is wrong, by name of the host.
+        #: First message of each agent, by name of the host.
+        self.hellos: dict[str, frames.AgentHello] = {}
+        #: Problems, by name of the host.
         self.problems: dict[str, list[str]] = {}
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Muster:
             connection.close()
 
 
-def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: str) -> Muster:
+def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, path: str) -> CheckedHosts:
     """Start an agent on each host and let it look around.
 
     Args:
@@ -63,7 +63,7 @@ def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: 
 
     Blocks until all have answered, ``access.timeout_s`` at most.
     """
-    found = Muster({})
+    found = CheckedHosts({})
     check = frames.Check(
         os.fsencode(Path.cwd()), os.fsencode(command), os.fsencode(path), os.fsencode(sys.executable),
         list(access.interfaces),
@@ -82,7 +82,7 @@ def muster(hosts: Sequence[str], here: str, access: Access, command: str, path: 
     return found
 
 
-def _listen(found: Muster, check: frames.Check, timeout_s: float) -> None:
+def _listen(found: CheckedHosts, check: frames.Check, timeout_s: float) -> None:
     poll = select.poll()
     hosts = {connection.wire.incoming: host for host, connection in found.connections.items()}
     waiting = set(found.connections)
@@ -113,12 +113,12 @@ def _listen(found: Muster, check: frames.Check, timeout_s: float) -> None:
         found.problems[host] = [found.connections[host].why()]
 
 
-def _hear(found: Muster, host: str, check: frames.Check) -> bool:
+def _hear(found: CheckedHosts, host: str, check: frames.Check) -> bool:
     """Take what a host says; whether it has said all."""
     connection = found.connections[host]
     try:
         for frame in connection.wire.receive():
-            if isinstance(frame, frames.Hello):
+            if isinstance(frame, frames.AgentHello):
                 found.hellos[host] = frame
                 if frame.version != __version__:
                     found.problems[host] = [
@@ -151,7 +151,7 @@ def _ended(connection: Connection) -> str:
     return f"{connection.host}: the connection with its agent ended before all hosts were checked{last}; start it again"
 
 
-def _find_twins(found: Muster, here: str) -> None:
+def _find_twins(found: CheckedHosts, here: str) -> None:
     names: dict[str, str] = {machine_name(): here} if here else {}
     # In the user's order, whoever has answered first.
     for host in found.connections:

@@ -19,13 +19,13 @@ from horovod.rendezvous.messages import peer_of, sealed, sign
 from horovod.rendezvous.names import address_of, current_slot
 from horovod.world import World
 
-__all__ = ["Door"]
+__all__ = ["Listener"]
 
 #: How many may be silent at one moment, besides as many as there are ranks.
 _IDLE = 64
 
 
-class Door:
+class Listener:
     """The listening sockets of a meeting.
 
     Args:

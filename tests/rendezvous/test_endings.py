@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.rendezvous.roster import Roster, exits_name
+from horovod.rendezvous.endings import Endings, exits_name
 from horovod.world import EXITS_VARIABLE, ON_HOST, World
 
 
@@ -41,31 +41,31 @@ def test_what_the_keeper_wrote_down(
         file.flush()
         monkeypatch.setenv(EXITS_VARIABLE, f"/proc/{os.getpid()}/fd/{table}")
         for own in (_world(job), _world(f"{job}{ON_HOST}b")):  # one host; of several hosts one
-            with closing(Roster(own)) as roster:
-                assert roster.ended([1, 2]) == told
+            with closing(Endings(own)) as endings:
+                assert endings.ended([1, 2]) == told
         # A table of another job, and a job of another launcher inside.
         for other in (_world(job + "2"), _world(job, "openmpi")):
-            with closing(Roster(other)) as roster:
-                assert roster.ended([1, 2]) is None
+            with closing(Endings(other)) as endings:
+                assert endings.ended([1, 2]) is None
 
 
 @pytest.mark.parametrize("where", ["", "/proc/0/fd/3", "/no/such/file"])
 def test_a_table_that_cannot_be_read_tells_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXITS_VARIABLE, where)
-    with closing(Roster(_world("job"))) as roster:
-        assert roster.ended([0, 1, 2]) is None
+    with closing(Endings(_world("job"))) as endings:
+        assert endings.ended([0, 1, 2]) is None
 
 
 def test_who_was_there_before_is_missed() -> None:
-    with closing(Roster(_world("before"))) as roster:
+    with closing(Endings(_world("before"))) as endings:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            roster.met([os.getpid(), process.pid])
-            assert roster.ended([0, 1, 2]) is None
+            endings.met([os.getpid(), process.pid])
+            assert endings.ended([0, 1, 2]) is None
             process.communicate()
         text = f"rank 1 (pid {process.pid}), which was in the job before, has ended before its init() was done"
-        assert roster.ended([0, 1, 2]) == (1, text)
-    with closing(Roster(_world("another"))) as roster:
-        assert roster.ended([0, 1, 2]) is None
+        assert endings.ended([0, 1, 2]) == (1, text)
+    with closing(Endings(_world("another"))) as endings:
+        assert endings.ended([0, 1, 2]) is None
 
 
 def test_a_process_with_the_number_of_an_earlier_one_is_another(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_process_with_the_number_of_an_earlier_one_is_another(tmp_path: Path) 
     folder.mkdir()
     words = ["S", "1", *["0"] * 17, "500"]
     (folder / "stat").write_text(f"77 (python) {' '.join(words)}")
-    with closing(Roster(_world("reused"), tmp_path)) as roster:
-        roster.met([77])
-        assert roster.ended([0]) is None
+    with closing(Endings(_world("reused"), tmp_path)) as endings:
+        endings.met([77])
+        assert endings.ended([0]) is None
         (folder / "stat").write_text(f"77 (other) {' '.join([*words[:-1], '900'])}")
-        assert roster.ended([0]) is not None
+        assert endings.ended([0]) is not None
