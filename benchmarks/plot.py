@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from horovod.bench.cases import LIMIT, OPS, format_bytes, format_seconds
+from horovod.bench.cases import OPS, format_bytes, format_seconds
 
 __all__ = ["picture"]
 
@@ -108,8 +108,7 @@ def picture(result: dict[str, Any]) -> str:
         series: dict[str, list[tuple[float, float]]] = {}
         for row in result["rows"]:
             for name, one in row["results"].items():
-                if name != LIMIT:
-                    series.setdefault(name, []).append((row["nbytes"], one["median_s"]))
+                series.setdefault(name, []).append((row["nbytes"], one["median_s"]))
         sizes = {float(row["nbytes"]): format_bytes(row["nbytes"]) for row in result["rows"]}
         times = {10.0**power: format_seconds(10.0**power) for power in range(-7, 3)}
         return _lines(f"{title}: time of one call", series, sizes, times)

@@ -8,11 +8,9 @@ from horovod.bench.cases import (
     DEFAULT_SIZES,
     OPS,
     Case,
-    bus_factor,
     format_bytes,
     format_seconds,
     input_blocks,
-    memory_traffic,
     output_blocks,
     parse_bytes,
     parse_sizes,
@@ -74,11 +72,6 @@ def test_expected_values_are_those_of_a_simulation(op: str, size: int) -> None:
             assert got == inputs[0]
         else:
             assert got == [sum(blocks[0] for blocks in inputs)]
-
-
-def test_bus_and_memory_factors_at_four_ranks() -> None:
-    assert [bus_factor(op, 4) for op in OPS] == [1.5, 1.5, 1.0, 3.0, 0.75, 0.75, 1.5]
-    assert [memory_traffic(op, 4) for op in OPS] == [8.0, 8.0, 4.0, 20.0, 8.0, 5.0, 8.0]
 
 
 def test_memory_of_a_case_counts_inputs_and_outputs() -> None:

@@ -20,9 +20,6 @@ COLLECTIVE = {
     "batch": 1,
     "results": {"horovod": TIME, "gloo": {**TIME, "median_s": 5e-3}},
     "ratios": {"horovod": {"gloo": 5.0}},
-    "bus_bytes_s": {"horovod": 1e9},
-    "limit_bytes_s": 40e9,
-    "limit_share": {"horovod": 0.5},
     "skipped": {"mpich": "not installed"},
 }
 PARTS_OF_A_CALL = {"median_s": 1e-3, **{f"{part}_s": 7e-6 for part in ("submit", "agree", "execute", "rest")}}
@@ -35,7 +32,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "network": {"hosts": "a, b", "latency_s": 1e-4, "bytes_s": 125e6},
 }
 EXPECTED = {
-    "allreduce": ["1 MiB", "1.00 ms", "5.00x", "50%"],
+    "allreduce": ["1 MiB", "1.00 ms", "5.00x"],
     "async": ["1 MiB x 50"],
     "train": ["mlp", "1,000", "91.0%", "100 µs"],
     "profile": ["64 B", "1.00 ms", "7.00 µs", "2.00 µs"],
@@ -70,9 +67,8 @@ def test_the_table_of_training_explains_why_columns_do_not_add_up() -> None:
     assert any("Medians do not add up" in line for line in notes(made("train")))
 
 
-def test_notes_name_the_limit_and_who_was_left_out() -> None:
+def test_notes_name_who_was_left_out() -> None:
     lines = notes(made("allreduce"))
-    assert any("40.0 GB/s at 1 MiB" in line for line in lines)
     assert any("mpich" in line and "not installed" in line for line in lines)
 
 

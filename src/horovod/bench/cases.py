@@ -9,17 +9,14 @@ __all__ = [
     "DEFAULT_SIZES",
     "DTYPES",
     "FRAMEWORKS",
-    "LIMIT",
     "MODELS",
     "OPS",
     "PARTS",
     "PEERS",
     "Case",
-    "bus_factor",
     "format_bytes",
     "format_seconds",
     "input_blocks",
-    "memory_traffic",
     "output_blocks",
     "parse_bytes",
     "parse_sizes",
@@ -27,8 +24,6 @@ __all__ = [
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 PEERS = ("gloo", "mpich", "openmpi")
-LIMIT = "memory sweep"
-"""Name of the contender that only reads and writes memory."""
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "allreduce-new", "broadcast", "allgather", "alltoall", "reducescatter", "async")
 PARTS = ("submit", "agree", "execute", "rest")
@@ -133,28 +128,3 @@ def output_blocks(op: str, rank: int, size: int) -> list[int]:
     if op == "allgather":
         return [peer + 1 for peer in range(size)]
     return [size * (size + 1) // 2]
-
-
-def bus_factor(op: str, size: int) -> float:
-    """Bytes that must pass each rank's link, by one rank's input bytes (the usual "bus bandwidth")."""
-    if op in ("allreduce", "allreduce-new", "async"):
-        return 2 * (size - 1) / size
-    if op == "allgather":
-        return float(size - 1)
-    if op == "broadcast":
-        return 1.0
-    return (size - 1) / size
-
-
-def memory_traffic(op: str, size: int) -> float:
-    """Least bytes that all ranks together read and write in memory, by one rank's input bytes.
-
-    Every input is read once and every output written once.
-    """
-    if op == "broadcast":
-        return float(size)
-    if op == "allgather":
-        return float(size + size * size)
-    if op == "reducescatter":
-        return float(size + 1)
-    return 2.0 * size

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.bench.cases import LIMIT, Case, bus_factor, format_bytes, memory_traffic
+from horovod.bench.cases import Case, format_bytes
 from horovod.bench.control import Contender, Control
 from horovod.bench.events import Tell
 from horovod.bench.host import available_bytes
@@ -55,7 +55,7 @@ def run_cases(
             each.release()
             skipped |= _reason(each, case, control)
         samples = {name: summarize(spent) for name, spent in times.items() if spent}
-        rows.append(_row(case, samples, skipped, control.size))
+        rows.append(_row(case, samples, skipped))
     tell(steps, steps, "done")
     return rows
 
@@ -92,25 +92,16 @@ def _calibrate(contender: Contender, control: Control, plan: Plan) -> int:
     return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))
 
 
-def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str], size: int) -> dict[str, Any]:
-    nbytes = case.nbytes * case.batch
+def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str]) -> dict[str, Any]:
     medians = {name: sample.median_s for name, sample in samples.items()}
-    limit_s = medians.pop(LIMIT, 0.0)
     ours = [name for name in medians if name.startswith("horovod")]
+    peers = {name: spent for name, spent in medians.items() if name not in ours}
     return {
         "op": case.op,
         "nbytes": case.nbytes,
         "dtype": case.dtype,
         "batch": case.batch,
         "results": {name: sample.to_json() for name, sample in samples.items()},
-        "ratios": {us: _ratios(medians, us, ours) for us in ours},
-        "bus_bytes_s": {name: bus_factor(case.op, size) * nbytes / spent for name, spent in medians.items()},
-        "limit_bytes_s": memory_traffic(case.op, size) * nbytes / limit_s if limit_s else None,
-        "limit_share": {name: limit_s / spent for name, spent in medians.items()} if limit_s else {},
+        "ratios": {us: {name: spent / medians[us] for name, spent in peers.items()} for us in ours},
         "skipped": skipped,
     }
-
-
-def _ratios(medians: dict[str, float], us: str, ours: Iterable[str]) -> dict[str, float]:
-    """How many times as long each peer took as ``us``."""
-    return {name: spent / medians[us] for name, spent in medians.items() if name not in ours}

@@ -17,7 +17,7 @@ from horovod.bench.gloo import start_gloo
 from horovod.bench.models import Task, make_task
 from horovod.bench.mpi import Mpi
 from horovod.bench.stepping import Arm
-from horovod.bench.torch_calls import Gloo, Ours, Sweep
+from horovod.bench.torch_calls import Gloo, Ours
 
 __all__ = [
     "arms", "contenders", "ddp_arm", "horovod_arm", "local_arm", "make_task", "sgd", "torch_arm", "wrap_in_ddp",
@@ -31,7 +31,7 @@ def contenders(control: Control, args: argparse.Namespace) -> list[Contender]:
         control: how the ranks agree.
         args: the command line; ``arena``, ``against`` and ``hosts`` count.
     """
-    found: list[Contender] = [Sweep(control), Ours(control)]
+    found: list[Contender] = [Ours(control)]
     if args.arena:
         found.append(Ours(control, arena=True))
     for peer in args.against:

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from horovod.bench.cases import LIMIT, OPS, PARTS, format_bytes, format_seconds
+from horovod.bench.cases import OPS, PARTS, format_bytes, format_seconds
 
 __all__ = ["markdown", "notes", "table"]
 
@@ -59,20 +59,18 @@ def _new(title: str, first: str, columns: Iterable[str]) -> Table:
 
 def _collectives(result: Result, title: str) -> Table:
     """One line per size: our times, then each peer's time, and how many times as long as our best it takes."""
-    names = list(dict.fromkeys(name for row in result["rows"] for name in row["results"] if name != LIMIT))
+    names = list(dict.fromkeys(name for row in result["rows"] for name in row["results"]))
     ours = [name for name in names if name.startswith("horovod")]
     peers = [name for name in names if name not in ours]
     columns = [*ours, *(column for peer in peers for column in (peer, *(f"{peer} / {us}" for us in ours)))]
-    limits = ["of memory limit"] if any(row["limit_share"] for row in result["rows"]) else []
-    made = _new(title, "size", [*columns, *limits])
+    made = _new(title, "size", columns)
     several = len({row["dtype"] for row in result["rows"]}) > 1
     for row in result["rows"]:
         label = format_bytes(row["nbytes"]) + (f" x {row['batch']}" if row["batch"] > 1 else "")
         cells = [f"{label} {row['dtype']}" if several else label, *(_time(row, us) for us in ours)]
         for peer in peers:
             cells += [_time(row, peer), *(_ratio(row["ratios"].get(us, {}).get(peer)) for us in ours)]
-        best = max((row["limit_share"][us] for us in ours if us in row["limit_share"]), default=None)
-        made.add_row(*cells, *([f"{best:.0%}" if best is not None else "-"] if limits else []))
+        made.add_row(*cells)
     return made
 
 
@@ -117,17 +115,8 @@ def _network(result: Result, title: str) -> Table:
 
 
 def notes(result: Result) -> list[str]:
-    """Return what the table alone does not show: the memory limit, a busy machine, and who was left out and why."""
+    """Return what the table does not show: why columns do not add up, a busy machine, contenders left out."""
     said = [_WHY_NO_SUM[result["kind"]]] if result["kind"] in _WHY_NO_SUM else []
-    limits = [
-        (row["nbytes"] * row["batch"], row["limit_bytes_s"]) for row in result["rows"] if row.get("limit_bytes_s")
-    ]
-    if limits:
-        nbytes, limit = max(limits)
-        said.append(
-            f"of memory limit: share of the speed at which all ranks read and write as many bytes in place "
-            f"({limit / 1e9:.1f} GB/s at {format_bytes(nbytes)}; small sizes stay in caches)"
-        )
     others = result.get("others_cores", {})
     if sum(others.values()) > _QUIET_CORES:
         said.append(

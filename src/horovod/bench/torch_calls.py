@@ -1,4 +1,4 @@
-"""Contenders that torch code calls in the rank processes: horovod, Gloo, and a memory sweep as the yardstick."""
+"""Contenders that torch code calls in the rank processes: horovod and Gloo."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 import horovod.torch as hvd
-from horovod.bench.cases import DTYPES, LIMIT, Case, input_blocks, memory_traffic, output_blocks
+from horovod.bench.cases import Case, input_blocks, output_blocks
 from horovod.bench.control import Control, WrongResultError
 from horovod.bench.gloo import start_gloo, stop_gloo
 from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["Gloo", "Ours", "Sweep"]
+__all__ = ["Gloo", "Ours"]
 
 _Call = Callable[[], list[torch.Tensor]]
 
@@ -166,27 +166,3 @@ class Gloo(_InProcess):
     def close(self) -> None:
         """End the process group."""
         stop_gloo(self._control)
-
-
-class Sweep(_InProcess):
-    """Each rank reads and writes in place its share of the bytes that the operation must at least read and write.
-
-    The memory bandwidth bounds every implementation. Small sweeps stay in caches, as small collectives do.
-
-    Args:
-        control: how the ranks agree.
-    """
-
-    def __init__(self, control: Control) -> None:
-        super().__init__(LIMIT, control)
-
-    def prepare(self, case: Case) -> None:
-        """Allocate; there is no result to check."""
-        self._call = self._bind(case, [])
-
-    def _bind(self, case: Case, inputs: list[torch.Tensor]) -> _Call:
-        size = self._control.size
-        moved = case.nbytes * case.batch * memory_traffic(case.op, size) / size
-        # Half of the traffic is read, half is written; float32 for every dtype, because only bytes count.
-        swept = torch.zeros(max(1, int(moved / 2 / DTYPES["float32"])))
-        return lambda: [swept.neg_()]

@@ -83,7 +83,7 @@ def derive(
         return function(*args, **kwargs)
 
     variant.__name__ = f"{'grouped_' * is_grouped}{name}{'_async' * begins}{'_' * in_place}"
-    variant.__qualname__ = variant.__name__
+    variant.__qualname__ = f"{'Collectives.' * is_method}{variant.__name__}"  # where it is found, for the docs
     variant.__module__ = plain.__module__
     variant.__doc__ = plain.__doc__
     if begins or in_place or is_grouped:
