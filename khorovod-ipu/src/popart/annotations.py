@@ -22,6 +22,40 @@ _IPU, _STAGE, _PHASE = "__ipu_number", "__pipeline_stage", "__execution_phase"
 _RECOMPUTE, _PARTIALS = "__recompute_output", "__partials_type"
 
 
+def _placing(attribute: str, what: str, kind: type = int) -> Any:
+    """Return a method that sets an attribute of the nodes made in a block, or of one node."""
+
+    def place(self: Annotations, *where: Any) -> Any:
+        if len(where) not in (1, 2):
+            raise popart_exception(f"expected a number, or a node's outputs and a number. Received: {where!r}")
+        number = kind(getattr(where[-1], "value", where[-1]))
+        if len(where) == 2:
+            return self.addNodeAttribute(attribute, number, where[0])
+        return self._inside(attribute, number)
+
+    place.__doc__ = f"{what}: those made in a ``with`` block, ``(1)``, or one node, ``(ids, 1)``."
+    return place
+
+
+def _placed(attribute: str, method: str) -> Any:
+    """Return a method that reads what ``method`` has set."""
+
+    def get(self: Annotations, nodeOutputNames: Any = None) -> int:
+        if nodeOutputNames is not None:
+            return int(self.getNodeAttribute(attribute, nodeOutputNames))
+        if attribute not in dict(self._placement):
+            raise popart_exception(f"nothing is set here. Call this inside of `with builder.{method}(...)`")
+        return int(dict(self._placement)[attribute])
+
+    get.__doc__ = f"Return what ``{method}`` has set in this block, or for the node that gives these outputs."
+    return get
+
+
+def _has(attribute: str) -> Any:
+    """Return a method that says whether a block has set an attribute."""
+    return lambda self: attribute in dict(self._placement)
+
+
 class Annotations:
     """The part of ``Builder`` that annotates.
 
@@ -101,28 +135,8 @@ class Annotations:
         """Return ``name`` as it would be called here, all scopes in front."""
         return "".join(self._scopes) + name
 
-    def virtualGraph(self, *where: Any) -> Any:
-        """Put what is made inside on an IPU, ``with builder.virtualGraph(1):``, or a made node, ``(ids, 1)``."""
-        return self._place(_IPU, where)
-
-    def pipelineStage(self, *where: Any) -> Any:
-        """Put what is made inside into a stage of the pipeline, or a made node. See ``virtualGraph``."""
-        return self._place(_STAGE, where)
-
-    def executionPhase(self, *where: Any) -> Any:
-        """Put what is made inside into a phase, or a made node. See ``virtualGraph``."""
-        return self._place(_PHASE, where)
-
-    def recomputeOutput(self, *where: Any) -> Any:
-        """Say what is computed again, or a made node; without effect. See ``virtualGraph``."""
-        return self._place(_RECOMPUTE, where)
-
-    def schedulePriority(self, *where: Any) -> Any:
-        """Say what is computed early; without effect, the order of calls is that of computing. See ``virtualGraph``."""
-        return self._place("__schedule_priority", where, float)
-
     def outlineAttributes(self, attributes: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
-        """Say inside of which block alike parts are not made one; without effect, no part is made one.
+        """Mark a block whose equal parts stay separate; without effect, nothing is outlined.
 
         Args:
             attributes: names and values, which only count as being the same or not.
@@ -131,48 +145,22 @@ class Annotations:
         return self._inside("__outline_attribute", flat)
 
     def outputTensorLocation(self, location: Any) -> contextlib.AbstractContextManager[None]:
-        """Say in which memory lies what is made inside; without effect, there is one memory.
+        """Choose the memory of tensors made in a block; without effect, there is one memory.
 
         Args:
             location: a ``popart.TensorLocation``, or what it is made of.
         """
         return contextlib.nullcontext()
 
-    def getVirtualGraph(self, nodeOutputNames: Any = None) -> int:
-        """Return the IPU of the scope here, or of the node that gives these outputs.
-
-        Raises:
-            popart_exception: none was said.
-        """
-        return self._placed(_IPU, "virtualGraph", nodeOutputNames)
-
-    def getPipelineStage(self, nodeOutputNames: Any = None) -> int:
-        """Return the stage of the scope here, or of the node that gives these outputs.
-
-        Raises:
-            popart_exception: none was said.
-        """
-        return self._placed(_STAGE, "pipelineStage", nodeOutputNames)
-
-    def getExecutionPhase(self, nodeOutputNames: Any = None) -> int:
-        """Return the phase of the scope here, or of the node that gives these outputs.
-
-        Raises:
-            popart_exception: none was said.
-        """
-        return self._placed(_PHASE, "executionPhase", nodeOutputNames)
-
-    def hasVirtualGraph(self) -> bool:
-        """Return whether what is made here is put on an IPU."""
-        return _IPU in dict(self._placement)
-
-    def hasPipelineStage(self) -> bool:
-        """Return whether what is made here is put into a stage."""
-        return _STAGE in dict(self._placement)
-
-    def hasExecutionPhase(self) -> bool:
-        """Return whether what is made here is put into a phase."""
-        return _PHASE in dict(self._placement)
+    virtualGraph = _placing(_IPU, "Put nodes on an IPU")
+    pipelineStage = _placing(_STAGE, "Put nodes into a stage of the pipeline")
+    executionPhase = _placing(_PHASE, "Put nodes into a phase")
+    recomputeOutput = _placing(_RECOMPUTE, "Mark nodes that are computed again, without effect")
+    schedulePriority = _placing("__schedule_priority", "Mark nodes that are computed early, without effect", float)
+    getVirtualGraph = _placed(_IPU, "virtualGraph")
+    getPipelineStage = _placed(_STAGE, "pipelineStage")
+    getExecutionPhase = _placed(_PHASE, "executionPhase")
+    hasVirtualGraph, hasPipelineStage, hasExecutionPhase = _has(_IPU), _has(_STAGE), _has(_PHASE)
 
     # -- hints about a made node ---------------------------------------------------------------------------------
 
@@ -270,14 +258,6 @@ class Annotations:
                 return node
         raise popart_exception(f"no node gives {sorted(names)}")
 
-    def _place(self, attribute: str, where: tuple[Any, ...], kind: type = int) -> Any:
-        if len(where) not in (1, 2):
-            raise popart_exception(f"say a number, or a node's outputs and a number; received {where!r}")
-        number = getattr(where[-1], "value", where[-1])
-        if len(where) == 2:
-            return self.addNodeAttribute(attribute, kind(number), where[0])
-        return self._inside(attribute, kind(number))
-
     @contextlib.contextmanager
     def _inside(self, attribute: str, value: Any) -> Iterator[None]:
         self._placement.append((attribute, value))
@@ -285,13 +265,6 @@ class Annotations:
             yield
         finally:
             self._placement.pop()
-
-    def _placed(self, attribute: str, method: str, outputs: Any) -> int:
-        if outputs is not None:
-            return int(self.getNodeAttribute(attribute, outputs))
-        if attribute not in dict(self._placement):
-            raise popart_exception(f"nothing was said here: this is outside of `with builder.{method}(...)`")
-        return int(dict(self._placement)[attribute])
 
 
 def _drop(node: Any, name: str) -> None:

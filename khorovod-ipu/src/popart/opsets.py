@@ -31,6 +31,11 @@ _TABLE: dict[str, tuple[str, dict[str, Any]]] = {
         "Atan2", "Expm1", "Log1p", "Fmod", "Remainder", "Round", "NearbyInt", "Swish", "BitwiseAnd", "BitwiseOr",
         "BitwiseXor", "BitwiseNot",
     )},
+    "identityloss": ("IdentityLoss", {"reduction": ReductionType.Mean}),
+    "gelu": ("Gelu", {}),
+    "scale": ("Scale", {"scale": ...}),
+    "detach": ("Detach", {}),
+    "nop": ("Nop", {}),
     "incrementmod": ("IncrementMod", {"increment": ..., "modulus": ...}),
     "reverse": ("Reverse", {"dimensions": ...}),
     "reshape": ("Reshape", {"shape": ...}),
@@ -138,13 +143,6 @@ class AiGraphcore:
         given = {"lambda": float(lambda_), "reduction": reduction}
         return self._add("L1", args, given, debugContext or debugPrefix)
 
-    def identityloss(
-        self, args: Sequence[str], reduction: ReductionType = ReductionType.Mean, debugContext: Any = "",
-        debugPrefix: Any = "",
-    ) -> str:  # fmt: skip
-        """Add the sum or mean of values that are losses already."""
-        return self._add("IdentityLoss", args, {"reduction": reduction}, debugContext or debugPrefix)
-
     def replicatedallreduce(self, args: Sequence[str], *_: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
         """Add a sum over replicas; the software device takes it with one replica only."""
         return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
@@ -157,22 +155,6 @@ class AiGraphcore:
         return self._graph.add_node(
             "Call", "ai.graphcore", 1, list(args), int(num_outputs), {"callee": _subgraph("call", callee)}, label
         )
-
-    def gelu(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Add GELU by its approximation with tanh."""
-        return self._add("Gelu", args, {}, debugContext or debugPrefix)
-
-    def scale(self, args: Sequence[str], scale: float, debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Add a product with a number."""
-        return self._add("Scale", args, {"scale": float(scale)}, debugContext or debugPrefix)
-
-    def detach(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Add what lets values through, and no gradients back."""
-        return self._add("Detach", args, {}, debugContext or debugPrefix)
-
-    def nop(self, args: Sequence[str], debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Add what changes nothing."""
-        return self._add("Nop", args, {}, debugContext or debugPrefix)
 
     def groupnormalization(
         self, args: Sequence[str], num_groups: int, epsilon: float = 1e-5, debugContext: Any = "", debugPrefix: Any = ""

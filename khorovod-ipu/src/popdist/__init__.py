@@ -14,7 +14,8 @@ from khorovod_ipu.guard import refuse_beside_the_sdk
 
 refuse_beside_the_sdk()
 
-from popdist.backend import (  # noqa: E402 - the guard comes first
+from popdist import collectives, environment  # noqa: E402 - the guard comes first
+from popdist.backend import (  # noqa: E402
     defaultCommunicatorId,
     execute_on_instances,
     finalizeBackend,
@@ -25,44 +26,15 @@ from popdist.backend import (  # noqa: E402 - the guard comes first
     registerCommunicator,
     registerDefaultBackend,
 )
-from popdist.collectives import allGather, allReduceSum, broadcast  # noqa: E402
-from popdist.environment import (  # noqa: E402
-    checkNumIpusPerReplica,
-    getDeviceId,
-    getInstanceIndex,
-    getLocalInstanceIndex,
-    getNumInstances,
-    getNumIpusPerReplica,
-    getNumLocalReplicas,
-    getNumTotalReplicas,
-    getReplicaIndexOffset,
-    isPopdistEnvSet,
-)
+from popdist.collectives import *  # noqa: E402, F403
+from popdist.environment import *  # noqa: E402, F403
 
 __all__ = [
-    "allGather",
-    "allReduceSum",
-    "broadcast",
-    "checkNumIpusPerReplica",
-    "defaultCommunicatorId",
-    "execute_on_instances",
-    "finalizeBackend",
-    "getDeviceId",
-    "getInstanceIndex",
-    "getLocalInstanceIndex",
-    "getNumInstances",
-    "getNumIpusPerReplica",
-    "getNumLocalReplicas",
-    "getNumTotalReplicas",
-    "getReplicaIndexOffset",
-    "init",
-    "initializeBackend",
-    "isBackendInitialized",
-    "isPopdistEnvSet",
-    "registerBackend",
-    "registerCommunicator",
-    "registerDefaultBackend",
-]
+    "defaultCommunicatorId", "execute_on_instances", "finalizeBackend", "init", "initializeBackend",
+    "isBackendInitialized", "registerBackend", "registerCommunicator", "registerDefaultBackend",
+]  # fmt: skip
+__all__ += collectives.__all__
+__all__ += environment.__all__
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -150,7 +150,7 @@ def test_hints_and_annotations_are_kept_and_change_nothing() -> None:
         (lambda: builder.setPartialsType(y, "INT8"), "HALF or FLOAT; received 'INT8'"),
         (lambda: builder.setSerializeMatMul(kept, "none"), "a MatMul can be made in parts; 'Nop:0' is Nop"),
         (lambda: builder.setAvailableMemoryProportion(y, 3), "from 0 to 1; received 3"),
-        (lambda: builder.getPipelineStage(), r"outside of `with builder.pipelineStage\(...\)`"),
+        (lambda: builder.getPipelineStage(), r"inside of `with builder.pipelineStage\(...\)`"),
     ):  # fmt: skip
         with pytest.raises(popart.popart_exception, match=message):
             wrong()

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator
+from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator, simple
 from popart.tensors import torch_type
 
 __all__: list[str] = []
+
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
@@ -29,28 +31,10 @@ _BINARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _plain(function: Callable[..., Any]) -> Callable[[Run, Node, Inputs], Any]:
-    return lambda run, node, inputs: function(*inputs)
-
-
-for _name, _function in {**_UNARY, **_BINARY}.items():
-    operator(_name)(_plain(_function))
-
-
-@operator("Identity")
-def _identity(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].view_as(inputs[0])
-
-
 @operator("Div")
 def _div(run: Run, node: Node, inputs: Inputs) -> Any:
     whole = not inputs[0].is_floating_point()
     return torch.div(inputs[0], inputs[1], rounding_mode="trunc" if whole else None)
-
-
-@operator("Mod")
-def _mod(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.fmod(*inputs) if node.attributes.get("fmod") else torch.remainder(*inputs)
 
 
 @operator("Sum", "Mean", "Max", "Min")
@@ -58,11 +42,6 @@ def _of_several(run: Run, node: Node, inputs: Inputs) -> Any:
     pairwise = {"Max": torch.maximum, "Min": torch.minimum}.get(node.op, torch.add)
     total = functools.reduce(pairwise, inputs)
     return total / len(inputs) if node.op == "Mean" else total
-
-
-@operator("Cast")
-def _cast(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].to(torch_type(node.attributes["to"]))
 
 
 @operator("Clip")
@@ -74,55 +53,30 @@ def _clip(run: Run, node: Node, inputs: Inputs) -> Any:
     return x if low is None and high is None else torch.clamp(x, low, high)
 
 
-@operator("LeakyRelu")
-def _leaky_relu(run: Run, node: Node, inputs: Inputs) -> Any:
-    return F.leaky_relu(inputs[0], node.attributes.get("alpha", 0.01))
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda attributes, *inputs: function(*inputs)
 
 
-@operator("PRelu")
-def _prelu(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, slope = inputs
-    return torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu")
-def _elu(run: Run, node: Node, inputs: Inputs) -> Any:
-    return F.elu(inputs[0], node.attributes.get("alpha", 1.0))
-
-
-@operator("Selu")
-def _selu(run: Run, node: Node, inputs: Inputs) -> Any:
-    alpha = node.attributes.get("alpha", 1.67326319217681884765625)
-    gamma = node.attributes.get("gamma", 1.05070102214813232421875)
-    return gamma * F.elu(inputs[0], alpha)
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(run: Run, node: Node, inputs: Inputs) -> Any:
-    return F.threshold(inputs[0], node.attributes.get("alpha", 1.0), 0.0)
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(run: Run, node: Node, inputs: Inputs) -> Any:
-    alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    return torch.clamp(inputs[0] * alpha + beta, 0.0, 1.0)
-
-
-@operator("Gelu", domain=GRAPHCORE)
-def _gelu(run: Run, node: Node, inputs: Inputs) -> Any:
-    return F.gelu(inputs[0], approximate="tanh")
-
-
-@operator("Scale", domain=GRAPHCORE)
-def _scale(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0] * node.attributes["scale"]
-
-
-@operator("Detach", domain=GRAPHCORE)
-def _detach(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].detach()
-
-
-@operator("Nop", domain=GRAPHCORE)
-def _nop(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].view_as(inputs[0])
+simple({name: _plain(function) for name, function in {**_UNARY, **_BINARY}.items()})
+simple(
+    {
+        "Identity": lambda a, x: x.view_as(x),
+        "Mod": lambda a, x, y: torch.fmod(x, y) if a.get("fmod") else torch.remainder(x, y),
+        "Cast": lambda a, x: x.to(torch_type(a["to"])),
+        "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
+        "PRelu": lambda a, x, slope: torch.where(x < 0, x * slope, x),
+        "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
+        "Selu": lambda a, x: a.get("gamma", _SELU_GAMMA) * F.elu(x, a.get("alpha", _SELU_ALPHA)),
+        "ThresholdedRelu": lambda a, x: F.threshold(x, a.get("alpha", 1.0), 0.0),
+        "HardSigmoid": lambda a, x: torch.clamp(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0.0, 1.0),
+    }
+)
+simple(
+    {
+        "Gelu": lambda a, x: F.gelu(x, approximate="tanh"),
+        "Scale": lambda a, x: x * a["scale"],
+        "Detach": lambda a, x: x.detach(),
+        "Nop": lambda a, x: x.view_as(x),
+    },
+    GRAPHCORE,
+)

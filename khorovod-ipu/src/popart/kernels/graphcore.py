@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator
+from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator, simple
 
 __all__: list[str] = []
 
@@ -19,31 +19,6 @@ _PLAIN: dict[str, Any] = {
     "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
     "BitwiseNot": torch.bitwise_not,
 }  # fmt: skip
-
-
-@operator(*_PLAIN, domain=GRAPHCORE)
-def _plain(run: Run, node: Node, inputs: Inputs) -> Any:
-    return _PLAIN[node.op](*inputs)
-
-
-@operator("IncrementMod", domain=GRAPHCORE)
-def _increment(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.remainder(inputs[0] + node.attributes["increment"], node.attributes["modulus"]).to(inputs[0].dtype)
-
-
-@operator("Reverse", domain=GRAPHCORE)
-def _reverse(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].flip(node.attributes["dimensions"])
-
-
-@operator("Reshape", domain=GRAPHCORE)
-def _reshape(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].reshape(node.attributes["shape"])
-
-
-@operator("Subsample", domain=GRAPHCORE)
-def _subsample(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0][tuple(slice(None, None, stride) for stride in node.attributes["strides"])]
 
 
 @operator("Slice", domain=GRAPHCORE)
@@ -117,3 +92,19 @@ def _print(run: Run, node: Node, inputs: Inputs) -> Any:
 
 def _show(title: str, value: torch.Tensor) -> None:
     print(f"{title}: {value.detach().tolist()}", file=sys.stderr, flush=True)
+
+
+def _taking_inputs(function: Any) -> Any:
+    return lambda attributes, *inputs: function(*inputs)
+
+
+simple({name: _taking_inputs(function) for name, function in _PLAIN.items()}, GRAPHCORE)
+simple(
+    {
+        "IncrementMod": lambda a, x: torch.remainder(x + a["increment"], a["modulus"]).to(x.dtype),
+        "Reverse": lambda a, x: x.flip(a["dimensions"]),
+        "Reshape": lambda a, x: x.reshape(a["shape"]),
+        "Subsample": lambda a, x: x[tuple(slice(None, None, stride) for stride in a["strides"])],
+    },
+    GRAPHCORE,
+)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import Inputs, Node, Run, operator, simple
 from popart.tensors import torch_type
 
 __all__: list[str] = []
@@ -45,12 +45,6 @@ def _eye_like(run: Run, node: Node, inputs: Inputs) -> Any:
     return torch.from_numpy(np.eye(rows, columns, node.attributes.get("k", 0))).to(_dtype(node, inputs[0].dtype))
 
 
-@operator("Range", reads=(0, 1, 2))
-def _range(run: Run, node: Node, inputs: Inputs) -> Any:
-    start, limit, step = (value.item() for value in inputs)
-    return torch.arange(start, limit, step, dtype=inputs[0].dtype)
-
-
 @operator("SpaceToDepth")
 def _space_to_depth(run: Run, node: Node, inputs: Inputs) -> Any:
     x, block = inputs[0], node.attributes["blocksize"]
@@ -71,18 +65,6 @@ def _gather_elements(run: Run, node: Node, inputs: Inputs) -> Any:
 def _each(places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Lists of places in the first dimensions, as torch takes them."""
     return tuple(place.to(torch.int64) for place in places.unbind(-1))
-
-
-@operator("GatherND")
-def _gather_nd(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, places = inputs
-    return x[_each(places)]
-
-
-@operator("ScatterND")
-def _scatter_nd(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, places, updates = inputs
-    return x.index_put(_each(places), updates)
 
 
 @operator("ReverseSequence")
@@ -108,3 +90,12 @@ def _is_inf(run: Run, node: Node, inputs: Inputs) -> Any:
 def _shrink(run: Run, node: Node, inputs: Inputs) -> Any:
     x, bias, lambd = inputs[0], node.attributes.get("bias", 0.0), node.attributes.get("lambd", 0.5)
     return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
+
+
+simple(
+    {
+        "GatherND": lambda a, x, places: x[_each(places)],
+        "ScatterND": lambda a, x, places, updates: x.index_put(_each(places), updates),
+    }
+)
+simple({"Range": lambda a, *ends: torch.arange(*(end.item() for end in ends), dtype=ends[0].dtype)}, reads=(0, 1, 2))

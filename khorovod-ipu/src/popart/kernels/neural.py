@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import Inputs, Node, Run, operator, simple
 
 __all__: list[str] = []
 
@@ -96,16 +96,6 @@ def _average_pool(run: Run, node: Node, inputs: Inputs) -> Any:
     return mean / share
 
 
-@operator("GlobalAveragePool")
-def _global_average_pool(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].mean(dim=tuple(range(2, inputs[0].dim())), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def _global_max_pool(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].amax(dim=tuple(range(2, inputs[0].dim())), keepdim=True)
-
-
 @operator("Dropout")
 def _dropout(run: Run, node: Node, inputs: Inputs) -> Any:
     x = inputs[0]
@@ -115,3 +105,11 @@ def _dropout(run: Run, node: Node, inputs: Inputs) -> Any:
         return (x.view_as(x), mask)[: len(node.outputs)]
     mask = torch.rand(x.shape, generator=run.generator) >= ratio
     return (x * mask / (1 - ratio), mask)[: len(node.outputs)]
+
+
+simple(
+    {
+        "GlobalAveragePool": lambda a, x: x.mean(dim=tuple(range(2, x.dim())), keepdim=True),
+        "GlobalMaxPool": lambda a, x: x.amax(dim=tuple(range(2, x.dim())), keepdim=True),
+    }
+)

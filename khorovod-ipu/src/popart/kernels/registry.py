@@ -13,7 +13,7 @@ from popart.errors import nearest, popart_exception
 
 __all__ = [
     "GRAPHCORE", "ONNX", "Inputs", "Kernel", "Node", "Operator", "Run", "Subgraph", "compute", "find",
-    "known_operators", "operator",
+    "known_operators", "operator", "simple",
 ]  # fmt: skip
 
 ONNX = ""
@@ -143,6 +143,22 @@ def operator(*names: str, domain: str = ONNX, reads: tuple[int, ...] = ()) -> Ca
         return kernel
 
     return register
+
+
+def simple(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX, reads: tuple[int, ...] = ()) -> None:
+    """Register functions of a node's attributes and its inputs, by the names of their operators.
+
+    Args:
+        kernels: the functions.
+        domain: of the operators.
+        reads: positions of inputs whose values decide about shapes.
+    """
+
+    def kernel_of(function: Callable[..., Any]) -> Kernel:
+        return lambda run, node, inputs: function(node.attributes, *inputs)
+
+    for name, function in kernels.items():
+        _OPERATORS[domain, name] = Operator(kernel_of(function), reads)
 
 
 def find(domain: str, op: str) -> Operator:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import Inputs, Node, Run, operator, simple
 
 __all__ = ["numbers"]
 
@@ -22,44 +22,6 @@ def numbers(node: Node, inputs: Inputs, name: str, position: int, default: Any =
     if len(inputs) > position and inputs[position] is not None:
         return inputs[position].tolist()
     return default
-
-
-@operator("Constant")
-def _constant(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.from_numpy(np.array(node.attributes["value"]))
-
-
-@operator("ConstantOfShape", reads=(0,))
-def _constant_of_shape(run: Run, node: Node, inputs: Inputs) -> Any:
-    value = torch.from_numpy(np.array(node.attributes.get("value", np.zeros(1, np.float32))))
-    return torch.full(inputs[0].tolist(), value.item(), dtype=value.dtype)
-
-
-@operator("Shape")
-def _shape(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.tensor(list(inputs[0].shape), dtype=torch.int64)
-
-
-@operator("Size")
-def _size(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.tensor(inputs[0].numel(), dtype=torch.int64)
-
-
-@operator("Reshape", reads=(1,))
-def _reshape(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, shape = inputs[0], inputs[1].tolist()
-    return x.reshape([x.shape[i] if dim == 0 else dim for i, dim in enumerate(shape)])
-
-
-@operator("Flatten")
-def _flatten(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, axis = inputs[0], node.attributes.get("axis", 1)
-    return x.reshape(math.prod(x.shape[:axis]) if axis else 1, -1)
-
-
-@operator("Transpose")
-def _transpose(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].permute(node.attributes.get("perm") or list(range(inputs[0].dim()))[::-1])
 
 
 @operator("Squeeze", reads=(1,))
@@ -75,21 +37,6 @@ def _unsqueeze(run: Run, node: Node, inputs: Inputs) -> Any:
     for axis in sorted(axis % rank for axis in axes):
         x = x.unsqueeze(axis)
     return x
-
-
-@operator("Expand", reads=(1,))
-def _expand(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].expand(np.broadcast_shapes(tuple(inputs[0].shape), tuple(inputs[1].tolist())))
-
-
-@operator("Tile", reads=(1,))
-def _tile(run: Run, node: Node, inputs: Inputs) -> Any:
-    return inputs[0].repeat(inputs[1].tolist())
-
-
-@operator("Concat")
-def _concat(run: Run, node: Node, inputs: Inputs) -> Any:
-    return torch.cat(list(inputs), node.attributes["axis"])
 
 
 @operator("Split", reads=(1,))
@@ -142,12 +89,6 @@ def _gather(run: Run, node: Node, inputs: Inputs) -> Any:
     return chosen.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
 
 
-@operator("Scatter", "ScatterElements")
-def _scatter(run: Run, node: Node, inputs: Inputs) -> Any:
-    x, places, updates = inputs
-    return x.scatter(node.attributes.get("axis", 0), places.to(torch.int64), updates)
-
-
 @operator("OneHot", reads=(1,))
 def _one_hot(run: Run, node: Node, inputs: Inputs) -> Any:
     places, depth, values = inputs
@@ -158,6 +99,36 @@ def _one_hot(run: Run, node: Node, inputs: Inputs) -> Any:
     return spread.movedim(-1, axis) if axis not in (-1, spread.dim() - 1) else spread
 
 
-@operator("DepthToSpace")
-def _depth_to_space(run: Run, node: Node, inputs: Inputs) -> Any:
-    return F.pixel_shuffle(inputs[0], node.attributes["blocksize"])
+def _filled(attributes: Any, shape: torch.Tensor) -> torch.Tensor:
+    value = torch.from_numpy(np.array(attributes.get("value", np.zeros(1, np.float32))))
+    return torch.full(shape.tolist(), value.item(), dtype=value.dtype)
+
+
+def _reshaped(attributes: Any, x: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    return x.reshape([x.shape[i] if dim == 0 else dim for i, dim in enumerate(shape.tolist())])
+
+
+simple(
+    {
+        "Constant": lambda a: torch.from_numpy(np.array(a["value"])),
+        "Shape": lambda a, x: torch.tensor(list(x.shape), dtype=torch.int64),
+        "Size": lambda a, x: torch.tensor(x.numel(), dtype=torch.int64),
+        "Flatten": lambda a, x: x.reshape(math.prod(x.shape[: a.get("axis", 1)]) if a.get("axis", 1) else 1, -1),
+        "Transpose": lambda a, x: x.permute(a.get("perm") or list(range(x.dim()))[::-1]),
+        "Concat": lambda a, *inputs: torch.cat(list(inputs), a["axis"]),
+        "DepthToSpace": lambda a, x: F.pixel_shuffle(x, a["blocksize"]),
+        **dict.fromkeys(
+            ("Scatter", "ScatterElements"),
+            lambda a, x, places, updates: x.scatter(a.get("axis", 0), places.to(torch.int64), updates),
+        ),
+    }
+)
+simple(
+    {
+        "Reshape": _reshaped,
+        "Expand": lambda a, x, to: x.expand(np.broadcast_shapes(tuple(x.shape), tuple(to.tolist()))),
+        "Tile": lambda a, x, times: x.repeat(times.tolist()),
+    },
+    reads=(1,),
+)
+simple({"ConstantOfShape": _filled}, reads=(0,))
