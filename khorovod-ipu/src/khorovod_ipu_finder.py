@@ -1,4 +1,4 @@
-"""What makes ``tensorflow.python.ipu`` importable where only TensorFlow itself is installed.
+"""Makes ``tensorflow.python.ipu`` importable beside a TensorFlow of today.
 
 ``khorovod_ipu.pth`` imports this module whenever Python starts. It loads nothing: it puts one finder *behind* all
 others, which answers for one name. Where a TensorFlow has an ``ipu`` of its own, that is found first, always.

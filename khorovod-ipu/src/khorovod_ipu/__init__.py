@@ -1,4 +1,4 @@
-"""What the packages of this distribution share: the version, and the guard that keeps them away from the real SDK."""
+"""Shared parts of this distribution: the version, and the guard against mixing with the real SDK."""
 
 from __future__ import annotations
 

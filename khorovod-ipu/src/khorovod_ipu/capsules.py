@@ -15,7 +15,7 @@ _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_
 _get = ctypes.pythonapi.PyCapsule_GetPointer
 _get.restype, _get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
-#: What a capsule of nothing points to: it cannot hold a null pointer.
+#: The target of a capsule of an empty array: a capsule cannot hold a null pointer.
 _NOTHING = ctypes.create_string_buffer(1)
 
 

@@ -1,7 +1,7 @@
-"""Nobody who has the vendor's SDK gets these packages by accident.
+"""Refuse to mix these packages with the vendor's SDK.
 
 Each package calls ``refuse_beside_the_sdk()`` before anything else. Where the SDK comes first on ``sys.path``, its own
-packages are imported and nothing of ours runs; what is left to be refused is a mixture of both.
+packages are imported and nothing of ours runs; only a mixture of both is refused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OURS = Path(__file__).resolve().parent
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder of packages is this one, or another copy of it: installed, and in a checkout as well."""
+    """Return whether a folder of packages is this one, or another copy of it, as in a checkout."""
     return (folder / _OURS.name / Path(__file__).name).exists()
 
 
 def found_sdk(search: list[str] | None = None) -> str:
-    """Where the SDK is: a file of one of its packages, or the name of an installed wheel of it; empty without one.
+    """Return where the SDK is: a file of its packages, or the name of its wheel; empty without one.
 
     Args:
         search: folders to look in; ``None`` means ``sys.path`` and what pip has installed there.
@@ -36,7 +36,7 @@ def found_sdk(search: list[str] | None = None) -> str:
     for folder in sys.path if search is None else search:
         for name in SDK_PACKAGES:
             spec = PathFinder.find_spec(name, [folder])
-            # A folder without __init__.py is nobody's package: the tests of a project may be called `popart`.
+            # A folder without __init__.py is no package: the tests of a project may be called `popart`.
             if spec and spec.origin and not _is_ours(Path(spec.origin).resolve().parent.parent):
                 return spec.origin
     for name in SDK_DISTRIBUTIONS if search is None else ():

@@ -1,6 +1,6 @@
 """The programming interface of PopART over a device in software: graphs are ONNX, torch executes and differentiates.
 
-What it imitates and what it does not: docs/popart.md in khorovod's repository.
+docs/popart.md in khorovod's repository says what it imitates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
 
 
 class Patterns:
-    """Which rewritings of the graph are on: accepted, without effect on the software device.
+    """A choice of graph rewritings; accepted, without effect on the software device.
 
     Args:
         chosen: names, or a level.
@@ -57,15 +57,15 @@ class Patterns:
 
 
 def reservedGradientPrefix() -> str:
-    """Return what the ids of gradients begin with."""
+    """Return the prefix of the ids of gradients."""
     return GRADIENT
 
 
 def hostReduceGradCopyPrefix() -> str:
-    """Return what the names of copies of gradients begin with."""
+    """Return the prefix of the names of copies of gradients."""
     return COPY_PREFIX
 
 
 def hostReduceVarCopyPrefix() -> str:
-    """Return what the names of copies of weights begin with."""
+    """Return the prefix of the names of copies of weights."""
     return VAR_COPY_PREFIX

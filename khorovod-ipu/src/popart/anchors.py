@@ -1,4 +1,4 @@
-"""What comes back from a run: which values of an anchor, in which order."""
+"""The values of anchors that come back from a run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def anchor_infos(flow: DataFlow, infos: Mapping[str, TensorInfo], factors: Facto
 
 
 class Anchors:
-    """Hands the values of one run over, as its micro-batches end.
+    """Passes on the values of one run, micro-batch by micro-batch.
 
     Args:
         flow: which anchors, and which of their values.
         factors: how many micro-batches there are.
-        target: who gets them.
+        target: gets them.
     """
 
     def __init__(self, flow: DataFlow, factors: Factors, target: StepIO) -> None:
@@ -39,7 +39,7 @@ class Anchors:
         self._sums: dict[tuple[str, int], Array] = {}
 
     def take(self, batch: int, accumulated: int, replica: int, values: Mapping[str, torch.Tensor]) -> None:
-        """Take what one micro-batch computed."""
+        """Take the values of one micro-batch."""
         last = accumulated == self._factors.accumulation - 1 and batch == self._factors.batches - 1
         for name in self._flow.anchors():
             kind, value = self._flow.art(name), to_numpy(values[name])

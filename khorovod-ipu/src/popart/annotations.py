@@ -1,6 +1,6 @@
-"""What a ``Builder`` says about nodes besides what they compute: scopes, places, priorities, attributes.
+"""Annotations of nodes in a ``Builder``: scopes, places, priorities, attributes.
 
-None of it changes a number; that is why all of it is accepted. What would is not here: ``builder.py`` says so.
+None of them changes a result, so all of them are accepted.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Annotations:
         return attributeName in self.getAllNodeAttributeNames(nodeOutputNames)
 
     def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> None:
-        """Take an attribute from the node that gives these outputs.
+        """Remove an attribute from the node that gives these outputs.
 
         Raises:
             popart_exception: no node gives them, or it has no such attribute.
@@ -124,7 +124,7 @@ class Annotations:
 
     @contextlib.contextmanager
     def nameScope(self, name: str) -> Iterator[None]:
-        """Put ``name/`` in front of the ids of what is made inside."""
+        """Put ``name/`` in front of the ids that are made in a block."""
         self._scopes.append(f"{name}/")
         try:
             yield
@@ -132,7 +132,7 @@ class Annotations:
             self._scopes.pop()
 
     def getNameScope(self, name: str = "") -> str:
-        """Return ``name`` as it would be called here, all scopes in front."""
+        """Return ``name`` with all scopes in front."""
         return "".join(self._scopes) + name
 
     def outlineAttributes(self, attributes: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
@@ -167,7 +167,7 @@ class Annotations:
     def recomputeOutputInBackwardPass(
         self, nodeOutputNames: Any, value: RecomputeType | int = RecomputeType.Recompute
     ) -> None:
-        """Say that outputs are computed again in backward; without effect, they are kept.
+        """Mark outputs that are computed again in backward; without effect, they are kept.
 
         Raises:
             popart_exception: no node gives these outputs.
@@ -175,7 +175,7 @@ class Annotations:
         self.addNodeAttribute(_RECOMPUTE, RecomputeType(value).value, nodeOutputNames)
 
     def getRecomputeOutputInBackwardPass(self, nodeOutputNames: Any) -> bool:
-        """Return whether outputs were said to be computed again.
+        """Return whether outputs are marked as computed again.
 
         Raises:
             popart_exception: no node gives these outputs.
@@ -185,21 +185,21 @@ class Annotations:
         return bool(self.getNodeAttribute(_RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value)
 
     def setAvailableMemoryProportion(self, nodeOutputNames: Any, availableMemoryProportion: float) -> None:
-        """Say how much of a tile's memory a made node may take; without effect, nothing is ever too large.
+        """Limit the share of a tile's memory for a node; without effect.
 
         Raises:
-            popart_exception: no node gives these outputs, or the number is no part of a whole.
+            popart_exception: no node gives these outputs, or the number is not from 0 to 1.
         """
         part = float(availableMemoryProportion)
         if not 0 <= part <= 1:
-            raise popart_exception(f"availableMemoryProportion is a number from 0 to 1; received {part}")
+            raise popart_exception(f"availableMemoryProportion must be from 0 to 1. Received: {part}")
         self.addNodeAttribute("__available_memory_proportion", part, nodeOutputNames)
 
     def setPartialsType(self, nodeOutputName: str, partialsType: Any, outputIndex: int = 0) -> None:
-        """Say in which dtype a product's terms are added up; without effect, it is the product's own.
+        """Choose the dtype in which the terms of a product are added; without effect.
 
         Args:
-            nodeOutputName: id of what a convolution or product gives.
+            nodeOutputName: id of the output of a convolution or product.
             partialsType: ``"HALF"`` or ``"FLOAT"``, in any case.
             outputIndex: accepted.
 
@@ -212,7 +212,7 @@ class Annotations:
         self.addNodeAttribute(_PARTIALS, name, nodeOutputName)
 
     def getPartialsType(self, nodeOutputName: str) -> str:
-        """Return what ``setPartialsType`` said of a node, or ``FLOAT``.
+        """Return the value that ``setPartialsType`` set for a node, or ``FLOAT``.
 
         Raises:
             popart_exception: no node gives this output.
@@ -223,7 +223,7 @@ class Annotations:
     def setSerializeMatMul(
         self, nodeOutputNames: Any, mode: str, factor: int = 0, keep_precision: bool = False
     ) -> None:
-        """Say that a product is made in parts, to save memory; without effect, but that it must be one.
+        """Compute a product in parts to save memory; without effect.
 
         Args:
             nodeOutputNames: outputs of the product.
@@ -236,13 +236,13 @@ class Annotations:
         """
         node, modes = self._node_of(nodeOutputNames), ("input_channels", "output_channels", "reducing_dim", "none")
         if node.op_type != "MatMul":
-            raise popart_exception(f"a MatMul can be made in parts; {node.name!r} is {node.op_type}")
+            raise popart_exception(f"setSerializeMatMul needs a MatMul; {node.name!r} is {node.op_type}")
         if mode not in modes:
             raise popart_exception(f"the mode is one of {', '.join(modes)}; received {mode!r}")
         self.addNodeAttribute("__serialize_matmul", [str(mode), str(int(factor))], nodeOutputNames)
 
     def excludePatterns(self, nodeOutputNames: Any, patternNames: Iterable[str]) -> None:
-        """Say which rewritings leave a made node alone; without effect, there are none that change numbers.
+        """Exclude a node from rewritings of the graph; without effect.
 
         Raises:
             popart_exception: no node gives these outputs.

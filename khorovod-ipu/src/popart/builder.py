@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from popart.annotations import Annotations
 from popart.errors import nearest, popart_exception, unknown
-from popart.kernels import Node, known_operators
+from popart.kernels import GraphNode, known_operators
 from popart.model import OPSETS, check_opset, load_proto, read_graph, read_subgraph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
@@ -24,7 +24,7 @@ __all__ = ["Builder", "DebugContext"]
 _DEFAULT_OPSET = 10
 #: Of the time of that operator set; readers of today understand it.
 _IR_VERSION = 5
-#: What the software device does not have, and why.
+#: Methods that the software device does not have, and their replacements.
 _INSTEAD = {
     "setParent": ": createSubgraphBuilder() makes a builder whose graph lies inside of this one's",
     "saveInitializersExternally": ": weights are in the model's file, saveModelProto() writes it",
@@ -33,7 +33,7 @@ _INSTEAD = {
 
 
 class DebugContext:
-    """A name for what is made; the same as passing the name itself.
+    """A name for operations; the same as passing the name itself.
 
     Args:
         name: put in front of ids.
@@ -59,7 +59,7 @@ class Builder(Annotations):
         aiGraphcore: operators of ``ai.graphcore``.
 
     Raises:
-        popart_exception: what was given is no model, or has another version of the operators.
+        popart_exception: the argument is no model, or has another version of the operators.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Builder(Annotations):
             return AiOnnx(self, int(version))
         raise AttributeError(
             f"popart.Builder has no {name!r} on the software device{nearest(name, dir(type(self)))}"
-            f"{_INSTEAD.get(name, '')}; docs/popart.md says what it imitates"
+            f"{_INSTEAD.get(name, '')}; see docs/popart.md"
         )
 
     # -- inputs and weights --------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Builder(Annotations):
 
     @property
     def graph(self) -> onnx.GraphProto:
-        """What was built so far."""
+        """The graph built so far."""
         return self._graph
 
     def createSubgraphBuilder(self) -> Builder:
@@ -145,7 +145,7 @@ class Builder(Annotations):
         """Say that a tensor of the graph around this one is used; it is seen anyhow.
 
         Raises:
-            popart_exception: there is no such tensor, or no graph around this one.
+            popart_exception: the tensor does not exist, or there is no graph around this one.
         """
         if self._parent is None or tensorId not in self._parent._shapes:
             known = self._parent.getValueTensorIds() if self._parent is not None else []
@@ -177,7 +177,7 @@ class Builder(Annotations):
         """Say that a tensor is an output of the model.
 
         Raises:
-            popart_exception: there is no such tensor.
+            popart_exception: the tensor does not exist.
         """
         is_inner = self._parent is not None
         if is_inner and outputTensorId in self._shapes and not self._shapes.is_known(outputTensorId):
@@ -222,7 +222,7 @@ class Builder(Annotations):
         base = "".join(self._scopes) + (f"{label}/" if label else "")
         names = [self._unique(base, f"{op}:{index}") for index in range(outputs)]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-        self._shapes.add_node(Node(op, domain, names[0], tuple(inputs), tuple(names), _arrays(plain)))
+        self._shapes.add_node(GraphNode(op, domain, names[0], tuple(inputs), tuple(names), _arrays(plain)))
         # PopART's own graphs have no names of nodes but these.
         proto = helper.make_node(op, inputs, names, name=names[0], domain=domain or None)
         # An empty list does not say its type: of ONNX's operators it is one of integers.
@@ -266,7 +266,7 @@ class Builder(Annotations):
         if opName not in known_operators(where):
             raise popart_exception(
                 f"the software device has no operator {domain}.{opName}: custom operators are compiled for the "
-                "hardware. Make it of operators that there are: dir(builder.aiOnnx), dir(builder.aiGraphcore)"
+                "hardware. Use the operators of dir(builder.aiOnnx) and dir(builder.aiGraphcore)"
             )
         version = self._opset_used or self._opset
         return self.add_node(opName, where, version, list(inputs), int(numOutputs), dict(attributes or {}), name)
@@ -309,7 +309,7 @@ class Builder(Annotations):
         """Return the dimensions of a tensor.
 
         Raises:
-            popart_exception: there is no such tensor.
+            popart_exception: the tensor does not exist.
         """
         return self._info(tensorId).shape()
 
@@ -317,7 +317,7 @@ class Builder(Annotations):
         """Return a tensor's dtype, as in ``float32``.
 
         Raises:
-            popart_exception: there is no such tensor.
+            popart_exception: the tensor does not exist.
         """
         return self._info(tensorId).data_type_lcase()
 
@@ -370,7 +370,7 @@ class Builder(Annotations):
             return
         if self._opset_used not in (0, version):
             raise popart_exception(
-                f"a model has one version of ONNX's operators: this one uses {self._opset_used} already, and now "
+                f"a model has one version of ONNX's operators. This one uses {self._opset_used}; received "
                 f"aiOnnxOpset{version}"
             )
         self._opset_used = version

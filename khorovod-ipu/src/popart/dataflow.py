@@ -1,4 +1,4 @@
-"""What goes in and comes out of one ``session.run()``."""
+"""Inputs and anchors of one ``session.run()``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _IDS = {"final": AnchorReturnTypeId.Final, "everyn": AnchorReturnTypeId.EveryN, 
 
 
 class AnchorReturnType:
-    """Which values of an anchor come back.
+    """The values of an anchor that come back.
 
     Args:
         artString: ``Final``, ``EveryN``, ``All`` or ``Sum``, in any case.
         returnPeriod: N of ``EveryN``.
 
     Raises:
-        popart_exception: no such type, or a period that does not fit it.
+        popart_exception: the type does not exist, or the period does not fit it.
     """
 
     def __init__(self, artString: str, returnPeriod: int | None = None, *_: Any) -> None:
@@ -52,7 +52,7 @@ class AnchorReturnType:
 
 
 class DataFlow:
-    """How many batches one ``run()`` takes, and what it gives back.
+    """The number of batches of one ``run()``, and its anchors.
 
     Args:
         batchesPerStep: optimizer steps, or batches of inference, per ``run()``.
@@ -119,20 +119,20 @@ class InputShapeInfo:
         self._infos: dict[str, Any] = {}
 
     def add(self, tensorId: str, info: Any) -> None:
-        """Say what an input looks like."""
+        """Add the shape of an input."""
         self._infos[tensorId] = info
 
     def get(self, tensorId: str) -> Any:
-        """Return what was said of an input; None for nothing."""
+        """Return the shape of an input; None if none was added."""
         return self._infos.get(tensorId)
 
     def has(self, tensorId: str) -> bool:
-        """Return whether something was said of an input."""
+        """Return whether the shape of an input was added."""
         return tensorId in self._infos
 
 
 class InputSettings:
-    """Where an input lies and how it travels: accepted, without effect on the software device."""
+    """Memory and transfer of an input: accepted, without effect on the software device."""
 
     def __init__(self, *settings: Any) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""Devices: every one that is asked for is the software device, by another name."""
+"""Devices: each of them is the software device."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DeviceInfo:
 
 
 class DeviceManager:
-    """Gives devices; there are as many as anybody asks for."""
+    """Gives any number of devices."""
 
     def createCpuDevice(self) -> DeviceInfo:
         """Return a device that is called a CPU."""

@@ -16,7 +16,7 @@ __all__ = [
 
 
 class AnchorReturnTypeId(IntEnum):
-    """Which values of an anchor come back to the host."""
+    """The values of an anchor that come back to the host."""
 
     Final = 0
     EveryN = 1
@@ -25,7 +25,7 @@ class AnchorReturnTypeId(IntEnum):
 
 
 class ReductionType(Enum):
-    """How values of samples, replicas or micro-batches become one."""
+    """The reduction over samples, replicas or micro-batches."""
 
     Sum = "Sum"
     Mean = "Mean"
@@ -33,7 +33,7 @@ class ReductionType(Enum):
 
 
 class RecomputeType(Enum):
-    """Whether a tensor is kept for backward or computed again; without effect on the software device."""
+    """Keep a tensor for backward, or compute it again; without effect on the software device."""
 
     Undefined = 0
     Checkpoint = 1

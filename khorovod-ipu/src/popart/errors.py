@@ -1,4 +1,4 @@
-"""What the software PopART raises, under PopART's names."""
+"""Exceptions, under PopART's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["OutOfMemoryException", "nearest", "popart_exception", "unknown"]
 
 
 class popart_exception(RuntimeError):
-    """Something cannot be built or run; the message says what was received and what to do."""
+    """A model cannot be built or run; the message says what was received and what to do."""
 
 
 class OutOfMemoryException(popart_exception):
@@ -26,9 +26,9 @@ def unknown(what: str, word: str, known: Iterable[str]) -> popart_exception:
     """Return the error for a name that is not there.
 
     Args:
-        what: what kind of thing it would be, with an article's place in front: ``a tensor of the graph``.
+        what: what kind of thing it would be, as in ``a tensor of the graph``.
         word: what was received.
-        known: what there is.
+        known: the existing names.
     """
     names = sorted(known)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -9,7 +9,7 @@ import torch
 
 from popart.errors import popart_exception
 from popart.hostreduce import GRADIENT
-from popart.kernels import Node, Run, compute
+from popart.kernels import GraphNode, GraphRun, compute
 from popart.shapes import misfit
 from popart.tensors import from_torch
 
@@ -21,7 +21,7 @@ _call_with_gradient: Callable[..., Any] = torch.Tensor.register_hook
 
 
 class Exchange(Protocol):
-    """What happens with a gradient between backward and update.
+    """The way of a gradient from backward to the update.
 
     Attributes:
         gives_weights: whether ``load`` returns the new weight and not a gradient.
@@ -36,11 +36,11 @@ class Exchange(Protocol):
         """Take a gradient, as soon as it is final; backward goes on after that."""
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return what became of it; called after the last ``store`` of a step."""
+        """Return the result; called after the last ``store`` of a step."""
 
 
 class KeptHere:
-    """No exchange: a gradient is what was computed here."""
+    """No exchange: the gradients stay as they were computed here."""
 
     gives_weights = False
 
@@ -72,7 +72,7 @@ class Executor:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[GraphNode],
         weights: Mapping[str, torch.Tensor],
         loss: str,
         watched: Sequence[str],
@@ -91,7 +91,7 @@ class Executor:
             self._on_final(name)
 
     def forget_gradients(self) -> None:
-        """Begin a step: what an interrupted one has left is dropped."""
+        """Begin a step: drop the gradients of an interrupted one."""
         self._on_final = None
         for weight in self._trained.values():
             weight.grad = None
@@ -115,7 +115,9 @@ class Executor:
         Returns:
             All tensors by id, and the gradients that are watched.
         """
-        run = Run({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas, step=self._compute)
+        run = GraphRun(
+            {**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas, step=self._compute
+        )
         caught: dict[str, torch.Tensor] = {}
         with torch.set_grad_enabled(bool(self._loss)):
             self._watch(run, run.values, caught)
@@ -130,7 +132,7 @@ class Executor:
                     self._weights[name].copy_(value)
         return {**run.values, **caught}
 
-    def _compute(self, run: Run, node: Node) -> None:
+    def _compute(self, run: GraphRun, node: GraphNode) -> None:
         try:
             compute(run, node)
         except (RuntimeError, IndexError, TypeError) as error:
@@ -139,7 +141,7 @@ class Executor:
             infos = [from_torch(run.values[name]) if name else None for name in node.inputs]
             raise popart_exception(misfit(node, infos, error)) from error
 
-    def _watch(self, run: Run, names: Iterable[str], caught: dict[str, torch.Tensor]) -> None:
+    def _watch(self, run: GraphRun, names: Iterable[str], caught: dict[str, torch.Tensor]) -> None:
         """Note the gradients of those of some tensors that are anchors."""
         for name in self._watched.intersection(names):
             # A tensor of its own: an operator may return its input, whose gradient can be another one.
@@ -162,6 +164,6 @@ class Executor:
             self._on_final = None
 
     def gradient(self, name: str) -> torch.Tensor:
-        """Return what has added up for a weight; zeros where the loss of this step did not depend on it."""
+        """Return the sum of a weight's gradients; zeros where the loss of this step did not depend on it."""
         weight = self._trained[name]
         return torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()

@@ -21,14 +21,8 @@ from popart.options import SessionOptions
 from popart.tensors import Array, TensorInfo, to_numpy
 
 __all__ = [
-    "COPY_PREFIX",
-    "FINAL_GRADIENT",
-    "GRADIENT",
-    "VAR_COPY_PREFIX",
-    "HostStreams",
-    "check_host_reduce",
-    "gradient_id",
-]
+    "COPY_PREFIX", "FINAL_GRADIENT", "GRADIENT", "VAR_COPY_PREFIX", "HostStreams", "check_host_reduce", "gradient_id",
+]  # fmt: skip
 
 GRADIENT = "Gradient___"
 FINAL_GRADIENT = "FinalReducedGradient___"
@@ -45,14 +39,14 @@ def gradient_id(weight: str, options: SessionOptions) -> str:
 
 
 def check_host_reduce(options: SessionOptions, optimizer: Optimizer) -> None:
-    """Raise where host allreduce is asked for together with what it cannot be combined with.
+    """Raise if host allreduce cannot be combined with the other options.
 
     Args:
         options: of a training session.
         optimizer: of the same.
 
     Raises:
-        popart_exception: what does not fit; the message says what to do.
+        popart_exception: the options do not fit together.
     """
     if options.hostWeightUpdate and not options.hostAllReduce:
         raise popart_exception("hostWeightUpdate needs hostAllReduce: set both, or neither")
@@ -91,7 +85,7 @@ class HostStreams:
         options: of the session.
 
     Attributes:
-        gives_weights: whether what comes back is the new weight and not a gradient.
+        gives_weights: whether the host returns new weights, not gradients.
     """
 
     def __init__(self, weights: Mapping[str, TensorInfo], options: SessionOptions) -> None:
@@ -114,7 +108,7 @@ class HostStreams:
         return [handle(weight) for weight in self._infos for handle in (self._store_handle, self._load_handle)]
 
     def connect(self, handle: str, callback: Callback, index: int) -> None:
-        """Set what is called for a stream.
+        """Set the callback of a stream.
 
         Args:
             handle: one of ``ids()``.
@@ -122,7 +116,7 @@ class HostStreams:
             index: the replica whose store it is; loads are for all replicas at once, index 0.
 
         Raises:
-            popart_exception: there is no such stream, or no such replica.
+            popart_exception: the stream or the replica does not exist.
         """
         if handle not in self.ids():
             raise unknown("a stream of host reduction", handle, self.ids())
@@ -133,7 +127,7 @@ class HostStreams:
         self._callbacks[handle, index] = callback
 
     def begin(self) -> None:
-        """Raise where a stream has nobody behind it.
+        """Raise if a stream has no callback.
 
         Raises:
             popart_exception: which.
@@ -158,7 +152,7 @@ class HostStreams:
                 callback(capsule_of(array))
 
     def load(self, weight: str) -> torch.Tensor:
-        """Return what the host gives for a weight: a gradient, or the new weight."""
+        """Return the answer of the host for a weight: a gradient, or the new weight."""
         info = self._infos[weight]
         handle, bell = self._load_handle(weight), np.zeros(1, np.uint8)
         array = bell if self._remote else np.zeros(info.shape(), info.numpy_dtype())

@@ -1,4 +1,4 @@
-"""Where tensors lie: ``TensorLocation`` and ``TensorLocationSettings``; kept, and without effect."""
+"""``TensorLocation`` and ``TensorLocationSettings``: kept, without effect."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _LEVELS = {
 
 
 class Logger:
-    """What one module of PopART logs; to standard error.
+    """The log of one module of PopART, on standard error.
 
     Args:
         module: its name, such as ``ir`` or ``session``.
@@ -35,10 +35,10 @@ class Logger:
         """Set the least severe level that is shown: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
 
         Raises:
-            popart_exception: there is no such level.
+            popart_exception: the level does not exist.
         """
         if level.upper() not in _LEVELS:
-            raise popart_exception(f"there is no level {level!r} of logging; there are {', '.join(_LEVELS)}")
+            raise popart_exception(f"the logging level {level!r} does not exist. Expected one of {', '.join(_LEVELS)}")
         if not logging.getLogger("popart").handlers:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname).1s: %(message)s"))
@@ -47,19 +47,19 @@ class Logger:
         self._logger.setLevel(_LEVELS[level.upper()])
 
     def trace(self, message: str, *args: Any) -> None:
-        """Log what only TRACE shows."""
+        """Log a message that TRACE shows."""
         self._logger.log(_TRACE, message, *args)
 
     def debug(self, message: str, *args: Any) -> None:
-        """Log what DEBUG shows."""
+        """Log a message that DEBUG shows."""
         self._logger.debug(message, *args)
 
     def info(self, message: str, *args: Any) -> None:
-        """Log what INFO shows."""
+        """Log a message that INFO shows."""
         self._logger.info(message, *args)
 
     def warn(self, message: str, *args: Any) -> None:
-        """Log what WARN shows."""
+        """Log a message that WARN shows."""
         self._logger.warning(message, *args)
 
 

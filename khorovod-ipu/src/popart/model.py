@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from popart.errors import popart_exception, unknown
-from popart.kernels import Node, Subgraph
+from popart.kernels import GraphNode, Subgraph
 from popart.tensors import Array, TensorInfo, torch_type
 
 __all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph", "read_subgraph"]
@@ -30,7 +30,7 @@ PLACEMENT = (
 
 @dataclass
 class Graph:
-    """What a model says.
+    """The contents of a model.
 
     Attributes:
         nodes: in the order of the model, which is one that can be computed.
@@ -40,7 +40,7 @@ class Graph:
         stages: highest pipeline stage, and highest number of an IPU, that a node is put on.
     """
 
-    nodes: list[Node]
+    nodes: list[GraphNode]
     inputs: dict[str, TensorInfo]
     weights: dict[str, Array]
     outputs: list[str]
@@ -51,8 +51,8 @@ class Graph:
         computed = {name for node in self.nodes for name in node.outputs}
         return (computed | self.inputs.keys() | self.weights.keys()) - {""}
 
-    def needed_for(self, targets: Iterable[str]) -> list[Node]:
-        """Return the nodes that targets depend on; what nobody asks for is left out.
+    def needed_for(self, targets: Iterable[str]) -> list[GraphNode]:
+        """Return the nodes that targets depend on; other nodes are left out.
 
         Raises:
             popart_exception: a target, or an input of a node, does not exist.
@@ -66,7 +66,7 @@ class Graph:
                 chosen.append(node)
                 wanted.update(node.uses)
         for missing in wanted - there:
-            raise popart_exception(f"the model is not whole: nothing gives the tensor {missing!r}")
+            raise popart_exception(f"the model is incomplete: no node gives the tensor {missing!r}")
         return chosen[::-1]
 
 
@@ -86,7 +86,7 @@ def load_proto(model: Any) -> onnx.ModelProto:
     except OSError as error:
         raise popart_exception(f"the file of the model cannot be read: {error}") from error
     except Exception as error:
-        raise popart_exception(f"what was given is no ONNX model: {error}") from error
+        raise popart_exception(f"the argument is no ONNX model: {error}") from error
     raise popart_exception(f"a model is bytes of getModelProto(), or a file's name; received {type(model).__name__}")
 
 
@@ -138,7 +138,7 @@ def read_graph(model: Any) -> Graph:
 def read_subgraph(graph: onnx.GraphProto) -> Subgraph:
     """Read a graph inside of a node; its initializers are constants."""
     constants = [
-        Node("Constant", "", tensor.name, (), (tensor.name,), {"value": numpy_helper.to_array(tensor)})
+        GraphNode("Constant", "", tensor.name, (), (tensor.name,), {"value": numpy_helper.to_array(tensor)})
         for tensor in graph.initializer
     ]
     known = {tensor.name for tensor in graph.initializer}
@@ -147,7 +147,7 @@ def read_subgraph(graph: onnx.GraphProto) -> Subgraph:
     return Subgraph(nodes, inputs, tuple(value.name for value in graph.output))
 
 
-def _nodes(graph: onnx.GraphProto) -> tuple[list[Node], tuple[int, int]]:
+def _nodes(graph: onnx.GraphProto) -> tuple[list[GraphNode], tuple[int, int]]:
     """Return the nodes of a graph, and the highest pipeline stage and number of an IPU among them."""
     nodes, stage, ipu = [], 0, 0
     for number, found in enumerate(graph.node):
@@ -156,7 +156,7 @@ def _nodes(graph: onnx.GraphProto) -> tuple[list[Node], tuple[int, int]]:
         kept = {name: value for name, value in values.items() if name not in PLACEMENT}
         domain = "" if found.domain == "ai.onnx" else found.domain
         name = found.name or (found.output[0] if found.output else f"{found.op_type} {number}")
-        nodes.append(Node(found.op_type, domain, name, tuple(found.input), tuple(found.output), kept))
+        nodes.append(GraphNode(found.op_type, domain, name, tuple(found.input), tuple(found.output), kept))
     return nodes, (stage, ipu)
 
 
@@ -167,7 +167,7 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
     return TensorInfo(torch_type(tensor.elem_type), [dim.dim_value for dim in tensor.shape.dim])
 
 
-def _fuse(nodes: list[Node]) -> list[Node]:
+def _fuse(nodes: list[GraphNode]) -> list[GraphNode]:
     """A softmax before a loss is differentiated together with it, as PopART's patterns do; the values stay."""
     softmax = {node.outputs[0]: node.inputs[0] for node in nodes if (node.domain, node.op) == ("", "Softmax")}
     return [

@@ -224,7 +224,7 @@ def _signature(schema: onnx.defs.OpSchema, varies: bool) -> inspect.Signature:
     kind = _Parameter.POSITIONAL_OR_KEYWORD
     parameters = [_Parameter(name, kind) for name in ["args"] * bool(schema.inputs) + required]
     if varies:
-        # What must be given stands before what may be: num_outputs has no default where something follows it.
+        # Required parameters come first: num_outputs has no default where one follows it.
         is_needed = required or schema.outputs[0].option == _VARIADIC
         default = _Parameter.empty if is_needed else 1
         parameters.insert(int(bool(schema.inputs)), _Parameter("num_outputs", kind, default=default))

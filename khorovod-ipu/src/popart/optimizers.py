@@ -9,15 +9,8 @@ from popart.enums import AdamMode, AdaptiveMode, SGDAccumulatorAndMomentum, Weig
 from popart.errors import nearest, popart_exception
 
 __all__ = [
-    "SGD",
-    "Adam",
-    "Adaptive",
-    "ClipNormSettings",
-    "ConstSGD",
-    "Optimizer",
-    "OptimizerValue",
-    "OptimizerValueMap",
-]
+    "SGD", "Adam", "Adaptive", "ClipNormSettings", "ConstSGD", "Optimizer", "OptimizerValue", "OptimizerValueMap",
+]  # fmt: skip
 
 
 class OptimizerValue:
@@ -47,7 +40,7 @@ class OptimizerValueMap:
     """A hyperparameter of all weights, and of single ones.
 
     Args:
-        default: for weights that nothing was said about.
+        default: for weights without a value of their own.
     """
 
     def __init__(self, default: OptimizerValue) -> None:
@@ -59,15 +52,15 @@ class OptimizerValueMap:
         return self._specific.get(weight, self._default)
 
     def getDefault(self) -> OptimizerValue:
-        """Return the value for weights that nothing was said about."""
+        """Return the value for weights without a value of their own."""
         return self._default
 
     def hasSpecific(self, weight: str) -> bool:
-        """Return whether something was said about one weight."""
+        """Return whether a weight has a value of its own."""
         return weight in self._specific
 
     def insertSpecific(self, weight: str, value: OptimizerValue) -> None:
-        """Say something about one weight."""
+        """Set the value of one weight."""
         self._specific[weight] = value
 
 
@@ -92,17 +85,17 @@ class ClipNormSettings:
 
 
 class Optimizer:
-    """What all optimizers have: hyperparameters by name, for all weights and for single ones.
+    """The common part of optimizers: hyperparameters by name, for all weights and for single ones.
 
     Args:
         values: numbers, or pairs of number and whether it is constant, under the names of ``DEFAULTS``.
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: there is no such hyperparameter, or it is no number.
+        popart_exception: a hyperparameter does not exist, or is no number.
     """
 
-    #: name -> (value, whether the value is constant) of what is not given.
+    #: name -> (value, whether the value is constant), used for values that are not given.
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {"lossScaling": (1.0, True)}
 
     def __init__(self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()) -> None:
@@ -126,7 +119,7 @@ class Optimizer:
             values: as for the optimizer, named without ``default``: ``{"learningRate": (0.1, False)}``.
 
         Raises:
-            popart_exception: there is no such hyperparameter.
+            popart_exception: a hyperparameter does not exist.
         """
         for name, value in values.items():
             if name not in self._maps:
@@ -139,13 +132,13 @@ class Optimizer:
         return self._maps[name].get(weight).val()
 
     def changed_constants(self, other: Optimizer) -> list[str]:
-        """Return what is constant here and another number in ``other``."""
+        """Return the constant values that differ in ``other``."""
         pairs = [(name, mine.getDefault(), other._maps[name].getDefault()) for name, mine in self._maps.items()]
         pairs.append(("lossScaling", self._loss_scaling, other._loss_scaling))
         return [f"{name} {a.val()} -> {b.val()}" for name, a, b in pairs if a.isConst() and a.val() != b.val()]
 
     def getLossScalingVal(self) -> float:
-        """Return by what the loss is multiplied before backward, and gradients are divided after."""
+        """Return the factor of the loss before backward; gradients are divided by it."""
         return self._loss_scaling.val()
 
     def lossScaling(self) -> OptimizerValue:
@@ -172,7 +165,7 @@ class SGD(Optimizer):
         accl1Type: accepted, without effect on the software device.
 
     Raises:
-        popart_exception: there is no such hyperparameter, or it is no number.
+        popart_exception: a hyperparameter does not exist, or is no number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
@@ -248,7 +241,7 @@ class Adam(Optimizer):
         clip_norm_settings: limits for the norms of gradients.
 
     Raises:
-        popart_exception: there is no such hyperparameter, or it is no number.
+        popart_exception: a hyperparameter does not exist, or is no number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {
@@ -290,7 +283,7 @@ class Adaptive(Optimizer):
             begins with 1, and the momentum holds steps that include the learning rate.
 
     Raises:
-        popart_exception: there is no such hyperparameter, or it is no number.
+        popart_exception: a hyperparameter does not exist, or is no number.
     """
 
     DEFAULTS: ClassVar[Mapping[str, tuple[float, bool]]] = {

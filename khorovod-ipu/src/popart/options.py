@@ -20,7 +20,7 @@ __all__ = ["SessionOptions"]
 
 
 class _Settings:
-    """A group of settings such as ``batchSerializationSettings``: any name, no effect."""
+    """A group of settings, as ``batchSerializationSettings``: any name, without effect."""
 
     def __init__(self, **defaults: Any) -> None:
         self.__dict__.update(defaults)

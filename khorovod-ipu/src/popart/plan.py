@@ -1,4 +1,4 @@
-"""What a session will do, worked out once from model and options: nodes, trained weights, shapes, the schedule."""
+"""The plan of a session, from model and options: nodes, trained weights, shapes, the schedule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from popart.devices import DeviceInfo
 from popart.enums import DeviceType, VirtualGraphMode
 from popart.errors import popart_exception, unknown
 from popart.hostreduce import COPY_PREFIX, FINAL_GRADIENT, GRADIENT, VAR_COPY_PREFIX, gradient_id
-from popart.kernels import Node, find
+from popart.kernels import GraphNode, find
 from popart.model import read_graph
 from popart.options import SessionOptions
 from popart.shapes import Shapes
 from popart.stepio import Factors
 from popart.tensors import TensorInfo
 
-__all__ = ["Plan"]
+__all__ = ["SessionPlan"]
 
 #: Operators that let no gradient through, besides those whose results are no floats.
 _STOPS = (
@@ -26,22 +26,22 @@ _STOPS = (
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
 
-class Plan:
-    """See the module.
+class SessionPlan:
+    """The plan of a session.
 
     Args:
         model: bytes of a model, or a file's name.
         flow: what goes in and out.
         options: of the session.
-        shapes: of inputs; nothing is needed that the model says.
-        loss: id of what is minimised; empty for inference.
+        shapes: of inputs that the model leaves open.
+        loss: id of the tensor that is minimised; empty for inference.
 
     Attributes:
         graph: the whole model.
-        nodes: what of it is computed, in order.
-        shapes: dtypes and shapes of all that is computed.
-        inputs: what is fed, by id.
-        trained: what the optimizer changes, in the order in which the gradients are expected.
+        nodes: those that are computed, in order.
+        shapes: dtypes and shapes of all computed tensors.
+        inputs: dtypes and shapes of the inputs that are read, by id.
+        trained: the weights that the optimizer changes, in the order in which their gradients are expected.
         watched: ids whose gradients are anchors.
         factors: how many micro-batches a run has.
 
@@ -159,8 +159,8 @@ class Plan:
             entries += self._update(weight)
         return entries
 
-    def _last_use(self, weight: str, node: Node) -> bool:
-        """Whether no node before this one uses the weight: then backward has no more to add to its gradient."""
+    def _last_use(self, weight: str, node: GraphNode) -> bool:
+        """Return whether no earlier node uses the weight, so that backward adds nothing more to its gradient."""
         return next(other for other in self.nodes if weight in other.uses) is node
 
     def _store(self, weight: str) -> list[dict[str, Any]]:

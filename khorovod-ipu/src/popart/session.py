@@ -17,26 +17,26 @@ from popart.errors import nearest, popart_exception
 from popart.execution import Exchange, Executor
 from popart.logs import getLogger
 from popart.options import SessionOptions
-from popart.plan import Plan
+from popart.plan import SessionPlan
 from popart.stepio import PyStepIO, PyStepIOCallback, PyWeightsIO
 from popart.tensors import Array, TensorInfo
 from popart.weights import Weights
 
-__all__ = ["InferenceSession", "Session"]
+__all__ = ["DeviceSession", "InferenceSession"]
 
 
-class Session:
-    """What training and inference have in common.
+class DeviceSession:
+    """The common part of training and inference.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
-        dataFlow: how many batches a run has, and what comes back.
+        dataFlow: batches and anchors of a run.
         deviceInfo: where it runs.
         inputShapeInfo: shapes that the model leaves open.
         patterns: accepted, without effect on the software device.
         userOptions: copied; later changes have no effect.
         name: for logs.
-        loss: id of what is minimised; empty for inference.
+        loss: id of the tensor that is minimised; empty for inference.
 
     Attributes:
         dataFlow: as given.
@@ -44,7 +44,7 @@ class Session:
         accumulationFactor: micro-batches per step and replica.
 
     Raises:
-        popart_exception: what was given does not fit together.
+        popart_exception: the arguments do not fit together.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Session:
             if not isinstance(value, kind):
                 raise popart_exception(f"{what} must be a popart.{kind.__name__}; received {value!r}")
         self._options = (userOptions or SessionOptions()).copy()
-        self._plan = Plan(fnModel, dataFlow, self._options, inputShapeInfo or InputShapeInfo(), loss)
+        self._plan = SessionPlan(fnModel, dataFlow, self._options, inputShapeInfo or InputShapeInfo(), loss)
         self._plan.check_device(deviceInfo)
         self.dataFlow, self.name, self._device = dataFlow, name, deviceInfo
         self.replicationFactor, self.accumulationFactor = self._options.replicas(), self._options.accumulation()
@@ -82,8 +82,8 @@ class Session:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"the software device's {type(self).__name__} has no {name!r}{nearest(name, dir(type(self)))}: nothing is "
-            "compiled, so there are no executables, profiles or tiles to tell of; docs/popart.md says what it imitates"
+            f"the software device's {type(self).__name__} has no {name!r}{nearest(name, dir(type(self)))}: it compiles "
+            "nothing, and has no executables, profiles or tiles. See docs/popart.md"
         )
 
     # -- before a run --------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Session:
         self._prepared = True
 
     def setRandomSeed(self, seedValue: int) -> None:
-        """Set where chance begins, in dropout and in synthetic data."""
+        """Seed the random numbers of dropout and synthetic data."""
         self._executor.generator.manual_seed(int(seedValue))
 
     def initAnchorArrays(self) -> dict[str, Array]:
@@ -125,7 +125,7 @@ class Session:
             weightsIo: the arrays.
 
         Raises:
-            popart_exception: there is no such weight, or an array has another shape or dtype.
+            popart_exception: a weight does not exist, or an array has another shape or dtype.
         """
         self._weights.read(weightsIo)
 
@@ -136,7 +136,7 @@ class Session:
             weightsIo: the arrays.
 
         Raises:
-            popart_exception: there is no such weight, or an array has another shape or dtype.
+            popart_exception: a weight does not exist, or an array has another shape or dtype.
         """
         self._weights.write(weightsIo)
 
@@ -205,14 +205,14 @@ class Session:
 
     def _check_ready(self) -> None:
         if not self._prepared:
-            raise popart_exception("prepareDevice() must come before run()")
+            raise popart_exception("call prepareDevice() before run()")
         if not self._device.isAttached:
             raise popart_exception(f"{self._device} is detached: attach() it, or run inside its with block")
         if not self._weights.uploaded and self._weights.host:
             self._without_weights()
 
     def _without_weights(self) -> None:
-        """Inference has its weights from the model, as PopART compiles them in."""
+        """Upload the weights of the model, as PopART compiles them in."""
         self._weights.upload()
 
     def _input(self, stepio: PyStepIO | PyStepIOCallback, name: str) -> torch.Tensor:
@@ -230,12 +230,12 @@ class Session:
         """Return dtype and shape of a tensor, or of its gradient.
 
         Raises:
-            popart_exception: there is no such tensor in this session.
+            popart_exception: the tensor is not in this session.
         """
         return self._plan.info(id)
 
     def getCycleCount(self, id: str = "") -> int:
-        """Return how many nanoseconds the last run took: there are no cycles to be counted.
+        """Return how many nanoseconds the last run took: the software device has no cycles.
 
         Args:
             id: accepted.
@@ -248,7 +248,7 @@ class Session:
         return self._nanoseconds
 
     def getSummaryReport(self, resetProfile: bool = True) -> str:
-        """Return that there is none."""
+        """Return a text: there is no report."""
         return "no report: the software device has no profile. Python's and torch's profilers see everything it does"
 
     def getSerializedGraph(self) -> str:
@@ -264,12 +264,12 @@ class Session:
         return []
 
 
-class InferenceSession(Session):
+class InferenceSession(DeviceSession):
     """A model that is only computed; ``hostAllReduce`` is passed over.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
-        dataFlow: how many batches a run has, and what comes back.
+        dataFlow: batches and anchors of a run.
         deviceInfo: where it runs.
         inputShapeInfo: shapes that the model leaves open.
         patterns: accepted, without effect on the software device.
@@ -277,7 +277,7 @@ class InferenceSession(Session):
         name: for logs.
 
     Raises:
-        popart_exception: what was given does not fit together.
+        popart_exception: the arguments do not fit together.
     """
 
     def __init__(

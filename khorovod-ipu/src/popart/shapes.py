@@ -1,7 +1,7 @@
 """Shapes and dtypes without computing: the kernels run on torch's ``meta`` tensors, which have no values.
 
-What decides about shapes (the second input of a reshape, say) must be known: it comes from constants, from integers
-among the weights, and from what is computed of these and of shapes.
+Inputs that decide about shapes (the second input of a reshape) must be known: they come from constants, from integers
+among the weights, and from results computed from these and from shapes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels import Node, Run, Subgraph, find
+from popart.kernels import GraphNode, GraphRun, Subgraph, find
 from popart.tensors import Array, TensorInfo, from_torch
 
 __all__ = ["Shapes"]
@@ -20,18 +20,18 @@ _SMALL = 64
 
 
 class Shapes:
-    """What is known of each tensor of a graph, which grows node by node.
+    """Dtypes and shapes of the tensors of a graph, which grows node by node.
 
     Args:
         training: whether normalization has the outputs that it has in training.
     """
 
     def __init__(self, training: bool = False) -> None:
-        self._run = Run(training=training, step=_add)
+        self._run = GraphRun(training=training, step=_add)
         self._unknown: set[str] = set()
 
     def inside(self) -> Shapes:
-        """Return what is known in a subgraph: all that is known around it, now and later, and its own."""
+        """Return the shapes in a subgraph: those of the graph around it, now and later, and its own."""
         inner = Shapes()
         inner._run = self._run.around()
         return inner
@@ -69,8 +69,8 @@ class Shapes:
         else:
             self._run.values[name] = torch.from_numpy(np.array(array))
 
-    def add_node(self, node: Node) -> None:
-        """Note what a node gives.
+    def add_node(self, node: GraphNode) -> None:
+        """Note the outputs of a node.
 
         Raises:
             popart_exception: it does not fit its inputs, or the software device does not have it.
@@ -81,7 +81,7 @@ class Shapes:
             _add(self._run, node)
 
 
-def _add(run: Run, node: Node) -> None:
+def _add(run: GraphRun, node: GraphNode) -> None:
     values = run.values
     inputs = [values[name] if name else None for name in node.inputs]
     operator = find(node.domain, node.op)
@@ -106,15 +106,15 @@ def _add(run: Run, node: Node) -> None:
     values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
 
 
-def misfit(node: Node, infos: list[TensorInfo | None], error: Exception) -> str:
-    """What to say of a node that cannot be computed from what it received."""
+def misfit(node: GraphNode, infos: list[TensorInfo | None], error: Exception) -> str:
+    """Return the error message for a node that cannot be computed from its inputs."""
     received = ", ".join(
         f"{name}: {info.data_type()} {info.shape()}" for name, info in zip(node.inputs, infos, strict=True) if info
     )
     attributes = ", ".join(f"{key}={value!r}" for key, value in node.attributes.items() if _is_shown(value))
     with_what = f" with {attributes}" if attributes else ""
     reason = str(error).partition("\n")[0] or type(error).__name__
-    return f"{node.op} {node.name!r}{with_what} does not fit what it received ({received}): {reason}"
+    return f"{node.op} {node.name!r}{with_what} does not fit its inputs ({received}): {reason}"
 
 
 def _is_shown(value: object) -> bool:

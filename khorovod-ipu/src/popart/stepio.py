@@ -1,4 +1,4 @@
-"""Where one ``run()`` takes its inputs from and where its anchors go: arrays, or callbacks."""
+"""Inputs and anchors of one ``run()``: arrays, or callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Factors", "PyStepIO", "PyStepIOCallback", "PyWeightsIO", "StepIO", "
 
 
 class Factors:
-    """How many micro-batches one ``run()`` has, and why.
+    """The number of micro-batches of one ``run()``, by its factors.
 
     Args:
         batches: optimizer steps.
@@ -46,7 +46,7 @@ def anchor_shape(info: TensorInfo, kind: AnchorReturnTypeId, every: int, factors
 
 
 class StepIO(Protocol):
-    """What a session asks of either kind."""
+    """The methods that a session calls."""
 
     def begin(
         self, inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo], factors: Factors, spare: Set[str]
@@ -164,7 +164,7 @@ class PyStepIOCallback:
         """Ask for an input; see ``StepIO``."""
         given = self._input(name, False)
         if given is None:
-            raise popart_exception(f"the callback gave nothing for the input {name!r}; it is {info}")
+            raise popart_exception(f"the callback returned nothing for the input {name!r}; it is {info}")
         array = _array(name, given, "input")
         if array.dtype != info.numpy_dtype() or array.size != info.nelms():
             raise popart_exception(f"the callback gave {array.dtype} {list(array.shape)} for {name!r}; it is {info}")
@@ -202,8 +202,6 @@ def _array(name: str, value: Any, what: str) -> Array:
     if not isinstance(value, np.ndarray):
         raise popart_exception(f"the {what} {name!r} must be an array of NumPy; received {type(value).__name__}")
     if not value.flags.c_contiguous:
-        raise popart_exception(
-            f"the {what} {name!r} is not contiguous, and would have to be copied: use numpy.ascontiguousarray()"
-        )
+        raise popart_exception(f"the {what} {name!r} is not contiguous. Use numpy.ascontiguousarray()")
     array: Array = value
     return array

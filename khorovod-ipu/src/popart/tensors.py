@@ -1,4 +1,4 @@
-"""What is known of a tensor without its values: ``TensorInfo``, and one table of the dtypes of four worlds."""
+"""``TensorInfo``, the dtype and shape of a tensor, and the table of dtypes in PopART, NumPy, torch and ONNX."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _row(dtype: Any) -> _Dtype:
     try:
         return _BY_NUMPY[np.dtype(dtype)]
     except (KeyError, TypeError):
-        raise popart_exception(f"{dtype!r} is no dtype of a tensor; there are {', '.join(_BY_NAME)}") from None
+        raise popart_exception(f"{dtype!r} is no dtype of a tensor. Expected one of {', '.join(_BY_NAME)}") from None
 
 
 class TensorInfo:
@@ -67,7 +67,7 @@ class TensorInfo:
         shape: dimensions; left out with an array.
 
     Raises:
-        popart_exception: no such dtype, or no such shape.
+        popart_exception: the dtype or the shape is invalid.
     """
 
     def __init__(self, dtype: Any, shape: Sequence[int] | None = None) -> None:
@@ -144,7 +144,7 @@ def onnx_type(dtype: Any) -> int:
 
 
 def from_torch(tensor: torch.Tensor) -> TensorInfo:
-    """Return what is known of a tensor of torch."""
+    """Return dtype and shape of a tensor of torch."""
     return TensorInfo(tensor.dtype, tensor.shape)
 
 

@@ -1,4 +1,4 @@
-"""``TrainingSession``: forward, backward, gradients out while backward runs, and what comes back into the weights."""
+"""``TrainingSession``: forward, backward, gradients to the host while backward runs, updates of the weights."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from popart.execution import Exchange, KeptHere
 from popart.hostreduce import Callback, HostStreams, check_host_reduce
 from popart.optimizers import Optimizer
 from popart.options import SessionOptions
-from popart.session import Session
+from popart.session import DeviceSession
 from popart.updates import Updates, clip_factors
 
 __all__ = ["TrainingSession"]
 
 
-class TrainingSession(Session):
+class TrainingSession(DeviceSession):
     """A model that is trained.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
-        dataFlow: how many optimizer steps a run has, and what comes back.
-        loss: id of what is minimised, a single number.
-        optimizer: how.
+        dataFlow: optimizer steps and anchors of a run.
+        loss: id of the tensor that is minimised, a single number.
+        optimizer: of the weights.
         deviceInfo: where it runs.
         inputShapeInfo: shapes that the model leaves open.
         patterns: accepted, without effect on the software device.
@@ -37,7 +37,7 @@ class TrainingSession(Session):
         name: for logs.
 
     Raises:
-        popart_exception: what was given does not fit together.
+        popart_exception: the arguments do not fit together.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TrainingSession(Session):
         return self._streams.ids() if self._streams is not None and self._prepared else []
 
     def connectStreamToCallback(self, streamHandle: str, callback: Callback, index: int = 0) -> None:
-        """Say what is called when a stream is served.
+        """Set the callback of a stream.
 
         Args:
             streamHandle: one of ``getHostReduceStreamIds()``.
@@ -85,7 +85,7 @@ class TrainingSession(Session):
             index: the replica of a store; 0 for a load.
 
         Raises:
-            popart_exception: there is no such stream, or no such replica.
+            popart_exception: the stream or the replica does not exist.
         """
         if self._streams is None or not self._prepared:
             raise popart_exception(
@@ -125,10 +125,10 @@ class TrainingSession(Session):
     # -- optimizer and weights -----------------------------------------------------------------------------------
 
     def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
-        """Go on with other hyperparameters; state stays.
+        """Continue with other hyperparameters; state stays.
 
         Args:
-            optimizer: of the same class; what was constant is as before.
+            optimizer: of the same class, with the same constant values.
 
         Raises:
             popart_exception: it is another class, or something constant has changed.
@@ -159,7 +159,7 @@ class TrainingSession(Session):
             link.wait(handle)
 
     def _without_weights(self) -> None:
-        raise popart_exception("weightsFromHost() must come before run(): the device has no weights yet")
+        raise popart_exception("call weightsFromHost() before run(): the device has no weights yet")
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class TrainingSession(Session):
         return self._executor.micro_batch(inputs, replica, scale, self._store if last else None)
 
     def _store(self, weight: str) -> None:
-        """Hand a final gradient on: called in the middle of backward."""
+        """Pass on a final gradient; called while backward runs."""
         self._stored.append(weight)
         gradient, parts = self._executor.gradient(weight), self.accumulationFactor * self.replicationFactor
         if self._options.accumulationAndReplicationReductionType is ReductionType.Mean:

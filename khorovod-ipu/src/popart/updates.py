@@ -1,4 +1,4 @@
-"""How a weight follows from its gradient: the arithmetic of PopART's optimizers, in place."""
+"""Updates of weights in place: the arithmetic of PopART's optimizers."""
 
 from __future__ import annotations
 

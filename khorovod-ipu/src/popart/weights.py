@@ -59,7 +59,7 @@ class Weights:
         """Copy the host's values into arrays.
 
         Raises:
-            popart_exception: there is no such weight, or an array has another shape or dtype.
+            popart_exception: a weight does not exist, or an array has another shape or dtype.
         """
         for name, array in into.weights.items():
             np.copyto(array, self._fitting(name, array))
@@ -68,7 +68,7 @@ class Weights:
         """Copy arrays over the host's values.
 
         Raises:
-            popart_exception: there is no such weight, or an array has another shape or dtype.
+            popart_exception: a weight does not exist, or an array has another shape or dtype.
         """
         fitting = {name: self._fitting(name, array) for name, array in source.weights.items()}
         for name, array in source.weights.items():

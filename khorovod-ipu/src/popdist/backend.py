@@ -1,4 +1,4 @@
-"""What connects the instances: one rank of khorovod each, numbered alike."""
+"""The connection of the instances: each is a rank of khorovod with the same number."""
 
 from __future__ import annotations
 
@@ -16,32 +16,22 @@ import horovod.numpy as hvd
 from popdist.environment import division
 
 __all__ = [
-    "Group",
-    "confinement",
-    "connect",
-    "defaultCommunicatorId",
-    "execute_on_instances",
-    "finalizeBackend",
-    "group_of",
-    "init",
-    "initializeBackend",
-    "isBackendInitialized",
-    "registerBackend",
-    "registerCommunicator",
+    "InstanceGroup", "confinement", "connect", "defaultCommunicatorId", "execute_on_instances", "finalizeBackend",
+    "group_of", "init", "initializeBackend", "isBackendInitialized", "registerBackend", "registerCommunicator",
     "registerDefaultBackend",
-]
+]  # fmt: skip
 
 _Result = TypeVar("_Result")
 _DEFAULT_ID = 0
 
 
 @dataclass(frozen=True)
-class Group:
+class InstanceGroup:
     """Instances that take part in collectives.
 
     Attributes:
         members: their indices, ascending.
-        process_set: khorovod's name for them; None for an instance alone, which has nobody to talk to.
+        process_set: khorovod's name for them; None for a single instance.
     """
 
     members: tuple[int, ...]
@@ -52,7 +42,7 @@ class _Backend:
     """Of this process.
 
     Attributes:
-        is_ours: whether we have called ``hvd.init()``, so that ``hvd.shutdown()`` is ours, too.
+        is_ours: whether popdist called ``hvd.init()``, and must call ``hvd.shutdown()``.
         is_up: whether ``initializeBackend`` was called, and ``finalizeBackend`` not.
         groups: by members.
         communicators: by id.
@@ -60,12 +50,12 @@ class _Backend:
 
     def __init__(self) -> None:
         self.is_ours = self.is_up = self.is_registered = False
-        self.groups: dict[tuple[int, ...], Group] = {}
-        self.communicators: dict[int, Group] = {}
+        self.groups: dict[tuple[int, ...], InstanceGroup] = {}
+        self.communicators: dict[int, InstanceGroup] = {}
 
 
 _backend = _Backend()
-_confined: contextvars.ContextVar[Group | None] = contextvars.ContextVar("popdist instances", default=None)
+_confined: contextvars.ContextVar[InstanceGroup | None] = contextvars.ContextVar("popdist instances", default=None)
 
 
 def registerDefaultBackend() -> None:
@@ -136,8 +126,8 @@ def _check_size() -> None:
         return
     if not found.is_set:
         raise RuntimeError(
-            f"this is rank {hvd.rank()} of {hvd.size()}, but nobody has said how replicas are divided among them; "
-            f"start the program with poprun --num-replicas={hvd.size()} --num-instances={hvd.size()}"
+            f"this is rank {hvd.rank()} of {hvd.size()}, but the POPDIST_ variables are not set. "
+            f"Start the program with poprun --num-replicas={hvd.size()} --num-instances={hvd.size()}"
         )
     raise RuntimeError(
         f"this is rank {hvd.rank()} of {hvd.size()}, but the POPDIST_ variables say instance {index} of {instances}; "
@@ -167,13 +157,13 @@ def _finalize() -> None:
 
 
 def _at_exit() -> None:
-    # What else is to be done at the end of a rank, khorovod does: of several that fail it lets the culprit end first.
+    # khorovod does the rest at the end of a rank: of several failing ranks it ends the first cause first.
     if _backend.is_ours and hvd.is_initialized():
         _wait_for_parts()
 
 
 def _wait_for_parts() -> None:
-    """Instances that are still busy among themselves would lose an instance that leaves; unless it leaves in error."""
+    """Wait for instances that still use a communicator, except after an error."""
     if any(group.process_set for group in _backend.groups.values()) and not hasattr(sys, "last_value"):
         with contextlib.suppress(hvd.HorovodInternalError):
             hvd.allreduce(np.zeros(1), name="popdist: the end of the program")  # a barrier has no name to be shown by
@@ -185,12 +175,12 @@ def _forget() -> None:
 
 
 def isBackendInitialized() -> bool:
-    """Whether the instances are connected."""
+    """Return whether the instances are connected."""
     return _backend.is_up and hvd.is_initialized()
 
 
 def connect(what: str) -> None:
-    """Raise where a collective would have nobody to talk to; ``hvd.init()`` by the script itself is good, too.
+    """Raise if the instances are not connected; a call of ``hvd.init()`` is enough, too.
 
     Args:
         what: the function that needs it, for the message.
@@ -203,7 +193,7 @@ def connect(what: str) -> None:
             _check_size()
         return
     raise RuntimeError(
-        f"{what} needs the other instances, and they are not connected: call popdist.init() first, once, at the "
+        f"{what} needs the other instances, which are not connected. Call popdist.init() once, at the "
         f"beginning of the program on every instance"
     )
 
@@ -232,7 +222,7 @@ def registerCommunicator(instances: Iterable[int], communicatorId: int) -> None:
     _backend.communicators[communicatorId] = _group(_checked(instances))
 
 
-def group_of(communicator: int | None, what: str) -> Group:
+def group_of(communicator: int | None, what: str) -> InstanceGroup:
     """The instances that a collective runs on.
 
     Args:
@@ -240,7 +230,7 @@ def group_of(communicator: int | None, what: str) -> Group:
         what: the function, for messages.
 
     Raises:
-        ValueError: there is no such communicator, or this instance is not in it.
+        ValueError: the communicator does not exist, or this instance is not in it.
         RuntimeError: the instances are not connected.
     """
     confined = _confined.get()
@@ -248,7 +238,7 @@ def group_of(communicator: int | None, what: str) -> Group:
         return confined
     connect(what)
     if communicator in (None, _DEFAULT_ID):
-        return _everybody()
+        return _all_instances()
     group = _backend.communicators.get(communicator)
     if group is None or not _is_alive(group):
         raise ValueError(f"{what}: there is no communicator {communicator}; see popdist.registerCommunicator")
@@ -259,9 +249,9 @@ def group_of(communicator: int | None, what: str) -> Group:
     return group
 
 
-def _everybody() -> Group:
+def _all_instances() -> InstanceGroup:
     size = hvd.size()
-    return Group(tuple(range(size)), hvd.global_process_set if size > 1 else None)
+    return InstanceGroup(tuple(range(size)), hvd.global_process_set if size > 1 else None)
 
 
 def _checked(instances: Iterable[int]) -> tuple[int, ...]:
@@ -273,19 +263,19 @@ def _checked(instances: Iterable[int]) -> tuple[int, ...]:
     return members
 
 
-def _group(members: tuple[int, ...]) -> Group:
+def _group(members: tuple[int, ...]) -> InstanceGroup:
     """Known members have their group already; others are registered, which takes all instances."""
     if len(members) == hvd.size():
-        return _everybody()
+        return _all_instances()
     known = _backend.groups.get(members)
     if known is not None and _is_alive(known):
         return known
     process_set = hvd.add_process_set(list(members)) if len(members) > 1 else None
-    _backend.groups[members] = Group(members, process_set)
+    _backend.groups[members] = InstanceGroup(members, process_set)
     return _backend.groups[members]
 
 
-def _is_alive(group: Group) -> bool:
+def _is_alive(group: InstanceGroup) -> bool:
     """A ``hvd.shutdown()`` of the script's takes all process sets with it."""
     return group.process_set is None or group.process_set.process_set_id is not None
 
@@ -296,16 +286,16 @@ def execute_on_instances(
     """Call a function on some of the instances; collectives in it are among those instances only.
 
     All instances call this; those that are not named go on at once. For a single instance it may as well be called by
-    that one alone, since nobody has to be told.
+    that one alone.
 
     Args:
         instances: their indices.
-        func: what to call.
+        func: the function.
         *args: its arguments.
         **kwargs: its named arguments.
 
     Returns:
-        What the function returns; None on the other instances.
+        The result of the function; None on the other instances.
 
     Raises:
         ValueError: an instance does not exist, or is left out by an ``execute_on_instances`` around this one.
@@ -316,15 +306,15 @@ def execute_on_instances(
     if outer is not None and not set(members) <= set(outer.members):
         raise ValueError(f"instances {list(members)} are not all among {list(outer.members)}, where this runs")
     if len(members) == 1:
-        group = Group(members, None)
+        group = InstanceGroup(members, None)
         own = division().offset // division().local
     else:
         connect("popdist.execute_on_instances()")
         own = hvd.rank()
         if outer is not None and outer.members != members and members not in _backend.groups:
             raise ValueError(
-                f"instances {list(members)} are not known, and inside of execute_on_instances not all can be asked: "
-                f"call execute_on_instances or registerCommunicator with them outside once"
+                f"instances {list(members)} have no communicator yet, and none can be made inside of "
+                f"execute_on_instances. Call registerCommunicator with them outside once"
             )
         group = outer if outer is not None and outer.members == members else _group(members)
     if own not in members:
@@ -334,7 +324,7 @@ def execute_on_instances(
 
 
 @contextlib.contextmanager
-def _confined_to(group: Group) -> Iterator[None]:
+def _confined_to(group: InstanceGroup) -> Iterator[None]:
     token = _confined.set(group)
     try:
         yield
@@ -342,6 +332,6 @@ def _confined_to(group: Group) -> Iterator[None]:
         _confined.reset(token)
 
 
-def confinement() -> Group | None:
+def confinement() -> InstanceGroup | None:
     """The instances that ``execute_on_instances`` has chosen, inside of it."""
     return _confined.get()

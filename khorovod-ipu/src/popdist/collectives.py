@@ -69,11 +69,11 @@ def allReduceSum(data: Any, name: str | None = None, communicator: int | None = 
 
 
 def allGather(data: Any, out: Any = None, name: str | None = None, communicator: int | None = None) -> Any:
-    """Put the data of all instances one behind the other.
+    """Concatenate the data of all instances.
 
     Args:
         data: array or tensor in host memory; the same shape and dtype on all instances.
-        out: where to put them: as many elements as all instances have together; new memory when omitted.
+        out: their target: as many elements as all instances have together; new memory when omitted.
         name: key of the match; None matches in the order of the calls.
         communicator: number of a communicator; all instances, or those of ``execute_on_instances``, when omitted.
 
@@ -114,7 +114,7 @@ def _count(values: Any) -> int:
 
 
 def _values(data: Any, function: str) -> tuple[Any, Any]:
-    """The binding that speaks the data's language, and the data without what autograd knows of them."""
+    """Return the binding for the data, and the data without their autograd history."""
     if isinstance(data, np.ndarray):
         if not data.flags.writeable:
             raise TypeError(f"popdist.{function}() writes into its array, and this one is read-only: give it a copy")
@@ -123,6 +123,6 @@ def _values(data: Any, function: str) -> tuple[Any, Any]:
     if torch is not None and isinstance(data, torch.Tensor):
         return importlib.import_module("horovod.torch"), data.detach()
     raise TypeError(
-        f"popdist.{function}() writes into a numpy array or a torch tensor, received {type(data).__name__}; for a "
-        f"number or another object wrap it, such as numpy.array([value])"
+        f"popdist.{function}() writes into a numpy array or a torch tensor, received {type(data).__name__}; wrap a "
+        f"number or another object: numpy.array([value])"
     )

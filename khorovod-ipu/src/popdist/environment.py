@@ -1,4 +1,4 @@
-"""How a job is divided into instances and replicas, as ``poprun`` leaves it in the environment of each instance."""
+"""The division of a job into instances and replicas, from the environment that ``poprun`` sets."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
-    "Division",
-    "checkNumIpusPerReplica",
-    "division",
-    "getDeviceId",
-    "getInstanceIndex",
-    "getLocalInstanceIndex",
-    "getNumInstances",
-    "getNumIpusPerReplica",
-    "getNumLocalReplicas",
-    "getNumTotalReplicas",
-    "getReplicaIndexOffset",
+    "Division", "checkNumIpusPerReplica", "division", "getDeviceId", "getInstanceIndex", "getLocalInstanceIndex",
+    "getNumInstances", "getNumIpusPerReplica", "getNumLocalReplicas", "getNumTotalReplicas", "getReplicaIndexOffset",
     "isPopdistEnvSet",
-]
+]  # fmt: skip
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
 LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
@@ -94,7 +85,7 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int) -> 
 
 
 def isPopdistEnvSet() -> bool:
-    """Whether ``poprun`` started this process."""
+    """Return whether ``poprun`` started this process."""
     return division().is_set
 
 
@@ -117,7 +108,7 @@ def getNumInstances() -> int:
     """Number of instances of the job.
 
     Raises:
-        RuntimeError: the instances have different numbers of replicas, so that nobody can tell from these.
+        RuntimeError: the instances have different numbers of replicas.
     """
     found = _uniform("getNumInstances")
     return found.total // found.local
@@ -127,7 +118,7 @@ def getInstanceIndex() -> int:
     """Index of this instance in the job.
 
     Raises:
-        RuntimeError: the instances have different numbers of replicas, so that nobody can tell from these.
+        RuntimeError: the instances have different numbers of replicas.
     """
     found = _uniform("getInstanceIndex")
     return found.offset // found.local
@@ -137,7 +128,7 @@ def _uniform(function: str) -> Division:
     found = division()
     if not found.is_uniform:
         raise RuntimeError(
-            f"popdist.{function}() needs the same number of replicas on every instance, which {UNIFORM}=0 denies"
+            f"popdist.{function}() needs the same number of replicas on every instance. Received: {UNIFORM}=0"
         )
     return found
 
@@ -153,7 +144,7 @@ def getNumIpusPerReplica() -> int:
 
 
 def checkNumIpusPerReplica(numIpus: int) -> bool:
-    """Whether a replica takes so many devices.
+    """Return whether a replica takes so many devices.
 
     Args:
         numIpus: what the program needs.

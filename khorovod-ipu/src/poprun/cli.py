@@ -23,11 +23,11 @@ from horovod.launch.signals import wanted_signals
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from poprun import bind
-from poprun.flags import CommandLine, UsageError, help_text, parse, read_config, write_config
+from poprun.flags import CommandLine, CommandLineError, help_text, parse, read_config, write_config
 from poprun.log import Log
 from poprun.mpi_arguments import MpiArguments, read_arguments
 from poprun.networks import addresses_here, interfaces_of
-from poprun.topology import Topology, divide, expand_hosts, instance_variables, table
+from poprun.topology import JobTopology, divide, expand_hosts, instance_variables, table
 from poprun.version import version_text
 
 __all__ = ["main"]
@@ -35,10 +35,10 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class _Job:
-    """What is going to be run."""
+    """The job to run."""
 
     line: CommandLine
-    topology: Topology
+    topology: JobTopology
     mpi: MpiArguments
     log: Log
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line["dry-run"]:
             return _show(job)
         assembly = _assemble(job)
-    except UsageError as error:
+    except CommandLineError as error:
         log.error(str(error))
         return 2
     except ValueError as error:
@@ -86,23 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(line: CommandLine, log: Log) -> _Job:
-    """All that needs no program: settings, topology, files."""
+    """Check settings, topology and files."""
     if line["import-config"]:
         line.given = {**read_config(line["import-config"]), **line.given}
     if line.given.get("host") and line.given.get("hostfile"):
-        raise UsageError("give --host or --hostfile, not both")
+        raise CommandLineError("give --host or --hostfile, not both")
     topology = divide(_hosts(line), line["num-replicas"], line["num-instances"], line["num-ilds"])
     shown = line["only-output-from-instance"]
     if shown is not None and shown >= topology.instances:
-        raise UsageError(f"--only-output-from-instance={shown}: there are instances 0 to {topology.instances - 1}")
+        raise CommandLineError(
+            f"--only-output-from-instance={shown}: there are instances 0 to {topology.instances - 1}"
+        )
     mpi = read_arguments(f"{line['mpi-global-args']} {line['mpi-local-args']}", os.environ)
     if line["export-config"]:
         write_config(line["export-config"], line.given, line["overwrite-config"])
         log.info(f"settings written to {line['export-config']}")
     elif not line.command and not line["print-topology"]:
-        raise UsageError(
-            "no program: say what to run, such as poprun --num-replicas=2 --num-instances=2 python main.py"
-        )
+        raise CommandLineError("no program is given. Example: poprun --num-replicas=2 --num-instances=2 python main.py")
     if line["print-topology"]:
         print(table(topology), flush=True)
     else:
@@ -129,12 +129,14 @@ def _hosts(line: CommandLine) -> list[str]:
         try:
             names = [host.name for host in parse_hostfile(Path(path).read_text(encoding="utf-8"), path)]
         except OSError as error:
-            raise UsageError(f"--hostfile {path}: {error.strerror}") from error
+            raise CommandLineError(f"--hostfile {path}: {error.strerror}") from error
     else:
         return ["localhost"]
     here = [name for name in names if len(names) > 1 and is_this_host(name)]
     if len(here) > 1:
-        raise UsageError(f"{' and '.join(here)} are one machine, this one: name it once, and raise --num-instances")
+        raise CommandLineError(
+            f"{' and '.join(here)} are one machine, this one: name it once, and raise --num-instances"
+        )
     return names
 
 
@@ -172,7 +174,7 @@ def _assemble(job: _Job) -> Assembly:
 
 
 def _with_division(job: _Job, plan: LaunchPlan) -> LaunchPlan:
-    """The plan with what each instance is told, and how its output appears."""
+    """Return the plan with the variables of each instance, and the labels of its output."""
     ipus, shown = job.line["ipus-per-replica"], job.line["only-output-from-instance"]
     own = [{**rank, **instance_variables(job.topology, i, ipus)} for i, rank in enumerate(plan.ranks)]
     hidden = frozenset() if shown is None else frozenset(range(plan.size)) - {shown}

@@ -11,10 +11,10 @@ from typing import Any
 
 from khorovod_ipu.names import nearest
 
-__all__ = ["OPTIONS", "CommandLine", "Option", "UsageError", "help_text", "parse", "read_config", "write_config"]
+__all__ = ["OPTIONS", "CommandLine", "CommandLineError", "Option", "help_text", "parse", "read_config", "write_config"]
 
 
-class UsageError(ValueError):
+class CommandLineError(ValueError):
     """The command line, or a file that it names, is wrong."""
 
 
@@ -97,7 +97,7 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it may stand without a value, which then is yes."""
+        """Return whether it may stand without a value, which then is yes."""
         return self.read in (_boolean, _reset)
 
 
@@ -146,7 +146,7 @@ _SHORT = {"-H": "host"}
 
 @dataclass
 class CommandLine:
-    """What was typed.
+    """The command line.
 
     Attributes:
         given: value by name, of those options that were given.
@@ -205,7 +205,7 @@ def _option(found: CommandLine, word: str, rest: list[str]) -> None:
     name = _SHORT.get(dashed, dashed.removeprefix("--"))
     if name not in OPTIONS or not (dashed.startswith("--") or dashed in _SHORT):
         meant = nearest(name, OPTIONS)
-        raise UsageError(
+        raise CommandLineError(
             f"unknown option {dashed}" + (f"; did you mean --{meant}?" if meant else "; see poprun --help")
         )
     option = OPTIONS[name]
@@ -213,14 +213,14 @@ def _option(found: CommandLine, word: str, rest: list[str]) -> None:
         if option.is_flag and not _is_value(option, rest):
             text = "yes"
         elif not rest:
-            raise UsageError(f"{dashed} needs a value")
+            raise CommandLineError(f"{dashed} needs a value")
         else:
             text = rest.pop(0)
     found.given[name] = _value(dashed, option, text)
 
 
 def _is_value(option: Option, rest: Sequence[str]) -> bool:
-    """Whether the next word belongs to a flag; else it is the program, or another option."""
+    """Return whether the next word is the value of a flag, not the program or another option."""
     try:
         option.read(rest[0])
     except (ValueError, IndexError):
@@ -232,7 +232,7 @@ def _value(shown: str, option: Option, text: str) -> Any:
     try:
         return option.read(text)
     except ValueError as error:
-        raise UsageError(f"{shown} takes {error}; received {text!r}") from None
+        raise CommandLineError(f"{shown} takes {error}; received {text!r}") from None
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -247,16 +247,16 @@ def read_config(path: str) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--import-config {path}: {error.strerror}") from error
+        raise CommandLineError(f"--import-config {path}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"--import-config {path} is no JSON: {error}") from None
+        raise CommandLineError(f"--import-config {path} is no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"--import-config {path}: expected an object of options and values")
+        raise CommandLineError(f"--import-config {path}: expected an object of options and values")
     values = {}
     for name, value in data.items():
         if name not in OPTIONS or name in _NOT_IN_FILES:
             meant = nearest(name, [known for known in OPTIONS if known not in _NOT_IN_FILES])
-            raise UsageError(f"{path}: unknown option {name!r}" + (f"; did you mean {meant!r}?" if meant else ""))
+            raise CommandLineError(f"{path}: unknown option {name!r}" + (f"; did you mean {meant!r}?" if meant else ""))
         text = str(value).lower() if isinstance(value, bool) else str(value)
         values[name] = _value(f"{path}: {name}", OPTIONS[name], text)
     return values
@@ -278,13 +278,15 @@ def write_config(path: str, given: Mapping[str, Any], may_overwrite: bool) -> No
         with open(path, "w" if may_overwrite else "x", encoding="utf-8") as file:
             file.write(json.dumps(values, indent=2) + "\n")
     except FileExistsError:
-        raise UsageError(f"--export-config {path}: the file exists; add --overwrite-config=yes to replace it") from None
+        raise CommandLineError(
+            f"--export-config {path}: the file exists; add --overwrite-config=yes to replace it"
+        ) from None
     except OSError as error:
-        raise UsageError(f"--export-config {path}: {error.strerror}") from error
+        raise CommandLineError(f"--export-config {path}: {error.strerror}") from error
 
 
 def help_text() -> str:
-    """What ``poprun --help`` prints."""
+    """Return the text of ``poprun --help``."""
     lines = ["usage: poprun [options] program [arguments]", "", "  -v, -vv, --verbose, --vv", "      say more"]
     for name, option in OPTIONS.items():
         default = "" if option.default is None or (option.is_flag and option.default is False) else option.default

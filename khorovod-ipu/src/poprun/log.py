@@ -23,7 +23,7 @@ def log_line(level: str, text: str, now_s: float, pid: int) -> str:
 
 
 class Log:
-    """Says what its verbosity lets through.
+    """Logs to standard error.
 
     Args:
         verbosity: 0 for warnings and errors, 1 for information, 2 for details.
@@ -33,21 +33,21 @@ class Log:
         self._verbosity = verbosity
 
     def debug(self, text: str) -> None:
-        """Say a detail."""
+        """Log a detail."""
         if self._verbosity > 1:
             self._say("D", text)
 
     def info(self, text: str) -> None:
-        """Say what is done."""
+        """Log information."""
         if self._verbosity:
             self._say("I", text)
 
     def warning(self, text: str) -> None:
-        """Say what may not be as it was meant."""
+        """Log a warning."""
         self._say("W", text)
 
     def error(self, text: str) -> None:
-        """Say what went wrong."""
+        """Log an error."""
         self._say("E", text)
 
     def _say(self, level: str, text: str) -> None:
@@ -55,4 +55,4 @@ class Log:
             try:
                 print(log_line(level, line, time.time(), os.getpid()), file=sys.stderr, flush=True)
             except OSError:
-                return  # nobody listens any more; the exit code still speaks
+                return  # standard error is closed; the exit code remains

@@ -1,4 +1,4 @@
-"""What of ``--mpi-global-args`` and ``--mpi-local-args`` means something without ``mpirun``. Pure."""
+"""The arguments of ``mpirun`` that have an effect without it. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from poprun.flags import UsageError
+from poprun.flags import CommandLineError
 
 __all__ = ["MpiArguments", "read_arguments"]
 
-# What poprun does anyway.
+# poprun does these anyway.
 _DONE_ANYWAY = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root", "--oversubscribe")
 _INTERFACES = ("btl_tcp_if_include", "oob_tcp_if_include")
 
 
 @dataclass
 class MpiArguments:
-    """What was found.
+    """Arguments with an effect, and the ignored ones.
 
     Attributes:
         environ: variables for the instances.
         networks: interfaces or subnets through which hosts shall talk.
         output_dir: folder for the output of each instance, or empty.
         timestamps: whether each line of output begins with date and time.
-        ignored: arguments of mpirun that mean nothing here.
+        ignored: arguments without effect here.
     """
 
     environ: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def read_arguments(text: str, environ: Mapping[str, str]) -> MpiArguments:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"arguments for mpirun: {error} in {text!r}") from None
+        raise CommandLineError(f"arguments for mpirun: {error} in {text!r}") from None
     found = MpiArguments()
     while words:
         word = words.pop(0)
@@ -77,5 +77,5 @@ def read_arguments(text: str, environ: Mapping[str, str]) -> MpiArguments:
 
 def _value(option: str, words: list[str]) -> str:
     if not words:
-        raise UsageError(f"arguments for mpirun: {option} needs a value")
+        raise CommandLineError(f"arguments for mpirun: {option} needs a value")
     return words.pop(0)

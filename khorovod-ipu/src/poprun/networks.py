@@ -1,4 +1,4 @@
-"""Which network interfaces of this machine lead into a subnet."""
+"""The network interfaces of this machine, by subnet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 
-from poprun.flags import UsageError
+from poprun.flags import CommandLineError
 
 __all__ = ["addresses_here", "interfaces_of"]
 
@@ -49,6 +49,6 @@ def interfaces_of(networks: Sequence[str], addresses: Mapping[str, str]) -> tupl
             names = [name for name, address in addresses.items() if ipaddress.ip_address(address) in subnet]
             if not names:
                 there = ", ".join(f"{name} {address}" for name, address in addresses.items())
-                raise UsageError(f"no interface of this machine has an address in {network}; there are {there}")
+                raise CommandLineError(f"no interface of this machine has an address in {network}; there are {there}")
         found += [name for name in names if name not in found]
     return tuple(found)

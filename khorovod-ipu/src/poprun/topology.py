@@ -1,4 +1,4 @@
-"""Which instance and which replicas are where; and the table of ``--print-topology``. Pure."""
+"""Division of instances and replicas among hosts, and the table of ``--print-topology``. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poprun.flags import UsageError
+from poprun.flags import CommandLineError
 
-__all__ = ["Topology", "divide", "expand_hosts", "instance_variables", "table"]
+__all__ = ["JobTopology", "divide", "expand_hosts", "instance_variables", "table"]
 
 _TITLE = "poprun topology"
 _LABELS = ("hosts", "ILDs", "instances", "replicas")
@@ -16,8 +16,8 @@ _LABEL_WIDTH = max(map(len, _LABELS)) + 2
 
 
 @dataclass(frozen=True)
-class Topology:
-    """How a job is divided.
+class JobTopology:
+    """The division of a job.
 
     Attributes:
         hosts: their names.
@@ -55,7 +55,9 @@ def expand_hosts(text: str) -> list[str]:
     for entry in re.split(r",(?![^\[]*\])", text):
         match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\]([^\[\]]*))?", entry.strip())
         if not match or not entry.strip():
-            raise UsageError(f"--host {text}: expected names such as host0,host1 or host[0-2,4]; received {entry!r}")
+            raise CommandLineError(
+                f"--host {text}: expected names such as host0,host1 or host[0-2,4]; received {entry!r}"
+            )
         before, ranges, after = match[1], match[2], match[3] or ""
         if ranges is None:
             found.append(before)
@@ -64,18 +66,18 @@ def expand_hosts(text: str) -> list[str]:
             first, _, last = part.partition("-")
             last = last or first
             if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-                raise UsageError(f"--host {text}: {part!r} is no range such as 0-2")
+                raise CommandLineError(f"--host {text}: {part!r} is no range such as 0-2")
             if int(last) - int(first) >= 10_000:
-                raise UsageError(f"--host {text}: {part!r} are more than 10000 hosts")
+                raise CommandLineError(f"--host {text}: {part!r} are more than 10000 hosts")
             width = len(first) if first.startswith("0") else 0
             found += [f"{before}{number:0{width}}{after}" for number in range(int(first), int(last) + 1)]
     twice = sorted({name for name in found if found.count(name) > 1})
     if twice:
-        raise UsageError(f"--host {text}: {', '.join(twice)} is named twice; each host is named once")
+        raise CommandLineError(f"--host {text}: {', '.join(twice)} is named twice. Name each host once")
     return found
 
 
-def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int | None) -> Topology:
+def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int | None) -> JobTopology:
     """Divide replicas among instances, and instances among hosts, evenly.
 
     Args:
@@ -85,30 +87,30 @@ def divide(hosts: Sequence[str], replicas: int, instances: int | None, ilds: int
         ilds: IPU-Link domains; one for each host when None.
 
     Raises:
-        ValueError: it does not come out even; says what would.
+        ValueError: it cannot be divided evenly.
     """
     if instances is None:
         instances = len(hosts)
     ilds = len(hosts) if ilds is None else ilds
     if replicas % instances:
         near = replicas // instances * instances
-        raise UsageError(
+        raise CommandLineError(
             f"--num-replicas={replicas} cannot be divided evenly among --num-instances={instances}; take "
             f"{' or '.join(str(n) for n in (near, near + instances) if n)} replicas"
         )
     if instances % len(hosts):
         near = instances // len(hosts) * len(hosts)
-        raise UsageError(
+        raise CommandLineError(
             f"--num-instances={instances} cannot be divided evenly among {len(hosts)} hosts; take "
             f"{' or '.join(str(n) for n in (near, near + len(hosts)) if n)} instances"
         )
     if replicas % ilds:
-        raise UsageError(f"--num-replicas={replicas} cannot be divided evenly among --num-ilds={ilds}")
-    return Topology(tuple(hosts), ilds, instances, replicas)
+        raise CommandLineError(f"--num-replicas={replicas} cannot be divided evenly among --num-ilds={ilds}")
+    return JobTopology(tuple(hosts), ilds, instances, replicas)
 
 
-def instance_variables(topology: Topology, index: int, ipus_per_replica: int) -> dict[str, str]:
-    """The environment variables that say to an instance who it is.
+def instance_variables(topology: JobTopology, index: int, ipus_per_replica: int) -> dict[str, str]:
+    """Return the environment variables of an instance.
 
     Args:
         topology: of the job.
@@ -126,7 +128,7 @@ def instance_variables(topology: Topology, index: int, ipus_per_replica: int) ->
     return {f"POPDIST_{name}": str(value) for name, value in values.items()}
 
 
-def table(topology: Topology) -> str:
+def table(topology: JobTopology) -> str:
     """The table of ``--print-topology``; each cell spans what is below it.
 
     Args:
@@ -146,7 +148,7 @@ def table(topology: Topology) -> str:
 
 
 def _inner_width(rows: Sequence[Sequence[str]], replicas: int) -> int:
-    """Width of the cells, such that each has room and those of all rows end at the same places."""
+    """Return the width of the cells: each has room, and the cells of all rows end at the same places."""
     widest = 3
     for cells in rows:
         below = replicas // len(cells)

@@ -1,4 +1,4 @@
-"""What ``poprun --version`` prints."""
+"""The text of ``poprun --version``."""
 
 from __future__ import annotations
 

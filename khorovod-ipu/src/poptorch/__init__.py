@@ -8,7 +8,7 @@ instances       the same model in other processes
 optim           optimizers
 hints           identity_loss, and hints that are accepted without effect
 control         loops, conditions, parts of tensors
-choices         the words that all of them take
+choices         enumerations
 """
 
 from __future__ import annotations
@@ -28,25 +28,16 @@ from poptorch.hints import *  # noqa: E402, F403 - all of it, by its own list
 from poptorch.options import Options  # noqa: E402
 
 __all__ = [
-    "AsynchronousDataAccessor",
-    "DataLoader",
-    "Options",
-    "PoplarExecutor",
-    "__version__",
-    "inferenceModel",
-    "ipuHardwareIsAvailable",
-    "ipuHardwareVersion",
-    "optim",
-    "setLogLevel",
-    "trainingModel",
-]
+    "AsynchronousDataAccessor", "DataLoader", "Options", "PoplarExecutor", "__version__", "inferenceModel",
+    "ipuHardwareIsAvailable", "ipuHardwareVersion", "optim", "setLogLevel", "trainingModel",
+]  # fmt: skip
 __all__ += control.__all__
 __all__ += hints.__all__
 __all__ += choices.__all__
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there is a device of the hardware: never; models run in software.
+    """Return whether there is a hardware device: never; models run in software.
 
     Args:
         num_ipus: how many would be needed.

@@ -12,7 +12,7 @@ __all__ = [
 
 
 class ReductionType(enum.IntEnum):
-    """How several gradients, or several parts of a loss, become one."""
+    """The reduction over gradients, or over parts of a loss."""
 
     Sum = 0
     Mean = 1
@@ -20,7 +20,7 @@ class ReductionType(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """Which results of a call come back: of its last batch, every n-th, all of them, or their sum."""
+    """The results of a call that come back: of its last batch, every n-th, all of them, or their sum."""
 
     Final = 0
     EveryN = 1

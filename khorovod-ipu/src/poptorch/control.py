@@ -1,4 +1,4 @@
-"""What a model does with control and with parts of tensors; torch would do it without these functions."""
+"""Loops, conditions and parts of tensors, which torch computes without these functions, too."""
 
 from __future__ import annotations
 

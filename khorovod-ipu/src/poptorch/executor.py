@@ -13,7 +13,7 @@ from poptorch.hints import recorded_losses
 from poptorch.instances import Instances
 from poptorch.optim import SGD
 from poptorch.options import Options
-from poptorch.replicas import Replicas, combined, micro_batch
+from poptorch.replicas import Replicas, combined, mapped, micro_batch
 
 __all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
 
@@ -60,7 +60,7 @@ class PoplarExecutor:
             **kwargs: inputs by name.
 
         Returns:
-            What the model returns, of those micro-batches that the output mode says, along the first dimension.
+            The results of the model for the micro-batches of the output mode, along the first dimension.
 
         Raises:
             ValueError: an input cannot be divided, or a training model has no loss.
@@ -114,7 +114,7 @@ class PoplarExecutor:
         return outputs
 
     def _update(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
-        """A step with the hyperparameters of the last ``setOptimizer``, whatever the optimizer says by now."""
+        """A step with the hyperparameters of the last ``setOptimizer``, even if the optimizer has others now."""
         limit = getattr(optimizer, "max_grad_norm", None)
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(parameters, limit)
@@ -191,11 +191,11 @@ class PoplarExecutor:
         self._ensure_ready()
 
     def isCompiled(self) -> bool:
-        """Whether it is ready for calls."""
+        """Return whether it is ready for calls."""
         return self._replicas is not None
 
     def destroy(self) -> None:
-        """Forget what it has made ready."""
+        """Undo ``compile``."""
         self._replicas = self._instances = None
         self._is_attached = False
 
@@ -265,7 +265,7 @@ class PoplarExecutor:
         return keys
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the model has a device."""
+        """Return whether the model has a device."""
         return self._is_attached
 
     def attachToDevice(self) -> None:
@@ -285,7 +285,7 @@ class PoplarExecutor:
 
     @property
     def options(self) -> Options:
-        """How it is run; frozen."""
+        """The options, frozen."""
         return self._options
 
     def __getattr__(self, name: str) -> Any:
@@ -293,9 +293,7 @@ class PoplarExecutor:
             raise AttributeError(name)
         if not hasattr(self._user_model, name):
             owner = type(self._user_model).__name__
-            raise AttributeError(
-                f"neither a model of PopTorch in software nor {owner} has {name!r}; see docs/popdist.md"
-            )
+            raise AttributeError(f"neither PopTorch in software nor {owner} has {name!r}. See docs/popdist.md")
         return getattr(self._user_model, name)
 
 
@@ -304,42 +302,18 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_detached, value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_detached, value))
-    if isinstance(value, dict):
-        return type(value)({key: _detached(item) for key, item in value.items()})
-    return value
+    return mapped(torch.Tensor.detach, value)
 
 
 def _sum(pieces: list[Any]) -> Any:
-    first = pieces[0]
-    if isinstance(first, torch.Tensor):
-        return torch.stack(pieces).sum(0)
-    if isinstance(first, (tuple, list)):
-        return type(first)(_sum(list(items)) for items in zip(*pieces, strict=True))
-    if isinstance(first, dict):
-        return {key: _sum([piece[key] for piece in pieces]) for key in first}
-    return first
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
+    return mapped(lambda *tensors: torch.stack(tensors).sum(0), *pieces)
 
 
 def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
     """The last tensor that ``identity_loss`` marked; else the last number among the outputs that has a gradient."""
-    found = marked or [t for t in _tensors(output) if not t.dim() and t.requires_grad]
+    tensors: list[torch.Tensor] = []
+    mapped(tensors.append, output)
+    found = marked or [t for t in tensors if not t.dim() and t.requires_grad]
     if not found:
         raise ValueError(
             "a training model returns its loss, a number that depends on its weights, and this one returns none: "
@@ -357,7 +331,7 @@ def _loss(output: Any, marked: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _depends_on(loss: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    """Whether autograd goes from the loss through all others that it knows of."""
+    """Return whether the graph of autograd leads from the loss through all others."""
     missing = {other.grad_fn for other in others if other.grad_fn is not None and other is not loss}
     todo, seen = [loss.grad_fn], set()
     while todo and missing:

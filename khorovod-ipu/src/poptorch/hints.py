@@ -1,4 +1,4 @@
-"""What scripts put into a model: the loss, and hints on where and how the hardware should run its parts."""
+"""``identity_loss``, and hints for the hardware, which are without effect."""
 
 from __future__ import annotations
 
@@ -12,27 +12,11 @@ import torch
 from poptorch.choices import ReductionType
 
 __all__ = [
-    "BeginBlock",
-    "Block",
-    "BlockFunction",
-    "Hint",
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "Stage",
-    "TensorLocationSettings",
-    "identity_loss",
-    "ipu_print_tensor",
-    "isRunningOnIpu",
-    "nop",
-    "recomputationCheckpoint",
-    "recorded_losses",
-    "removeBlocks",
-    "serializedMatMul",
+    "BeginBlock", "Block", "BlockFunction", "Hint", "ParallelPhasedExecution", "Phase", "PipelinedExecution",
+    "SerialPhasedExecution", "ShardedExecution", "Stage", "TensorLocationSettings", "identity_loss", "ipu_print_tensor",
+    "isRunningOnIpu", "nop", "recomputationCheckpoint", "recorded_losses", "removeBlocks", "serializedMatMul",
     "set_available_memory",
-]
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _losses: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.ContextVar("losses", default=None)
@@ -40,7 +24,7 @@ _losses: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.Context
 
 @contextlib.contextmanager
 def recorded_losses() -> Iterator[list[torch.Tensor]]:
-    """Collect what ``identity_loss`` returns inside of the block."""
+    """Collect the results of ``identity_loss`` in a block."""
     found: list[torch.Tensor] = []
     token = _losses.set(found)
     try:
@@ -50,7 +34,7 @@ def recorded_losses() -> Iterator[list[torch.Tensor]]:
 
 
 def isRunningOnIpu() -> bool:
-    """Whether a training or inference model computes, as opposed to the plain model; in the same thread."""
+    """Return whether this thread runs a training or inference model, not the plain model."""
     return _losses.get() is not None
 
 
@@ -110,7 +94,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 
 class Hint:
-    """Says how the hardware runs parts of a model; without effect in software."""
+    """A hint how the hardware runs a part of a model; without effect in software."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -10,7 +10,7 @@ import torch
 
 import horovod.torch as hvd
 import popdist
-from popdist.backend import Group, confinement
+from popdist.backend import InstanceGroup, confinement
 from poptorch.options import Options
 
 __all__ = ["Instances"]
@@ -42,7 +42,7 @@ class Instances:
         self.replicas, self.first_replica = options.replication_factor, 0
 
     def compare(self, model: torch.nn.Module) -> None:
-        """See that all have the same model and options, count replicas, and take the weights of the first instance.
+        """Check that all have the same model and options, count replicas, and take the first instance's weights.
 
         Args:
             model: the model.
@@ -92,7 +92,7 @@ class Instances:
             )
 
 
-def _group(options: Options) -> Group | None:
+def _group(options: Options) -> InstanceGroup | None:
     distributed = options.Distributed
     if distributed.numProcesses == 1:
         return None
@@ -116,7 +116,7 @@ def _group(options: Options) -> Group | None:
             f"{hvd.rank()} of {hvd.size()}: start the program with poprun --num-replicas=N --num-instances="
             f"{distributed.numProcesses}, or call options.Distributed.disable()"
         )
-    return Group(tuple(range(hvd.size())), hvd.global_process_set)
+    return InstanceGroup(tuple(range(hvd.size())), hvd.global_process_set)
 
 
 def _difference(word: str, members: Sequence[int], values: Sequence[int]) -> str:

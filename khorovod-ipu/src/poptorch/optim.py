@@ -10,7 +10,7 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop", "VariableAttributes"]
 
 
 class VariableAttributes:
-    """Says which attributes may change after compiling; here all may, by ``setOptimizer``.
+    """The attributes that may change after compiling: here all may, by ``setOptimizer``.
 
     Args:
         variable_attributes: of the optimizer.
@@ -34,7 +34,7 @@ _HARDWARE = (
 
 
 class _WithLossScaling:
-    """What PopTorch's optimizers have besides torch's.
+    """The arguments that PopTorch's optimizers have in addition to torch's.
 
     Attributes:
         loss_scaling: the loss is multiplied by it before backward, and the gradients are divided by it afterwards.

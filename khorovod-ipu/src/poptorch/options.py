@@ -1,7 +1,7 @@
 """``poptorch.Options``: how a model is run, and its groups ``Training``, ``Distributed``, ``Precision`` and others.
 
-What matters to arithmetic and to data-parallel training is heeded. What places work on the hardware is kept, and shown
-by ``toDict``, and has no effect.
+Options of arithmetic and of data-parallel training have an effect. Options of the hardware are kept and shown by
+``toDict``, without effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOCATIONS = (
 
 
 class _Group:
-    """Values that methods set, one after the other, until they are frozen.
+    """Values that methods set until they are frozen.
 
     Attributes:
         without_effect: names of methods that only keep what they are given.
@@ -78,7 +78,7 @@ class _Group:
         return keep
 
     def toDict(self) -> dict[str, Any]:
-        """What was set, by name."""
+        """Return the values, by name."""
         return dict(self._values)
 
     def _freeze(self) -> None:
@@ -119,7 +119,7 @@ class TrainingOptions(_Group):
 
     @property
     def reduction(self) -> ReductionType:
-        """How the gradients of micro-batches and replicas become one."""
+        """The reduction over the gradients of micro-batches and replicas."""
         return ReductionType(self._values["accumulation_and_replication_reduction_type"])
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
@@ -195,7 +195,7 @@ class DistributedOptions(_Group):
             num_processes: how many train together.
 
         Raises:
-            ValueError: there is no such process.
+            ValueError: the process does not exist.
         """
         if not 0 <= process_id < num_processes:
             raise ValueError(f"process_id must be at least 0 and below {num_processes}; received {process_id}")
@@ -225,7 +225,7 @@ class _PopartOptions(_Group):
 
 
 class Options(_Group):
-    """How a model is run. Methods return the object, so that calls can be strung together.
+    """The options of a model. Methods return the object, so that calls can be chained.
 
     Attributes:
         Training: see ``TrainingOptions``.
@@ -262,7 +262,7 @@ class Options(_Group):
 
     @property
     def output_mode(self) -> OutputMode:
-        """Which results come back."""
+        """The results that come back."""
         return OutputMode(self._values["output_mode"])
 
     @property
@@ -312,7 +312,7 @@ class Options(_Group):
         return self._set("random_seed", int(random_seed))
 
     def toDict(self) -> dict[str, Any]:
-        """What was set, by name; the groups with their values in the same dictionary."""
+        """Return the values, by name; those of the groups in the same dictionary."""
         found = super().toDict()
         for group in self._groups:
             found.update(group.toDict())

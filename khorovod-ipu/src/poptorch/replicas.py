@@ -4,12 +4,12 @@ running statistics, and random numbers are each replica's own."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["Replicas", "combined", "micro_batch"]
+__all__ = ["Replicas", "combined", "mapped", "micro_batch"]
 
 _Key = tuple[torch.nn.Module, str]
 
@@ -77,53 +77,55 @@ def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
     return None if buffer is None else buffer.clone()
 
 
-def micro_batch(value: Any, number: int, count: int, factors: str) -> Any:
-    """One part of what a call was given.
+def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Apply a function to the tensors at the same place of equal structures.
 
     Args:
-        value: a tensor, or tensors in tuples, lists and dictionaries; anything else is the same for all parts.
+        function: gets one tensor of each structure.
+        first: a tensor, or tensors in tuples, lists and dictionaries; other values are kept.
+        others: structures like the first.
+    """
+    if isinstance(first, torch.Tensor):
+        return function(first, *others)
+    if isinstance(first, dict):
+        return type(first)({key: mapped(function, *(each[key] for each in (first, *others))) for key in first})
+    if isinstance(first, (tuple, list)):
+        items = [mapped(function, *each) for each in zip(first, *others, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    return first
+
+
+def micro_batch(value: Any, number: int, count: int, factors: str) -> Any:
+    """Return one part of the arguments of a call.
+
+    Args:
+        value: tensors in any structure; other values are the same for all parts.
         number: of the part.
-        count: how many parts there are.
-        factors: what the number of parts comes from, for the message.
+        count: number of parts.
+        factors: explains the number of parts in the error message.
 
     Raises:
         ValueError: a tensor cannot be divided.
     """
-    if isinstance(value, torch.Tensor):
-        if count == 1:
-            return value
-        size = value.shape[0] if value.dim() else 0
-        if not size or size % count:
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.shape[0] if tensor.dim() else 0
+        if count > 1 and (not size or size % count):
             raise ValueError(
-                f"an input of shape {tuple(value.shape)} cannot be divided into {count} micro-batches ({factors}): its "
-                f"first dimension must be a multiple of {count}, as poptorch.DataLoader makes it"
+                f"an input of shape {tuple(tensor.shape)} cannot be divided into {count} micro-batches ({factors}): "
+                f"its first dimension must be a multiple of {count}. Use poptorch.DataLoader"
             )
-        each = size // count
-        return value[number * each : (number + 1) * each]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(micro_batch(item, number, count, factors) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(micro_batch(item, number, count, factors) for item in value)
-    if isinstance(value, dict):
-        return {key: micro_batch(item, number, count, factors) for key, item in value.items()}
-    return value
+        return tensor if count == 1 else tensor.narrow(0, number * (size // count), size // count)
+
+    return mapped(part, value)
 
 
 def combined(pieces: list[Any]) -> Any:
-    """The results of several micro-batches as one: along the first dimension, numbers as a vector.
+    """Join the results of micro-batches along the first dimension; numbers become a vector.
 
     Args:
         pieces: all of the same structure.
     """
-    first = pieces[0]
-    if isinstance(first, torch.Tensor):
-        if len(pieces) == 1:
-            return first
-        return torch.cat(pieces) if first.dim() else torch.stack(pieces)
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(combined(list(items)) for items in zip(*pieces, strict=True)))
-    if isinstance(first, (tuple, list)):
-        return type(first)(combined(list(items)) for items in zip(*pieces, strict=True))
-    if isinstance(first, dict):
-        return type(first)({key: combined([piece[key] for piece in pieces]) for key in first})
-    return first
+    if len(pieces) == 1:
+        return pieces[0]
+    return mapped(lambda *tensors: torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors), *pieces)

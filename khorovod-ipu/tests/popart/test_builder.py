@@ -148,7 +148,7 @@ def test_hints_and_annotations_are_kept_and_change_nothing() -> None:
     assert step(session, {x: np.float32([[1, 2], [3, 4]])})[total] == 54
     for wrong, message in (
         (lambda: builder.setPartialsType(y, "INT8"), "HALF or FLOAT; received 'INT8'"),
-        (lambda: builder.setSerializeMatMul(kept, "none"), "a MatMul can be made in parts; 'Nop:0' is Nop"),
+        (lambda: builder.setSerializeMatMul(kept, "none"), "setSerializeMatMul needs a MatMul; 'Nop:0' is Nop"),
         (lambda: builder.setAvailableMemoryProportion(y, 3), "from 0 to 1; received 3"),
         (lambda: builder.getPipelineStage(), r"inside of `with builder.pipelineStage\(...\)`"),
     ):  # fmt: skip

@@ -120,10 +120,10 @@ def test_a_session_must_be_ready() -> None:
     model, loss = mlp(2)
     device = popart.DeviceManager().createCpuDevice()
     session = popart.TrainingSession(model, popart.DataFlow(1, {}), loss, popart.ConstSGD(0.1), device)
-    with pytest.raises(popart.popart_exception, match=r"prepareDevice\(\) must come before run"):
+    with pytest.raises(popart.popart_exception, match=r"call prepareDevice\(\) before run"):
         step(session, FEEDS)
     session.prepareDevice()
-    with pytest.raises(popart.popart_exception, match=r"weightsFromHost\(\) must come before run"):
+    with pytest.raises(popart.popart_exception, match=r"call weightsFromHost\(\) before run"):
         step(session, FEEDS)
     session.weightsFromHost()
     with device:

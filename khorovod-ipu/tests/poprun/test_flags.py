@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poprun.flags import OPTIONS, UsageError, help_text, parse, read_config, write_config
+from poprun.flags import OPTIONS, CommandLineError, help_text, parse, read_config, write_config
 
 
 def test_options_may_have_their_value_behind_or_beside_them_and_the_program_keeps_its_own() -> None:
@@ -47,7 +47,7 @@ def test_booleans_are_spelt_in_many_ways(words: list[str], value: bool) -> None:
     ],
 )
 def test_a_wrong_option_says_what_is_right(words: list[str], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CommandLineError) as caught:
         parse([*words])
     assert message in str(caught.value)
 
@@ -70,7 +70,7 @@ def test_settings_go_to_a_file_and_come_back_and_the_command_line_has_the_last_w
     ).given
     write_config(path, given, may_overwrite=False)
     assert read_config(path) == {"num-replicas": 4, "numa-aware": True, "mpi-global-args": "-x A=1"}
-    with pytest.raises(UsageError, match="the file exists; add --overwrite-config=yes"):
+    with pytest.raises(CommandLineError, match="the file exists; add --overwrite-config=yes"):
         write_config(path, given, may_overwrite=False)
     write_config(path, {"num-replicas": 8}, may_overwrite=True)
     assert read_config(path) == {"num-replicas": 8}
@@ -87,11 +87,11 @@ def test_settings_go_to_a_file_and_come_back_and_the_command_line_has_the_last_w
 def test_a_wrong_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CommandLineError) as caught:
         read_config(str(path))
     assert message in str(caught.value)
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(UsageError, match="--import-config /nowhere: No such file"):
+    with pytest.raises(CommandLineError, match="--import-config /nowhere: No such file"):
         read_config("/nowhere")

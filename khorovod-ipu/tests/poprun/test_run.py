@@ -62,7 +62,7 @@ def test_settings_are_written_read_and_shown_without_a_program(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "no program: say what to run"),
+        ([], "no program is given"),
         (["--num-replicas=3", "--num-instances=2", "x"], "take 2 or 4 replicas"),
         (["--only-output-from-instance=1", "x"], "there are instances 0 to 0"),
         (["-H", "localhost,127.0.0.1", "--num-replicas=2", "x"], "localhost and 127.0.0.1 are one machine"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poprun.bind import node_of, numa_nodes, parse_cpus
-from poprun.flags import UsageError
+from poprun.flags import CommandLineError
 from poprun.log import log_line
 from poprun.mpi_arguments import read_arguments
 from poprun.networks import addresses_here, interfaces_of
@@ -76,7 +76,7 @@ def test_one_instance_on_each_host_is_the_default() -> None:
 def test_an_uneven_division_says_what_would_be_even(
     hosts: list[str], replicas: int, instances: int, ilds: int | None, message: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CommandLineError) as caught:
         divide(hosts, replicas, instances, ilds)
     assert message in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_hosts_may_be_ranges(text: str, hosts: list[str]) -> None:
     "text", ["", "a,,b", "a[", "a[]", "a[2-1]", "a[x]", "a[1-2", "a,a", "a[0-99999999]", "a[1-]b]"]
 )
 def test_garbage_is_no_list_of_hosts(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--host "):
+    with pytest.raises(CommandLineError, match=r"--host "):
         expand_hosts(text)
 
 
@@ -111,14 +111,16 @@ def test_of_the_arguments_of_mpirun_some_mean_something() -> None:
     assert (found.output_dir, found.timestamps) == ("out", True)
     assert found.ignored == ["-x MISSING (it is not set)", "--mca pml ob1", "--bind-to none"]
     for wrong in ("-x", "--mca a", "'"):
-        with pytest.raises(UsageError, match="arguments for mpirun"):
+        with pytest.raises(CommandLineError, match="arguments for mpirun"):
             read_arguments(wrong, {})
 
 
 def test_a_subnet_becomes_the_interfaces_that_lead_there() -> None:
     addresses = {"lo": "127.0.0.1", "eth0": "10.1.2.3", "ib0": "192.168.0.9"}
     assert interfaces_of(["10.0.0.0/8", "ib0", "192.168.0.0/24"], addresses) == ("eth0", "ib0")
-    with pytest.raises(UsageError, match=r"no interface of this machine has an address in 172.16.0.0/12; there are lo"):
+    with pytest.raises(
+        CommandLineError, match=r"no interface of this machine has an address in 172.16.0.0/12; there are lo"
+    ):
         interfaces_of(["172.16.0.0/12"], addresses)
     assert addresses_here().get("lo", "127.0.0.1") == "127.0.0.1"
 

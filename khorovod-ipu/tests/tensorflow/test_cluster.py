@@ -15,7 +15,7 @@ import pytest
 
 from khorovod_ipu.tensorflow import peers
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, check_variable, read
-from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
+from khorovod_ipu.tensorflow.peers import WorkerLostError, WorkerWatch
 
 TWO = ["host0:2222", "host1:2222"]
 
@@ -100,17 +100,17 @@ def test_who_has_not_come_is_named() -> None:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         cluster = two([1, taken.getsockname()[1]])
         with pytest.raises(WorkerLostError, match=r"waited 0\.2 s for /job:worker/task:1 at 127\.0\.0\.1:\d+"):
-            Watch(cluster, print).wait_for_all(0.2)
+            WorkerWatch(cluster, print).wait_for_all(0.2)
 
 
 @contextmanager
-def watched(found: list[str]) -> Iterator[tuple[Watch, socket.socket]]:
+def watched(found: list[str]) -> Iterator[tuple[WorkerWatch, socket.socket]]:
     """A watch on another worker, and the server of that one."""
     with closing(socket.socket()) as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         server.settimeout(60)
-        watch = Watch(two([1, server.getsockname()[1]]), found.append)
+        watch = WorkerWatch(two([1, server.getsockname()[1]]), found.append)
         watch.wait_for_all(60)
         yield watch, server
 
@@ -131,7 +131,7 @@ def test_who_waits_is_told_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     monkeypatch.setattr(peers, "_REMIND_S", 0.0)
     monkeypatch.setattr(logging.getLogger("horovod"), "propagate", True)
     with caplog.at_level("WARNING", "horovod"), pytest.raises(WorkerLostError):
-        Watch(two([1, 1]), print).wait_for_all(0.3)
+        WorkerWatch(two([1, 1]), print).wait_for_all(0.3)
     assert "waiting for /job:worker/task:1 at 127.0.0.1:1, for " in caplog.text
 
 
@@ -148,8 +148,8 @@ def test_a_connection_that_meets_itself_is_no_worker(monkeypatch: pytest.MonkeyP
         return attempts.pop()
 
     monkeypatch.setattr(peers.socket, "create_connection", connect)
-    with pytest.raises(WorkerLostError, match="nobody listens there"):
-        Watch(two([1, 1]), print).wait_for_all(0.2)
+    with pytest.raises(WorkerLostError, match="no server listens there"):
+        WorkerWatch(two([1, 1]), print).wait_for_all(0.2)
     assert made.fileno() == -1  # the port is free again
 
 

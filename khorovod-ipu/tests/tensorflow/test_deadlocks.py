@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from khorovod_ipu.tensorflow.cluster import Cluster
-from khorovod_ipu.tensorflow.deadlocks import Lookout, Progress, deadlocked
+from khorovod_ipu.tensorflow.deadlocks import Lookout, WorkerProgress, deadlocked
 
 _FOR_EVER_S = 3600.0
 
@@ -33,7 +33,7 @@ def test_only_what_lasts_for_ever_is_a_deadlock(states: list[Any], proven: bool)
 
 
 def test_who_moves_or_is_in_no_operation_is_not_stuck() -> None:
-    progress = Progress()
+    progress = WorkerProgress()
     assert progress.stuck_in(0.0) == {}
     progress.enter("reduce 1")
     assert progress.stuck_in(_FOR_EVER_S) == {}
@@ -61,7 +61,7 @@ def test_workers_tell_each_other_where_they_are_stuck() -> None:
     lookouts = []
     for rank in (0, 1):
         cluster = Cluster((("worker", 0), ("worker", 1)), addresses, rank)
-        progress = Progress()
+        progress = WorkerProgress()
         progress.enter(f"reduce {rank + 1}")
         progress._computed = _FOR_EVER_S
         lookouts.append(Lookout(cluster, progress, 0.2, ended.put))

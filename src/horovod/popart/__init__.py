@@ -1,7 +1,7 @@
 """Horovod's API for PopART: ``import horovod.popart as hvd``.
 
-It speaks to a session by what PopART's sessions offer, and imports neither PopART nor a framework: whichever ``popart``
-the script has imported, the vendor's or the one in software (khorovod-ipu), is the one that it works with.
+It uses the methods of PopART's sessions, and imports neither PopART nor a framework: it works with the ``popart`` that
+the script has imported, the vendor's or the one in software (khorovod-ipu).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from horovod.popart.pointers import Array, array_at
-from horovod.popart.sessions import Session, weights_io
+from horovod.popart.sessions import HostReducedSession, weights_io
 
 __all__ = ["HostWeights"]
 
@@ -25,11 +25,11 @@ class HostWeights:
     """The weights that are updated here, as in ``w = w * (1 - rate * decay) - rate / scaling * g``.
 
     Args:
-        session: whose; its ``weightsFromHost()`` is noticed, since the weights are others after it.
+        session: of training; after its ``weightsFromHost()`` the weights are read again.
         owner: has the optimizer whose hyperparameters are applied.
     """
 
-    def __init__(self, session: Session, owner: _Owner) -> None:
+    def __init__(self, session: HostReducedSession, owner: _Owner) -> None:
         self._session, self._owner = session, owner
         self._weights: dict[str, Array] = {}
         upload = session.weightsFromHost
@@ -59,7 +59,7 @@ class HostWeights:
         return load
 
     def _factors(self, weight: str) -> tuple[float, float]:
-        """By what the weight is multiplied, and by what the gradient."""
+        """Return the factors of the weight and of the gradient."""
         optimizer = self._owner.optimizer
         rate, decay = optimizer.learningRates().get(weight).val(), optimizer.weightDecays().get(weight).val()
         damped = 1.0 - optimizer.dampenings().get(weight).val()

@@ -1,6 +1,6 @@
-"""``DistributedOptimizer``: what stands behind the streams of a session's host reduction.
+"""``DistributedOptimizer``: the callbacks of a session's host reduction.
 
-A store's callback sends the gradient to the other ranks and returns; a load's waits for what came of it. Stores never
+A store's callback sends the gradient to the other ranks and returns; a load's waits for the result. Stores never
 wait for loads, so backward goes on while gradients travel.
 """
 
@@ -16,7 +16,7 @@ from horovod.bindings.process_sets import global_process_set
 from horovod.popart.host_weights import HostWeights
 from horovod.popart.pointers import Array, array_at
 from horovod.popart.runtime import comm
-from horovod.popart.sessions import Session, Streams
+from horovod.popart.sessions import HostReducedSession, Streams
 
 __all__ = ["DistributedOptimizer"]
 
@@ -37,7 +37,7 @@ class DistributedOptimizer:
         RequestError: the options do not ask for host reduction.
     """
 
-    def __init__(self, optimizer: Any, session: Session, session_options: Any) -> None:
+    def __init__(self, optimizer: Any, session: HostReducedSession, session_options: Any) -> None:
         if not getattr(session_options, "hostAllReduce", False):
             raise wrong_argument(
                 "DistributedOptimizer(optimizer, session, options) reduces on the host: set options.hostAllReduce = "
@@ -48,7 +48,7 @@ class DistributedOptimizer:
         self._gradients: dict[str, _Gradient] = {}
 
     def insert_host_allreduce(self) -> None:
-        """Connect every stream of the session's host reduction; again after a step that was broken off.
+        """Connect every stream of the session's host reduction; again after an interrupted step.
 
         Collective over all ranks.
 
@@ -99,7 +99,7 @@ class _Gradient:
         remote: whether the payload lies in a remote buffer, and streams only ring.
     """
 
-    def __init__(self, session: Session, weight: str, name: str, remote: bool) -> None:
+    def __init__(self, session: HostReducedSession, weight: str, name: str, remote: bool) -> None:
         info = session.getInfo(weight)
         self._shape, self._dtype = tuple(info.shape()), info.data_type_lcase()
         self._session, self._name, self._remote = session, name, remote
@@ -111,8 +111,8 @@ class _Gradient:
         """Send the gradient; called in the middle of backward, which goes on at once."""
         if self._handle is not None:
             raise out_of_turn(
-                f"{self._name} was stored twice without being loaded: the step before was broken off, and the ranks "
-                "may have lost each other's count of steps",
+                f"{self._name} was stored twice without a load: the step before was interrupted, and the ranks "
+                "may be at different steps",
                 "Call insert_host_allreduce() and broadcast_weights() on all of them",
             )
         if self._remote:
@@ -126,7 +126,9 @@ class _Gradient:
         """Wait for the average over all ranks."""
         handle, self._handle = self._handle, None
         if handle is None:
-            raise out_of_turn(f"{self._name} was loaded before it was stored", "The session broke its own order")
+            raise out_of_turn(
+                f"{self._name} was loaded before it was stored", "The session calls its streams in the wrong order"
+            )
         average: Array = comm.synchronize(handle)
         return average
 
@@ -140,9 +142,9 @@ class _Gradient:
             np.copyto(array_at(pointer, self._shape, self._dtype), average)
 
     def forget(self) -> None:
-        """Give up what a broken-off step has left."""
+        """Forget the gradient of an interrupted step."""
         self._handle = None
 
 
 def _pass_over(pointer: Any) -> None:
-    """A store of another replica, which has the same."""
+    """Do nothing: another replica stored the same gradient."""

@@ -1,4 +1,4 @@
-"""What a callback of a stream receives, made into an array: PopART hands out a ``void *``, in a capsule."""
+"""Arrays over the memory that the callbacks of streams receive: PopART passes a ``void *`` in a capsule."""
 
 from __future__ import annotations
 

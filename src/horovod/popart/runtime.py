@@ -1,4 +1,4 @@
-"""The collectives on NumPy arrays, which is what the memory of a session's streams becomes."""
+"""The collectives on NumPy arrays, over the memory of a session's streams."""
 
 from __future__ import annotations
 

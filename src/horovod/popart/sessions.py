@@ -1,4 +1,4 @@
-"""What is needed of a session and its optimizer, and sessions that are made for several ranks."""
+"""The methods of a session that this package calls, and sessions for several ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from horovod.errors import RequestError
 from horovod.popart.pointers import Array
 from horovod.popart.runtime import comm
 
-__all__ = ["DistributedTrainingSession", "Info", "Session", "Streams", "weights_io"]
+__all__ = ["DistributedTrainingSession", "HostReducedSession", "Info", "Streams", "weights_io"]
 
 STORE, LOAD, WEIGHT_LOAD = "gradientStore__", "gradientLoad__", "weightLoad__"
-#: What the id of a gradient begins with: plain, and accumulated over micro-batches.
+#: Prefixes of the ids of gradients: accumulated over micro-batches, and plain.
 _GRADIENTS = ("FinalReducedGradient___", "Gradient___")
 
 
@@ -28,14 +28,14 @@ class Info(Protocol):
         """Return the dtype, as NumPy calls it."""
 
 
-class Session(Protocol):
+class HostReducedSession(Protocol):
     """The methods of a PopART session that this package calls."""
 
     def getHostReduceStreamIds(self) -> Sequence[str]:
         """Return the handles of host reduction."""
 
     def connectStreamToCallback(self, handle: str, callback: Callable[[Any], None], index: int) -> None:
-        """Say what is called when a stream is served."""
+        """Set the callback of a stream."""
 
     def getInfo(self, tensor: str) -> Info:
         """Return dtype and shape of a tensor."""
@@ -54,7 +54,7 @@ class Session(Protocol):
 
 
 class Streams:
-    """The handles of one session, sorted out.
+    """The stream handles of one session, by kind and weight.
 
     Args:
         session: after ``prepareDevice()``; before that it has no handles.
@@ -69,7 +69,7 @@ class Streams:
         RequestError: a handle is of no known kind.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: HostReducedSession) -> None:
         self.stores: dict[str, str] = {}
         self.loads: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
@@ -86,10 +86,10 @@ class Streams:
                 self.loads[handle.removeprefix(WEIGHT_LOAD)] = handle
                 self.gives_weights = True
             else:
-                raise RequestError(f"the session has a stream of host reduction that nothing is known of: {handle!r}")
+                raise RequestError(f"the session has an unknown stream of host reduction: {handle!r}")
         if self.stores.keys() != self.loads.keys():
             odd = ", ".join(sorted(self.stores.keys() ^ self.loads.keys()))
-            raise RequestError(f"each weight must have a stream to store and one to load; it is not so for {odd}")
+            raise RequestError(f"each weight needs a stream to store and one to load. Missing for: {odd}")
 
 
 def _weight_of(gradient: str) -> str:
@@ -99,8 +99,8 @@ def _weight_of(gradient: str) -> str:
     return gradient
 
 
-def weights_io(session: Session, arrays: Mapping[str, Array]) -> Any:
-    """Return the ``PyWeightsIO`` of whichever PopART the session is of.
+def weights_io(session: HostReducedSession, arrays: Mapping[str, Array]) -> Any:
+    """Return the ``PyWeightsIO`` of the session's PopART.
 
     Raises:
         RequestError: this is no session of PopART.
@@ -109,12 +109,12 @@ def weights_io(session: Session, arrays: Mapping[str, Array]) -> Any:
 
 
 def _of_the_same_module(known: Any, name: str) -> Any:
-    """What stands beside something's class, in its module or in that one's package."""
+    """Return a name beside an object's class, from its module or that module's package."""
     for base in type(known).__mro__:
         for module in (base.__module__, base.__module__.partition(".")[0], "popart"):
             if (found := getattr(sys.modules.get(module), name, None)) is not None:
                 return found
-    raise wrong_argument(f"something of PopART was expected; received {type(known).__name__}")
+    raise wrong_argument(f"expected an object of PopART. Received: {type(known).__name__}")
 
 
 def DistributedTrainingSession(*, enableEngineCaching: bool = False, **arguments: Any) -> Any:

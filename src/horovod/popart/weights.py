@@ -8,12 +8,12 @@ from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import global_process_set
 from horovod.popart.runtime import comm
-from horovod.popart.sessions import Session, Streams, weights_io
+from horovod.popart.sessions import HostReducedSession, Streams, weights_io
 
 __all__ = ["broadcast_weights"]
 
 
-def broadcast_weights(session: Session, root_rank: int = 0) -> None:
+def broadcast_weights(session: HostReducedSession, root_rank: int = 0) -> None:
     """Give every rank the root's weights: those of the host; ``weightsFromHost()`` brings them to the device.
 
     Collective over all ranks. At a later time ``weightsToHost()`` comes first, which fetches the device's.
@@ -21,7 +21,7 @@ def broadcast_weights(session: Session, root_rank: int = 0) -> None:
 
     Args:
         session: of training, after ``prepareDevice()``.
-        root_rank: whose weights everybody gets.
+        root_rank: the rank whose weights all ranks get.
 
     Raises:
         RequestError: the session does not say which weights it has.
@@ -34,7 +34,7 @@ def broadcast_weights(session: Session, root_rank: int = 0) -> None:
     names = sorted(listed() if listed is not None else Streams(session).stores)
     if not names:
         raise wrong_argument(
-            "broadcast_weights finds no weights: they are known by the streams of host reduction, which a training "
+            "broadcast_weights finds no weights: it takes them from the streams of host reduction, which a training "
             "session with hostAllReduce has after prepareDevice()"
         )
     agree_on_names("broadcast_weights", names, global_process_set)

@@ -3,7 +3,7 @@
     python -m khorovod_ipu.examples.popart_digits
     horovodrun -np 2 -H localhost:2 python -m khorovod_ipu.examples.popart_digits --epochs 20
 
-What belongs to data-parallel training is marked ``hvd``: a shard of the data for each rank, a learning rate for all
+The lines of data-parallel training are marked ``hvd``: a shard of the data for each rank, a learning rate for all
 ranks together, gradients that are averaged on the host while backward goes on, the same start on all ranks, evaluation
 on rank 0 only.
 """

@@ -1,4 +1,4 @@
-"""Who the workers are, as ``TF_CONFIG`` or a cluster resolver says it, checked until an error can say what is wrong."""
+"""The workers, from ``TF_CONFIG`` or a cluster resolver, checked with precise errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod import config
 __all__ = ["Cluster", "ClusterError", "read", "settings"]
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-#: How many seconds workers wait for each other unless somebody says so: a person starts them, in one terminal after the
+#: Default limit in seconds for workers to wait for each other: a person starts them in one terminal after the
 #: other, and they load TensorFlow first.
 _BY_HAND = "300"
 #: Jobs whose tasks train; a chief comes before the workers.
@@ -26,7 +26,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ClusterError(ValueError):
-    """What TF_CONFIG or the cluster resolver says cannot be meant."""
+    """TF_CONFIG or the cluster resolver is wrong."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self.tasks)
 
     @property
@@ -117,7 +117,7 @@ def check_variable(text: str | None) -> None:
         ClusterError: with the place and what is expected.
     """
     if not text:
-        raise ClusterError(f"TF_CONFIG is not set. Every worker needs it, with its own index, such as: {_EXAMPLE}")
+        raise ClusterError(f"TF_CONFIG is not set. Every worker needs it, with its own index. Example: {_EXAMPLE}")
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -144,7 +144,7 @@ def check_variable(text: str | None) -> None:
 def _check_task(task: Any, cluster: Mapping[str, Any]) -> None:
     if not isinstance(task, Mapping):
         raise ClusterError(
-            'TF_CONFIG has no "task": it must say which of the workers this process is, such as '
+            'TF_CONFIG has no "task": it must say which of the workers this process is, for example '
             '"task": {"type": "worker", "index": 0}'
         )
     missing = [name for name in ("type", "index") if name not in task]
@@ -218,7 +218,7 @@ def check_port(cluster: Cluster) -> bool:
 
 
 def _is_ours(port: int) -> bool:
-    """Whether this process listens on a port, as when a script starts its server before the strategy."""
+    """Return whether this process listens on a port, because a script starts its server before the strategy."""
     listening = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -1,4 +1,4 @@
-"""What a strategy asks of whoever combines tensors over the workers."""
+"""The collectives that a strategy needs, and those of a single worker."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-__all__ = ["Alone", "Collectives", "gathered_rows"]
+__all__ = ["Alone", "WorkerCollectives", "gathered_rows"]
 
 
-class Collectives(Protocol):
+class WorkerCollectives(Protocol):
     """Combines tensors over all workers, in eager execution, in ``tf.function`` and in graphs of TensorFlow 1.
 
     Attributes:
         rank: of this worker.
-        size: how many workers there are.
+        size: number of workers.
         host: TensorFlow's name of this worker's processor.
     """
 
@@ -60,7 +60,7 @@ class Alone:
         return tensor
 
 
-def gathered_rows(tensor: Any, axis: int, collectives: Collectives) -> Any:
+def gathered_rows(tensor: Any, axis: int, collectives: WorkerCollectives) -> Any:
     """Concatenate all workers' tensors along any dimension.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils, values
 
-from khorovod_ipu.tensorflow.collectives import Collectives, gathered_rows
+from khorovod_ipu.tensorflow.collectives import WorkerCollectives, gathered_rows
 
 __all__ = ["HostReductions"]
 
@@ -20,10 +20,10 @@ class HostReductions(cross_device_ops.CrossDeviceOps):
     while the last are computed.
 
     Args:
-        collectives: who combines them.
+        collectives: combine the tensors.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: WorkerCollectives) -> None:
         super().__init__()
         self._collectives = collectives
 

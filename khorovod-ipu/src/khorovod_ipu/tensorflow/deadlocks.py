@@ -3,7 +3,7 @@
 TensorFlow's rings wait for ever. Every worker notes in which of them it is; who has not moved for some time, and
 computes nothing meanwhile, tells the others, by datagrams to the UDP port of the same number as its server's. When all
 workers say so and there is no operation in which all of them are, nothing can go on any more. Where datagrams do not
-arrive, nobody is ended.
+arrive, no worker is ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from khorovod_ipu.tensorflow.cluster import Cluster
 
-__all__ = ["Lookout", "Progress", "deadlocked"]
+__all__ = ["Lookout", "WorkerProgress", "deadlocked"]
 
 #: Of the time without a move, what a process that computes nothing may take of a processor.
 _IDLE = 0.02
@@ -35,8 +35,8 @@ _END_S = 5.0
 
 
 @dataclass
-class Progress:
-    """Which operations of the rings this worker is in.
+class WorkerProgress:
+    """The operations of the rings that this worker is in.
 
     Attributes:
         calls: how often each was entered.
@@ -110,7 +110,7 @@ class Lookout:
     """
 
     def __init__(
-        self, cluster: Cluster, progress: Progress, patience_s: float, on_deadlock: Callable[[str], None]
+        self, cluster: Cluster, progress: WorkerProgress, patience_s: float, on_deadlock: Callable[[str], None]
     ) -> None:
         self._cluster, self._progress, self._on_deadlock = cluster, progress, on_deadlock
         self.patience_s = patience_s

@@ -31,7 +31,7 @@ class EngineCollectives:
         self.size = hvd.size()
 
     def _name(self, kind: str) -> str | None:
-        """A key that says the how-manieth of its graph this is: layers may be called otherwise on other ranks."""
+        """Return a key with the number of the operation in its graph: layers may have other names on other ranks."""
         if tf.executing_eagerly():
             return None
         graph = tf.compat.v1.get_default_graph()

@@ -15,7 +15,7 @@ from horovod.errors import MismatchError
 __all__ = ["allgather", "allreduce", "broadcast"]
 
 _LAYOUTS = "Tensor layouts did not match on all instances"
-#: What TensorFlow's own operations allow.
+#: The limit of TensorFlow's own operations.
 _MOST_DIMENSIONS = 8
 #: How often each key was asked for, by graph.
 _keys: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()

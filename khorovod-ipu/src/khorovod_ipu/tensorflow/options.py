@@ -1,12 +1,12 @@
-"""How the device is configured: kept for whoever asks, without effect on a software device."""
+"""The configuration of the device: kept, without effect on a software device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["IPUConfig", "Options", "latest"]
+__all__ = ["IPUConfig", "OptionTree", "latest"]
 
-#: What can be configured; below these names everything is accepted.
+#: Known groups of options; below these names every option is accepted.
 _NAMES = frozenset(
     (
         "allow_recompute", "auto_select_ipus", "select_ipus", "compilation_options", "convolutions",
@@ -18,13 +18,13 @@ _NAMES = frozenset(
 _configured: list[Any] = []
 
 
-class Options:
+class OptionTree:
     """Names and values; a name that was not set holds more of them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = Options()
+        value = OptionTree()
         object.__setattr__(self, name, value)
         return value
 
@@ -34,13 +34,13 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return all that was set, nested."""
         return {
-            name: value.as_dict() if isinstance(value, Options) else value
+            name: value.as_dict() if isinstance(value, OptionTree) else value
             for name, value in vars(self).items()
-            if not isinstance(value, Options) or value
+            if not isinstance(value, OptionTree) or value
         }
 
 
-class IPUConfig(Options):
+class IPUConfig(OptionTree):
     """``ipu.config.IPUConfig``: the SDK's options may be set; ``configure_ipu_system`` puts them in use."""
 
     def __getattr__(self, name: str) -> Any:

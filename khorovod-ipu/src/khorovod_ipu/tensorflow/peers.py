@@ -1,4 +1,4 @@
-"""Whether the other workers are there: connections that carry nothing, and end when their worker does."""
+"""Watches the other workers by idle connections, which end when their worker does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from khorovod_ipu.tensorflow.cluster import Cluster
 
-__all__ = ["Watch", "WorkerLostError"]
+__all__ = ["WorkerLostError", "WorkerWatch"]
 
 #: Between two attempts to reach a worker that is not there yet.
 _PAUSE_S = 0.1
-#: How often whoever waits is told for whom.
+#: Period of warnings that name the missing workers.
 _REMIND_S = 10.0
-#: How long the end of the process waits for a watch that looks after somebody just then.
+#: Limit for the end of the process to wait for a watch that is checking a worker.
 _END_S = 10.0
 
 _logger = logging.getLogger("horovod")
@@ -30,11 +30,11 @@ class WorkerLostError(RuntimeError):
     """A worker died, or never came."""
 
 
-class Watch:
+class WorkerWatch:
     """Watches the servers of the other workers, from the first time that it reached them.
 
     Args:
-        cluster: who they are.
+        cluster: the workers.
         on_loss: called once, on a thread of the watch, with words for the worker that was lost.
     """
 
@@ -58,7 +58,7 @@ class Watch:
             Whether it was the first time.
 
         Raises:
-            WorkerLostError: who has not come.
+            WorkerLostError: a worker has not come.
         """
         with self._lock:
             if self._thread is not None or self._cluster.size == 1:
@@ -86,7 +86,7 @@ class Watch:
             return True
 
     def end(self, why: str) -> None:
-        """End what waits for others, as if one were lost.
+        """End all waiting, as if a worker were lost.
 
         Args:
             why: words for it.
@@ -102,8 +102,8 @@ class Watch:
     def _missing(self, ranks: list[int], timeout_s: float) -> str:
         return (
             f"{self._names([self._cluster.rank])}, this worker, waited {timeout_s:g} s for {self._names(ranks)}: "
-            "nobody listens there. Is it started, with the same TF_CONFIG but for its index, and can this host reach "
-            "it? HOROVOD_START_TIMEOUT sets how long to wait, in seconds"
+            "no server listens there. Start it with the same TF_CONFIG and its own index, and check the network. "
+            "HOROVOD_START_TIMEOUT sets the limit in seconds"
         )
 
     def _connect(self, rank: int, timeout_s: float) -> socket.socket | None:
@@ -113,7 +113,7 @@ class Watch:
         except OSError:
             return None
         if made.getsockname() == made.getpeername():
-            # Nobody listens, and the kernel has taken that very port for this end: TCP then meets itself.
+            # No server listens, and the kernel chose the same port for this end: TCP connects to itself.
             made.close()
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -134,7 +134,7 @@ class Watch:
         return "; ".join(self._lost.values())
 
     def close(self) -> None:
-        """Stop watching; nobody is reported as lost any more."""
+        """Stop watching: no more workers are reported as lost."""
         atexit.unregister(self.close)
         thread, self._thread = self._thread, None
         self._is_closed = True
@@ -164,7 +164,7 @@ class Watch:
         with contextlib.suppress(OSError):
             if connection.recv(4096):
                 return  # a greeting of gRPC's
-        # A server may end a connection that says nothing. It is lost only if there is nobody to connect to.
+        # A server may end a connection that says nothing. It is lost only if no server answers.
         connection.close()
         again = self._connect(rank, 5.0)
         if again is not None:

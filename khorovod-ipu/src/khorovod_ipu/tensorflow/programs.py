@@ -1,4 +1,4 @@
-"""Programs of the device: what is compiled, repeated and pipelined; executed by TensorFlow on the host's processor."""
+"""Programs of the device: compile, repeat and pipeline, executed by TensorFlow on the host's processor."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _plain_loops() -> Iterator[None]:
 
 
 def _split(outputs: Any) -> tuple[list[Any], list[Any]]:
-    """Part what a function returned into tensors and operations."""
+    """Split the results of a function into tensors and operations."""
     if outputs is None:
         return [], []
     flat = tf.nest.flatten(outputs) if isinstance(outputs, (list, tuple, dict)) else [outputs]
-    # What `minimize(loss, global_step)` returns stands for an operation, too.
+    # The result of `minimize(loss, global_step)` stands for an operation, too.
     flat = [value.op if isinstance(value, _UnreadVariable) else value for value in flat]
     operations = [value for value in flat if isinstance(value, tf.Operation)]
     tensors = [tf.convert_to_tensor(v) for v in flat if not isinstance(v, tf.Operation) and v is not None]
@@ -80,14 +80,14 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
     """Call a function several times within one program.
 
     Args:
-        n: how often.
+        n: number of calls.
         body: gets the inputs, and an element of the queue; returns the inputs of the next time.
         inputs: of the first time.
         infeed_queue: where elements come from.
         accepted: of the SDK, without effect here.
 
     Returns:
-        What the last time returned: a tensor, or a list of several; without any, the operation that runs everything.
+        The results of the last call: a tensor, or a list of several; without any, the operation that runs everything.
     """
     start = [tf.convert_to_tensor(value) for value in tf.nest.flatten(inputs if inputs is not None else [])]
 
@@ -118,11 +118,11 @@ def repeat(n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: A
 
 
 class OptimizerFunctionOutput(NamedTuple):
-    """What the optimizer function of a pipeline returns.
+    """The result of the optimizer function of a pipeline.
 
     Attributes:
         opt: an optimizer of TensorFlow 1.
-        loss: what it makes smaller.
+        loss: the tensor that it minimises.
         compute_gradients_args: more arguments of ``compute_gradients``.
         compute_gradients_kwargs: by name.
         apply_gradients_args: more arguments of ``apply_gradients``.
@@ -154,14 +154,14 @@ def pipeline(
     The arithmetic is a pipeline's; that stages of different batches run at the same time is not imitated.
 
     Args:
-        computational_stages: the first gets the inputs and an element of the queue, each other what the one before
-            returned.
+        computational_stages: the first gets the inputs and an element of the queue, each other the results of the one
+            before.
         gradient_accumulation_count: batches of one step.
         repeat_count: steps of one program.
         inputs: of the first stage, the same for all batches.
         infeed_queue: where elements come from.
-        outfeed_queue: gets what the last stage returned, of every batch.
-        optimizer_function: gets what the last stage returned; returns an OptimizerFunctionOutput. None only runs.
+        outfeed_queue: gets the results of the last stage, of every batch.
+        optimizer_function: gets the results of the last stage; returns an OptimizerFunctionOutput. None only runs.
         pipeline_depth: older name of ``gradient_accumulation_count``.
         outfeed_loss: the queue gets the loss instead.
         accepted: of the SDK, without effect here, such as ``device_mapping``.

@@ -1,4 +1,4 @@
-"""What feeds a program of the device, and what it gives back while it runs."""
+"""Queues into and out of a running program of the device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def IPUIterator(dataset: Any = None, **accepted: Any) -> Any:
     """Return an iterator of a dataset, which functions of the device may get as an argument.
 
     Args:
-        dataset: what is fed.
+        dataset: source of the elements.
         accepted: other arguments of the SDK, without effect here.
     """
     if not isinstance(dataset, tf.data.Dataset):
@@ -52,7 +52,7 @@ class IPUInfeedQueue:
     """Feeds the elements of a dataset to a program.
 
     Args:
-        dataset: what is fed.
+        dataset: source of the elements.
         feed_name: accepted.
         device_ordinal: accepted.
         prefetch_depth: elements to prepare ahead.
@@ -92,7 +92,7 @@ class IPUInfeedQueue:
 
 
 class IPUOutfeedMode:
-    """What ``dequeue`` gives: all elements, or the last."""
+    """The elements that ``dequeue`` returns: all, or the last."""
 
     ALL = "all"
     LAST = "last"
@@ -150,12 +150,12 @@ class IPUOutfeedQueue:
             return enqueued
 
     def dequeue(self) -> Any:
-        """Return what has been put in since the last time: stacked, or the last one.
+        """Return the elements since the last call: stacked, or the last one.
 
         Of several replicas the second dimension, of the last one the first, is the replica.
         """
         if self._queue is None:
-            raise ValueError("nothing was enqueued in this graph: call dequeue() after the program was built")
+            raise ValueError("nothing is enqueued in this graph. Call dequeue() after the program is built")
         replicas = len(self._places)
         with tf.device(_HOST):
             found = self._queue.dequeue_many(self._queue.size() // replicas * replicas)
@@ -167,7 +167,7 @@ class IPUOutfeedQueue:
         return tf.nest.pack_sequence_as(self._structure, list(flat)) if _nested(self._structure) else flat[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the elements that have been put in since the last time, one by one."""
+        """Return the elements since the last call, one by one."""
         found = self.dequeue()
         if self._mode == IPUOutfeedMode.LAST:
             return iter([found])

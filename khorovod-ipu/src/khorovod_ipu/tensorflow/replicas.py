@@ -31,7 +31,7 @@ class _ApartError(BaseException):
 
 
 class _Part(NamedTuple):
-    """What one replica wants to run inside of a loop or a branch.
+    """The loop or branch of one replica.
 
     Attributes:
         functions: the loop's condition and body, or both branches.
@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 
 class _Together:
-    """What the replicas of one call share.
+    """State that the replicas of one call share.
 
     Args:
         count: of replicas.
@@ -61,7 +61,7 @@ class _Meeting(distribute_lib.ReplicaContext):
 
     Args:
         mirrored: TensorFlow's context of its thread, which waits for the others.
-        together: what they share.
+        together: their shared state.
     """
 
     def __init__(self, mirrored: Any, together: _Together) -> None:
@@ -102,12 +102,12 @@ class _Meeting(distribute_lib.ReplicaContext):
         return distribute_utils.select_replica(self.local, results)
 
     def runs_as_one(self, alone: Callable[[], Any], joint: Callable[[list[_Part]], list[Any]], part: _Part) -> Any:
-        """Run a loop or a branch of this replica alone, if it meets nobody there, or else one for all replicas.
+        """Run a loop or a branch of this replica alone, if it meets no other there, else one for all replicas.
 
         Args:
             alone: runs it.
-            joint: runs it for all; returns what each gets.
-            part: what this replica brings to it.
+            joint: runs it for all; returns the results of each.
+            part: of this replica.
         """
         if self._is_alone or not self.is_outermost:
             return alone()
@@ -127,7 +127,7 @@ class _Meeting(distribute_lib.ReplicaContext):
 
     @property
     def is_outermost(self) -> bool:
-        """Whether the graph being built is the one in which replicas can meet."""
+        """Return whether replicas can meet in the graph being built."""
         return not tf.executing_eagerly() and ops.get_default_graph() is self._graph
 
     def loop(self, cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any]) -> Any:
@@ -158,7 +158,7 @@ def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwar
 
     Args:
         strategy: whose replicas.
-        fn: what to call.
+        fn: the function.
         args: its arguments, of which each replica gets its own.
         kwargs: likewise.
     """
@@ -174,7 +174,7 @@ def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwar
 
 
 def _on_each(status: ag_ctx.ControlStatusCtx, functions: Sequence[Callable[[], Any]]) -> tuple[Any, ...]:
-    """Call one function for each replica, in the graph that is being built; return what each returned."""
+    """Call one function for each replica, in the graph being built; return the results of each."""
     results: list[Any] = [None] * len(functions)
     strategy = tf.distribute.get_strategy()
 

@@ -19,12 +19,12 @@ from tensorflow.python.ops import collective_ops
 from horovod.config import Config
 from khorovod_ipu.tensorflow import servers
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, fail_fast
-from khorovod_ipu.tensorflow.deadlocks import Lookout, Progress
-from khorovod_ipu.tensorflow.peers import Watch, WorkerLostError
+from khorovod_ipu.tensorflow.deadlocks import Lookout, WorkerProgress
+from khorovod_ipu.tensorflow.peers import WorkerLostError, WorkerWatch
 
 __all__ = ["RingCollectives"]
 
-#: What TensorFlow's rings add up; other numbers travel as one of these.
+#: The dtypes that TensorFlow's rings add; other numbers travel as one of these.
 _SUMMED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _SENT = (*_SUMMED, tf.bool)
 #: Which worker this process is, by the addresses of all workers.
@@ -59,8 +59,8 @@ class RingCollectives:
         self.size = cluster.size
         self.host = cluster.device(cluster.rank, "/device:CPU:0")
         self.start_timeout_s = settings.start_timeout_s
-        self.watch = Watch(cluster, self._abort)
-        self._progress = Progress()
+        self.watch = WorkerWatch(cluster, self._abort)
+        self._progress = WorkerProgress()
         self._numbers = itertools.count(1)
         patience_s = 0.0 if settings.stall_check_disable else settings.stall_warn_s
         self._lookout = Lookout(cluster, self._progress, patience_s, self.watch.end) if patience_s else None

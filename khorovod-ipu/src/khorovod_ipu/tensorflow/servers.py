@@ -17,7 +17,7 @@ __all__ = ["limit_exit", "note", "note_leader", "prepare", "target_of"]
 
 #: Servers cannot be stopped: one per address and process. None stands for one that eager execution has started.
 _servers: dict[str, Any] = {}
-#: Who leads the collectives of a server, which has to know it when it starts.
+#: The leader of the collectives of each server, which needs it when it starts.
 _leaders: dict[str, str] = {}
 #: How many seconds the interpreter may take to end, with what else ends with it.
 _EXIT_S = 300.0
@@ -53,7 +53,7 @@ def limit_exit() -> None:
 
 
 def note_leader(cluster: Cluster) -> None:
-    """Remember who leads the collectives of this worker's server.
+    """Remember the leader of the collectives of this worker's server.
 
     Args:
         cluster: the workers.

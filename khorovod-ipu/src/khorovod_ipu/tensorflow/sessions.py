@@ -1,4 +1,4 @@
-"""What sessions of TensorFlow 1 need in order to run a software device, and to say which worker was lost."""
+"""Sessions of TensorFlow 1: run on the software device, and name lost workers."""
 
 from __future__ import annotations
 

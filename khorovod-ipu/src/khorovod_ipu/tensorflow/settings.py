@@ -8,23 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from khorovod_ipu.tensorflow.options import IPUConfig, Options
+from khorovod_ipu.tensorflow.options import IPUConfig, OptionTree
 
 __all__ = [
-    "SETTERS",
-    "UTILITIES",
-    "auto_select_ipus",
-    "configure_ipu_system",
-    "create_ipu_config",
-    "ipu_shard",
-    "missing",
-    "move_variable_initialization_to_cpu",
-    "outside_compilation_scope",
-    "reset_ipu_seed",
-    "select_ipus",
-    "set_experimental_multi_replica_distribution_options",
-    "set_ipu_model_options",
-]
+    "SETTERS", "UTILITIES", "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "ipu_shard", "missing",
+    "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed", "select_ipus",
+    "set_experimental_multi_replica_distribution_options", "set_ipu_model_options",
+]  # fmt: skip
 
 #: Functions of ``ipu.utils`` besides those of ``SETTERS``.
 UTILITIES = (
@@ -50,7 +40,7 @@ def _noted(*path: str) -> Callable[..., IPUConfig]:
 def create_ipu_config(**options: Any) -> IPUConfig:
     """Return a configuration that holds options of the SDK, without effect."""
     made = IPUConfig()
-    made.compilation_options = Options()
+    made.compilation_options = OptionTree()
     return _noted("compilation_options")(made, **options)
 
 

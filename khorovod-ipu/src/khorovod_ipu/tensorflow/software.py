@@ -1,6 +1,6 @@
-"""What scripts of the SDK expect of TensorFlow, and TensorFlow no longer has.
+"""Adds to TensorFlow what scripts of the SDK expect and TensorFlow no longer has.
 
-Nothing happens unless a program imports ``tensorflow.python.ipu``; and nothing that is there is replaced, but that
+Nothing happens unless a program imports ``tensorflow.python.ipu``; existing parts of TensorFlow stay, except that
 functions are not compiled.
 """
 
@@ -23,10 +23,10 @@ __all__ = ["prepare"]
 
 
 def prepare() -> None:
-    """Give TensorFlow what it lacks; once per process, any number of times.
+    """Add the missing parts to TensorFlow; any number of times.
 
     ``tf.estimator`` becomes the names that an IPUEstimator needs. ``tf.keras`` becomes Keras 2 if ``tf_keras`` is
-    installed, nobody has used it before, and TF_USE_LEGACY_KERAS does not say otherwise. Optimizers of TensorFlow 1
+    installed, no Keras was used before, and TF_USE_LEGACY_KERAS does not forbid it. Optimizers of TensorFlow 1
     take variables of Keras 3. ``tf.function`` does not compile.
     """
     _choose_keras()

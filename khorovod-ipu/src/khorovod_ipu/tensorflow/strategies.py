@@ -1,4 +1,4 @@
-"""The strategies that the SDK's scripts know, one class over different collectives."""
+"""The strategies of the SDK: one class over different collectives."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class IPUMultiWorkerStrategy(HostReducedStrategy):
     with ``update_config_proto``; an IPUEstimator does both.
 
     Args:
-        cluster_resolver: who the workers are.
+        cluster_resolver: of the workers.
         ipu_device: where replicas compute.
         variables_on_host: keep variables, and with them the slots of optimizers, on the host.
 
     Raises:
-        ClusterError: what is wrong with the cluster, such as TF_CONFIG.
+        ClusterError: TF_CONFIG or the cluster is wrong.
         Exception: ``tf.errors.UnavailableError``: a worker did not come (in graphs at the first run).
     """
 
@@ -42,7 +42,7 @@ class IPUMultiWorkerStrategy(HostReducedStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """What the strategy was made with."""
+        """The resolver that the strategy was made with."""
         return self._resolver
 
 
@@ -65,7 +65,7 @@ class IPUHorovodStrategy(HostReducedStrategy):
 
 
 class IPUStrategy(HostReducedStrategy):
-    """One process with one device: what a script begins with before it goes on to several.
+    """One process with one device.
 
     Args:
         ipu_device: where it computes.
@@ -93,7 +93,7 @@ class PopDistStrategy(HostReducedStrategy):
             into as many parts as there are replicas, as TensorFlow's strategies do.
 
     Raises:
-        RuntimeError: the job has not as many processes as instances.
+        RuntimeError: the numbers of processes and instances differ.
     """
 
     supports_loss_scaling = True

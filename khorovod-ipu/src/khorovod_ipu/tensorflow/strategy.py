@@ -26,7 +26,7 @@ from tensorflow.python.eager import def_function, record
 from tensorflow.python.framework import ops
 
 from khorovod_ipu.tensorflow import replicas as meetings
-from khorovod_ipu.tensorflow.collectives import Collectives
+from khorovod_ipu.tensorflow.collectives import WorkerCollectives
 from khorovod_ipu.tensorflow.cross_device import HostReductions
 
 __all__ = ["HostReducedExtended", "HostReducedStrategy"]
@@ -36,7 +36,7 @@ class HostReducedStrategy(distribute_lib.Strategy):
     """A strategy whose workers combine tensors on their hosts.
 
     Args:
-        collectives: who combines them.
+        collectives: combine tensors.
         ipu_device: where replicas compute; the software device is part of the host's processor.
         variables_on_host: keep variables, and with them the slots of optimizers, on the host.
         replicas: of each worker.
@@ -44,7 +44,7 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
     def __init__(
         self,
-        collectives: Collectives,
+        collectives: WorkerCollectives,
         ipu_device: str = "/device:IPU:0",
         variables_on_host: bool = False,
         replicas: int = 1,
@@ -101,11 +101,11 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
 
 class HostReducedExtended(mirrored_strategy.MirroredExtended):
-    """What ``strategy.extended`` is.
+    """The class of ``strategy.extended``.
 
     Args:
         container_strategy: the strategy.
-        collectives: who combines tensors.
+        collectives: combine tensors.
         ipu_device: where replicas compute.
         variables_on_host: where variables live.
         replicas: of this worker; each has a device by name, and a copy of every variable.
@@ -114,7 +114,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
     def __init__(
         self,
         container_strategy: Any,
-        collectives: Collectives,
+        collectives: WorkerCollectives,
         ipu_device: str,
         variables_on_host: bool,
         replicas: int = 1,
@@ -138,7 +138,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         self._cross_device_ops = HostReductions(collectives)
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.experimental_enable_get_next_as_optional = True
-        # One value per worker, whatever TensorFlow reads out of the name of the device.
+        # One value per worker, regardless of the name of the device.
         self._use_var_policy = False
 
     # -- variables -----------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
             input_fn, self._input_workers, [self._make_input_context()], self._container_strategy()
         )
 
-    # -- who we are ----------------------------------------------------------------------------------------------
+    # -- place in the job ----------------------------------------------------------------------------------------------
 
     def _configure(
         self, session_config: Any = None, cluster_spec: Any = None, task_type: Any = None, task_id: Any = None
@@ -360,14 +360,14 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live."""
+        """The devices of variables."""
         return self._variable_devices(None)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Return where an optimizer's own variables live.
+        """Return the devices of an optimizer's own variables.
 
         Args:
-            var_list: what it optimizes.
+            var_list: the variables that it optimizes.
         """
         return self.parameter_devices
 

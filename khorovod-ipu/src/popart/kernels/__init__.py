@@ -1,4 +1,4 @@
-"""What each operator computes, in torch, which differentiates it. ``find`` gives the kernel of an operator."""
+"""The operators, computed in torch, which differentiates them. ``find`` gives the kernel of an operator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from popart.kernels import (
     resizing,
     shaping,
 )
-from popart.kernels.registry import Kernel, Node, Run, Subgraph, compute, find, known_operators
+from popart.kernels.registry import GraphNode, GraphRun, Kernel, Subgraph, compute, find, known_operators
 
-__all__ = ["Kernel", "Node", "Run", "Subgraph", "compute", "find", "known_operators"]
+__all__ = ["GraphNode", "GraphRun", "Kernel", "Subgraph", "compute", "find", "known_operators"]
 
 _LOADED = (
     control, elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, resizing, shaping,

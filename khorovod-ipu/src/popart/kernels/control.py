@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, Subgraph, operator
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, Subgraph, operator
 
 __all__: list[str] = []
 
@@ -25,7 +25,7 @@ def _kinds(values: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
     return [(tuple(value.shape), str(value.dtype).rpartition(".")[2]) for value in values]
 
 
-def _unchanged(node: Node, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
+def _unchanged(node: GraphNode, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
     if _kinds(before) != _kinds(after):
         raise popart_exception(
             f"{node.op} {node.name!r}: what one iteration hands to the next must keep shape and dtype, on a device "
@@ -33,7 +33,7 @@ def _unchanged(node: Node, before: Sequence[torch.Tensor], after: Sequence[torch
         )
 
 
-def _check_count(node: Node, graph: Subgraph, inputs: int, outputs: str | int) -> None:
+def _check_count(node: GraphNode, graph: Subgraph, inputs: int, outputs: str | int) -> None:
     if len(graph.inputs) != inputs or (isinstance(outputs, int) and len(graph.outputs) != outputs):
         raise popart_exception(
             f"{node.op} {node.name!r} needs a subgraph of {inputs} inputs and {outputs} outputs; received one of "
@@ -42,14 +42,14 @@ def _check_count(node: Node, graph: Subgraph, inputs: int, outputs: str | int) -
 
 
 @operator("Call", domain=GRAPHCORE)
-def _call(run: Run, node: Node, inputs: Inputs) -> Any:
+def _call(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     callee = node.attributes["callee"]
     _check_count(node, callee, len(inputs), len(node.outputs))
     return tuple(run.inside(callee, inputs))
 
 
 @operator("If")
-def _if(run: Run, node: Node, inputs: Inputs) -> Any:
+def _if(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     branches = [node.attributes[name] for name in ("then_branch", "else_branch")]
     for branch in branches:
         _check_count(node, branch, 0, len(node.outputs))
@@ -66,7 +66,7 @@ def _if(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Loop", reads=(0,))
-def _loop(run: Run, node: Node, inputs: Inputs) -> Any:
+def _loop(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     body, carried = node.attributes["body"], list(inputs[2:])
     count = None if inputs[0] is None else int(inputs[0].reshape(()).item())
     _check_count(node, body, 2 + len(carried), f"{1 + len(carried)} or more")
@@ -96,7 +96,9 @@ def _loop(run: Run, node: Node, inputs: Inputs) -> Any:
     return (*carried, *(torch.stack(rows) for rows in lists if rows), *empty)
 
 
-def _nothing(run: Run, body: Subgraph, goes_on: torch.Tensor, carried: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _nothing(
+    run: GraphRun, body: Subgraph, goes_on: torch.Tensor, carried: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The stacked results of no iteration."""
     with torch.no_grad():
         _, *after = run.inside(body, [torch.tensor(0), goes_on, *carried])
@@ -104,7 +106,7 @@ def _nothing(run: Run, body: Subgraph, goes_on: torch.Tensor, carried: Sequence[
 
 
 @operator("Scan")
-def _scan(run: Run, node: Node, inputs: Inputs) -> Any:
+def _scan(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     body, given = node.attributes["body"], node.attributes
     scanned = int(given["num_scan_inputs"])
     carried, sequences = list(inputs[: len(inputs) - scanned]), list(inputs[len(inputs) - scanned :])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator, simple
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
 from popart.tensors import torch_type
 
 __all__: list[str] = []
@@ -32,20 +32,20 @@ _BINARY: dict[str, Callable[..., Any]] = {
 
 
 @operator("Div")
-def _div(run: Run, node: Node, inputs: Inputs) -> Any:
+def _div(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     whole = not inputs[0].is_floating_point()
     return torch.div(inputs[0], inputs[1], rounding_mode="trunc" if whole else None)
 
 
 @operator("Sum", "Mean", "Max", "Min")
-def _of_several(run: Run, node: Node, inputs: Inputs) -> Any:
+def _of_several(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     pairwise = {"Max": torch.maximum, "Min": torch.minimum}.get(node.op, torch.add)
     total = functools.reduce(pairwise, inputs)
     return total / len(inputs) if node.op == "Mean" else total
 
 
 @operator("Clip")
-def _clip(run: Run, node: Node, inputs: Inputs) -> Any:
+def _clip(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, *limits = inputs
     lowest, highest = (*limits, None, None)[:2]
     low = node.attributes.get("min") if lowest is None else lowest

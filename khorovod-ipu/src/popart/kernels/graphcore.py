@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator, simple
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
 
 __all__: list[str] = []
 
@@ -22,7 +22,7 @@ _PLAIN: dict[str, Any] = {
 
 
 @operator("Slice", domain=GRAPHCORE)
-def _slice(run: Run, node: Node, inputs: Inputs) -> Any:
+def _slice(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, starts, ends = inputs[0], node.attributes["starts"], node.attributes["ends"]
     for axis, start, end in zip(node.attributes.get("axes") or range(len(starts)), starts, ends, strict=True):
         x = x[(slice(None),) * (axis % x.dim()) + (slice(start, end),)]
@@ -30,7 +30,7 @@ def _slice(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("ShapedDropout", domain=GRAPHCORE)
-def _shaped_dropout(run: Run, node: Node, inputs: Inputs) -> Any:
+def _shaped_dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """The mask has a shape of its own, and is spread over the tensor."""
     x, ratio = inputs[0], node.attributes.get("ratio", 0.5)
     if not run.training or x.is_meta:
@@ -38,8 +38,8 @@ def _shaped_dropout(run: Run, node: Node, inputs: Inputs) -> Any:
     return x * (torch.rand(node.attributes["shape"], generator=run.generator) >= ratio) / (1 - ratio)
 
 
-def _place(node: Node, x: torch.Tensor, where: torch.Tensor) -> tuple[slice, ...]:
-    """What the dynamic operators cut out: it begins where a tensor says, and has a size that is known."""
+def _place(node: GraphNode, x: torch.Tensor, where: torch.Tensor) -> tuple[slice, ...]:
+    """Return the part that a dynamic operator selects: a tensor says where it begins; its size is known."""
     axes, sizes = node.attributes["axes"], node.attributes["sizes"]
     starts = [0] * len(axes) if where.is_meta else [int(start) for start in where.reshape(-1).tolist()]
     if len(starts) != len(axes) or len(sizes) != len(axes):
@@ -59,13 +59,13 @@ def _place(node: Node, x: torch.Tensor, where: torch.Tensor) -> tuple[slice, ...
 
 
 @operator("DynamicSlice", domain=GRAPHCORE)
-def _dynamic_slice(run: Run, node: Node, inputs: Inputs) -> Any:
+def _dynamic_slice(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, where = inputs
     return x[_place(node, x, where)]
 
 
 @operator("DynamicUpdate", "DynamicAdd", "DynamicZero", domain=GRAPHCORE)
-def _dynamic_update(run: Run, node: Node, inputs: Inputs) -> Any:
+def _dynamic_update(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, where, *given = inputs
     places = _place(node, x, where)
     fresh = x.clone()
@@ -79,7 +79,7 @@ def _dynamic_update(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("PrintTensor", domain=GRAPHCORE)
-def _print(run: Run, node: Node, inputs: Inputs) -> Any:
+def _print(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0].view_as(inputs[0])
     if x.is_meta:
         return x

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator
 
 __all__: list[str] = []
 
@@ -17,7 +17,7 @@ _LEAST_OTHERWISE = 1e-7
 _LEAST_DIVISOR = 1e-10
 
 
-def _reduced(node: Node, x: torch.Tensor, count: Any = None) -> torch.Tensor:
+def _reduced(node: GraphNode, x: torch.Tensor, count: Any = None) -> torch.Tensor:
     how = node.attributes.get("reduction", "Mean")
     if how == "NoReduction":
         return x
@@ -65,7 +65,7 @@ def _apply(function: Any, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 @operator("Nll", domain=GRAPHCORE)
-def _nllloss(run: Run, node: Node, inputs: Inputs) -> Any:
+def _nllloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     probabilities, labels = inputs
     classes = probabilities.shape[-1]
     rows, flat = probabilities.reshape(-1, classes), labels.reshape(-1).to(torch.int64)
@@ -93,17 +93,17 @@ def _nllloss(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("L1", domain=GRAPHCORE)
-def _l1loss(run: Run, node: Node, inputs: Inputs) -> Any:
+def _l1loss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _reduced(node, inputs[0].abs() * node.attributes["lambda"])
 
 
 @operator("IdentityLoss", domain=GRAPHCORE)
-def _identityloss(run: Run, node: Node, inputs: Inputs) -> Any:
+def _identityloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _reduced(node, inputs[0])
 
 
 @operator("ReplicatedAllReduce", domain=GRAPHCORE)
-def _replicated_allreduce(run: Run, node: Node, inputs: Inputs) -> Any:
+def _replicated_allreduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """Of one replica it is the tensor itself; several run one after the other here, and cannot wait for each other."""
     if run.replicas > 1:
         raise popart_exception(

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from popart.kernels.registry import Inputs, Node, Run, operator, simple
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator, simple
 from popart.tensors import torch_type
 
 __all__: list[str] = []
 
 
-def _dtype(node: Node, otherwise: torch.dtype = torch.float32) -> torch.dtype:
+def _dtype(node: GraphNode, otherwise: torch.dtype = torch.float32) -> torch.dtype:
     given = node.attributes.get("dtype")
     return otherwise if given is None else torch_type(given)
 
 
-def _by_chance(run: Run, node: Node, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def _by_chance(run: GraphRun, node: GraphNode, shape: Any, dtype: torch.dtype) -> torch.Tensor:
     """Fresh numbers of every micro-batch, from the session's seed; only their shape where nothing is computed."""
     device = "meta" if run.generator is None else "cpu"
     kind, values = node.op.removesuffix("Like"), node.attributes
@@ -30,23 +30,23 @@ def _by_chance(run: Run, node: Node, shape: Any, dtype: torch.dtype) -> torch.Te
 
 
 @operator("RandomNormal", "RandomUniform")
-def _random(run: Run, node: Node, inputs: Inputs) -> Any:
+def _random(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _by_chance(run, node, tuple(node.attributes["shape"]), _dtype(node))
 
 
 @operator("RandomNormalLike", "RandomUniformLike")
-def _random_like(run: Run, node: Node, inputs: Inputs) -> Any:
+def _random_like(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _by_chance(run, node, inputs[0].shape, _dtype(node, inputs[0].dtype))
 
 
 @operator("EyeLike")
-def _eye_like(run: Run, node: Node, inputs: Inputs) -> Any:
+def _eye_like(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     rows, columns = inputs[0].shape
     return torch.from_numpy(np.eye(rows, columns, node.attributes.get("k", 0))).to(_dtype(node, inputs[0].dtype))
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(run: Run, node: Node, inputs: Inputs) -> Any:
+def _space_to_depth(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, block = inputs[0], node.attributes["blocksize"]
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // block, block, width // block, block)
@@ -55,7 +55,7 @@ def _space_to_depth(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("GatherElements")
-def _gather_elements(run: Run, node: Node, inputs: Inputs) -> Any:
+def _gather_elements(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, places = inputs
     axis = node.attributes.get("axis", 0)
     whole = places.to(torch.int64)
@@ -68,7 +68,7 @@ def _each(places: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @operator("ReverseSequence")
-def _reverse_sequence(run: Run, node: Node, inputs: Inputs) -> Any:
+def _reverse_sequence(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, lengths = inputs
     time, batch = node.attributes.get("time_axis", 0), node.attributes.get("batch_axis", 1)
     places = torch.arange(x.shape[time], device=x.device).unsqueeze(1)
@@ -80,14 +80,14 @@ def _reverse_sequence(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("IsInf")
-def _is_inf(run: Run, node: Node, inputs: Inputs) -> Any:
+def _is_inf(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     above, below = node.attributes.get("detect_positive", 1), node.attributes.get("detect_negative", 1)
     found = inputs[0].isinf()
     return found & ((inputs[0] > 0) if above else (inputs[0] < 0)) if above != below else found & bool(above)
 
 
 @operator("Shrink")
-def _shrink(run: Run, node: Node, inputs: Inputs) -> Any:
+def _shrink(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, bias, lambd = inputs[0], node.attributes.get("bias", 0.0), node.attributes.get("lambd", 0.5)
     return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
 

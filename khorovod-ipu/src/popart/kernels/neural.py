@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator, simple
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator, simple
 
 __all__: list[str] = []
 
@@ -18,8 +18,8 @@ _CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d,
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
-def _padding(node: Node, size: Any, kernel: Any, strides: Any, dilations: Any) -> list[tuple[int, int]]:
-    """How much is put before and after each spatial dimension."""
+def _padding(node: GraphNode, size: Any, kernel: Any, strides: Any, dilations: Any) -> list[tuple[int, int]]:
+    """Return the padding before and after each spatial dimension."""
     rank, how = len(kernel), node.attributes.get("auto_pad", "NOTSET")
     if how in ("NOTSET", ""):
         pads = node.attributes.get("pads") or [0] * (2 * rank)
@@ -38,7 +38,7 @@ def _flat(pads: list[tuple[int, int]]) -> list[int]:
     return [amount for pair in reversed(pads) for amount in pair]
 
 
-def _spatial(node: Node, x: torch.Tensor, kernel: Any) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+def _spatial(node: GraphNode, x: torch.Tensor, kernel: Any) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     rank = len(kernel)
     if x.dim() != rank + 2 or rank not in _CONV:
         raise popart_exception(
@@ -51,7 +51,7 @@ def _spatial(node: Node, x: torch.Tensor, kernel: Any) -> tuple[list[int], list[
 
 
 @operator("Conv")
-def _conv(run: Run, node: Node, inputs: Inputs) -> Any:
+def _conv(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, weight, *rest = inputs
     strides, dilations, pads = _spatial(node, x, weight.shape[2:])
     x = F.pad(x, _flat(pads)) if any(map(any, pads)) else x
@@ -61,7 +61,7 @@ def _conv(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("ConvTranspose")
-def _conv_transpose(run: Run, node: Node, inputs: Inputs) -> Any:
+def _conv_transpose(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, weight, *rest = inputs
     rank = weight.dim() - 2
     strides, dilations, pads = _spatial(node, x, weight.shape[2:])
@@ -73,7 +73,7 @@ def _conv_transpose(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("MaxPool")
-def _max_pool(run: Run, node: Node, inputs: Inputs) -> Any:
+def _max_pool(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     if len(node.outputs) > 1:
         raise popart_exception(f"the software device does not give the indices of MaxPool {node.name!r}; num_outputs=1")
     x, kernel = inputs[0], node.attributes["kernel_shape"]
@@ -83,7 +83,7 @@ def _max_pool(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("AveragePool")
-def _average_pool(run: Run, node: Node, inputs: Inputs) -> Any:
+def _average_pool(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, kernel = inputs[0], node.attributes["kernel_shape"]
     strides, _, pads = _spatial(node, x, kernel)
     ceil = bool(node.attributes.get("ceil_mode"))
@@ -97,7 +97,7 @@ def _average_pool(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Dropout")
-def _dropout(run: Run, node: Node, inputs: Inputs) -> Any:
+def _dropout(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0]
     ratio = node.attributes.get("ratio", 0.5) if len(inputs) < 2 or inputs[1] is None else inputs[1]
     if not run.training or x.is_meta:

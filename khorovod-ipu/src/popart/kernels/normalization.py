@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popart.kernels.registry import GRAPHCORE, Inputs, Node, Run, operator
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator
 
 __all__: list[str] = []
 
@@ -17,7 +17,7 @@ def _by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("BatchNormalization")
-def _batch_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+def _batch_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """With five outputs, in training, by the batch's own statistics, which also move the running ones."""
     x, scale, shift, mean, variance = inputs
     epsilon, momentum = node.attributes.get("epsilon", 1e-5), node.attributes.get("momentum", 0.9)
@@ -39,12 +39,12 @@ def _batch_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("InstanceNormalization")
-def _instance_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+def _instance_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return F.instance_norm(inputs[0], weight=inputs[1], bias=inputs[2], eps=node.attributes.get("epsilon", 1e-5))
 
 
 @operator("GroupNormalization", domain=GRAPHCORE)
-def _group_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+def _group_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """One group is layer normalization."""
     x, scale, shift = inputs
     groups, epsilon = int(node.attributes["num_groups"]), node.attributes.get("epsilon", 1e-5)
@@ -55,7 +55,7 @@ def _group_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("LRN")
-def _local_response(run: Run, node: Node, inputs: Inputs) -> Any:
+def _local_response(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """By hand: torch's divides by the window's size at the borders as well, and from the other side of the middle."""
     x, size = inputs[0], node.attributes["size"]
     alpha, beta = node.attributes.get("alpha", 1e-4), node.attributes.get("beta", 0.75)
@@ -67,13 +67,13 @@ def _local_response(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("LpNormalization")
-def _lp_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+def _lp_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0]
     return x / x.norm(node.attributes.get("p", 2), node.attributes.get("axis", -1), keepdim=True)
 
 
 @operator("MeanVarianceNormalization")
-def _mean_variance_normalization(run: Run, node: Node, inputs: Inputs) -> Any:
+def _mean_variance_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, axes = inputs[0], node.attributes.get("axes") or [0, 2, 3]
     centred = x - x.mean(axes, keepdim=True)
     return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)

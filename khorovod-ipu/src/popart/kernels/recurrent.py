@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator
 
 __all__: list[str] = []
 
@@ -94,7 +94,7 @@ def _of_rnn(d: _Direction) -> _Step:
     return lambda x, state: (d.act(0, x + F.linear(state[0], d.recurrence, d.biases[1])),)
 
 
-def _functions(node: Node, default: list[str], directions: int) -> list[list[Callable[[Tensor], Tensor]]]:
+def _functions(node: GraphNode, default: list[str], directions: int) -> list[list[Callable[[Tensor], Tensor]]]:
     """Activations of each direction."""
     names = node.attributes.get("activations") or default * directions
     unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
@@ -108,7 +108,7 @@ def _functions(node: Node, default: list[str], directions: int) -> list[list[Cal
     return [found[start : start + len(default)] for start in range(0, len(found), len(default))]
 
 
-def _run_layer(node: Node, inputs: Inputs, gates: int, default: list[str], step_of: Callable[..., _Step]) -> Any:
+def _run_layer(node: GraphNode, inputs: Inputs, gates: int, default: list[str], step_of: Callable[..., _Step]) -> Any:
     x, weight, recurrence, *more = inputs
     given = [*more, *[None] * (5 - len(more))]
     bias, lengths, peepholes, starts = given[0], given[1], given[4], given[2 : 3 + (gates == 4)]
@@ -158,15 +158,15 @@ def _through_time(
 
 
 @operator("LSTM")
-def _lstm(run: Run, node: Node, inputs: Inputs) -> Any:
+def _lstm(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _run_layer(node, inputs, 4, ["Sigmoid", "Tanh", "Tanh"], _of_lstm)
 
 
 @operator("GRU")
-def _gru(run: Run, node: Node, inputs: Inputs) -> Any:
+def _gru(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _run_layer(node, inputs, 3, ["Sigmoid", "Tanh"], _of_gru)
 
 
 @operator("RNN")
-def _rnn(run: Run, node: Node, inputs: Inputs) -> Any:
+def _rnn(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _run_layer(node, inputs, 1, ["Tanh"], _of_rnn)

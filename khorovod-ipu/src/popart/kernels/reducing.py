@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator
 from popart.kernels.shaping import numbers
 
 __all__: list[str] = []
 
 
 @operator("MatMul")
-def _matmul(run: Run, node: Node, inputs: Inputs) -> Any:
+def _matmul(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return torch.matmul(*inputs)
 
 
 @operator("Gemm")
-def _gemm(run: Run, node: Node, inputs: Inputs) -> Any:
+def _gemm(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     a, b, *rest = inputs
     a = a.t() if node.attributes.get("transA") else a
     b = b.t() if node.attributes.get("transB") else b
@@ -49,7 +49,7 @@ _REDUCTIONS: dict[str, Callable[[Any, Any, bool], Any]] = {
 
 
 @operator(*_REDUCTIONS, reads=(1,))
-def _reduce(run: Run, node: Node, inputs: Inputs) -> Any:
+def _reduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, axes = inputs[0], numbers(node, inputs, "axes", 1)
     axes = list(range(x.dim())) if axes is None else axes
     if not axes:  # torch takes no dimension for all of them: each element is reduced by itself
@@ -58,13 +58,13 @@ def _reduce(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("ArgMax", "ArgMin")
-def _place(run: Run, node: Node, inputs: Inputs) -> Any:
+def _place(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     find = torch.argmax if node.op == "ArgMax" else torch.argmin
     return find(inputs[0], dim=node.attributes.get("axis", 0), keepdim=bool(node.attributes.get("keepdims", 1)))
 
 
 @operator("TopK", reads=(1,))
-def _topk(run: Run, node: Node, inputs: Inputs) -> Any:
+def _topk(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     count = numbers(node, inputs, "k", 1)
     count = count[0] if isinstance(count, list) else count
     largest = bool(node.attributes.get("largest", 1))
@@ -73,7 +73,7 @@ def _topk(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("CumSum", reads=(1,))
-def _cumsum(run: Run, node: Node, inputs: Inputs) -> Any:
+def _cumsum(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     axis = int(inputs[1].reshape(-1)[0])
     x = inputs[0].flip(axis) if node.attributes.get("reverse") else inputs[0]
     total = torch.cumsum(x, axis)
@@ -81,24 +81,24 @@ def _cumsum(run: Run, node: Node, inputs: Inputs) -> Any:
     return total.flip(axis) if node.attributes.get("reverse") else total
 
 
-def _over_rows(node: Node, x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _over_rows(node: GraphNode, x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Before operator set 13, the axis says where a matrix is made of the tensor, whose rows are then treated."""
     axis = node.attributes.get("axis", 1) % max(x.dim(), 1)
     return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
 
 
 @operator("Softmax")
-def _softmax(run: Run, node: Node, inputs: Inputs) -> Any:
+def _softmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _over_rows(node, inputs[0], torch.softmax)
 
 
 @operator("LogSoftmax")
-def _log_softmax(run: Run, node: Node, inputs: Inputs) -> Any:
+def _log_softmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _over_rows(node, inputs[0], torch.log_softmax)
 
 
 @operator("Hardmax")
-def _hardmax(run: Run, node: Node, inputs: Inputs) -> Any:
+def _hardmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     def hardmax(rows: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.zeros_like(rows).scatter(dim, rows.argmax(dim, keepdim=True), 1.0)
 

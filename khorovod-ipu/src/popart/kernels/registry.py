@@ -1,4 +1,4 @@
-"""The table of kernels, and what a kernel sees: its node, its inputs, and the run that it is part of."""
+"""The table of kernels, and their arguments: node, inputs and the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ import torch
 from popart.errors import nearest, popart_exception
 
 __all__ = [
-    "GRAPHCORE", "ONNX", "Inputs", "Kernel", "Node", "Operator", "Run", "Subgraph", "compute", "find",
-    "known_operators", "operator", "simple",
+    "GRAPHCORE",
+    "ONNX",
+    "GraphNode",
+    "GraphRun",
+    "Inputs",
+    "Kernel",
+    "Operator",
+    "Subgraph",
+    "compute",
+    "find",
+    "known_operators",
+    "operator",
+    "simple",
 ]  # fmt: skip
 
 ONNX = ""
@@ -23,7 +34,7 @@ Inputs = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """One operation of a graph.
 
     Attributes:
@@ -46,7 +57,7 @@ class Node:
 
     @property
     def uses(self) -> list[str]:
-        """Ids of all that it reads: its inputs, and what its subgraphs take from the graph around them."""
+        """Ids of all tensors that it reads: its inputs, and those that its subgraphs read from the outer graph."""
         graphs = [value for value in self.attributes.values() if isinstance(value, Subgraph)]
         taken = [name for graph in graphs for name in graph.captured]
         return list(dict.fromkeys(name for name in (*self.inputs, self.logits, *taken) if name))
@@ -62,28 +73,28 @@ class Subgraph:
         outputs: ids.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     @property
     def captured(self) -> list[str]:
-        """Ids of what is read and is of the graph around this one."""
+        """Ids of tensors of the graph around this one that this one reads."""
         own = {*self.inputs, *(name for node in self.nodes for name in node.outputs)}
         read = (*(name for node in self.nodes for name in node.uses), *self.outputs)
         return [name for name in dict.fromkeys(read) if name not in own]
 
 
 @dataclass
-class Run:
+class GraphRun:
     """One pass through a graph.
 
     Attributes:
-        values: what was computed so far, by id.
+        values: the tensors computed so far, by id.
         training: whether normalization and dropout behave as in training.
-        generator: source of chance.
+        generator: of random numbers.
         replicas: of the graph in this process.
-        assigned: new values of weights that are no matter of gradients, such as running means.
+        assigned: new values of weights without gradients, such as running means.
         step: computes a node of a subgraph.
     """
 
@@ -92,9 +103,9 @@ class Run:
     generator: torch.Generator | None = None
     replicas: int = 1
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
-    step: Callable[[Run, Node], None] | None = None
+    step: Callable[[GraphRun, GraphNode], None] | None = None
 
-    def around(self) -> Run:
+    def around(self) -> GraphRun:
         """Return a run that sees all values of this one, and keeps its own to itself."""
         return replace(self, values=ChainMap({}, self.values))
 
@@ -115,7 +126,7 @@ class Run:
         return [inner.values[name] for name in graph.outputs]
 
 
-Kernel = Callable[[Run, Node, Inputs], Any]
+Kernel = Callable[[GraphRun, GraphNode, Inputs], Any]
 
 
 @dataclass(frozen=True)
@@ -174,7 +185,7 @@ def find(domain: str, op: str) -> Operator:
     return found
 
 
-def compute(run: Run, node: Node) -> None:
+def compute(run: GraphRun, node: GraphNode) -> None:
     """Compute a node of a run.
 
     Raises:

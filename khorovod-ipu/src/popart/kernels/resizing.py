@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator
 from popart.kernels.shaping import numbers
 from popart.tensors import Array
 
@@ -30,8 +30,8 @@ _NEAREST: dict[str, Any] = {
 }
 
 
-def _taps(node: Node, at: Array, old: int, mode: str, nearest: str) -> list[tuple[Array, Array]]:
-    """Which elements make up those of the output, and their weights."""
+def _taps(node: GraphNode, at: Array, old: int, mode: str, nearest: str) -> list[tuple[Array, Array]]:
+    """Return the input elements of each output element, and their weights."""
     if mode == "nearest":
         # A quotient that is a whole number but for rounding is meant to be one.
         return [(_NEAREST[nearest](at.round(9)), np.ones_like(at))]
@@ -53,7 +53,9 @@ def _taps(node: Node, at: Array, old: int, mode: str, nearest: str) -> list[tupl
     return found
 
 
-def _resized(node: Node, x: torch.Tensor, sizes: list[int], scales: list[float], how: tuple[str, str]) -> torch.Tensor:
+def _resized(
+    node: GraphNode, x: torch.Tensor, sizes: list[int], scales: list[float], how: tuple[str, str]
+) -> torch.Tensor:
     mode = node.attributes.get("mode") or "nearest"
     where, nearest = how
     if mode not in ("nearest", "linear", "cubic") or where not in _COORDINATES or nearest not in _NEAREST:
@@ -77,12 +79,12 @@ def _resized(node: Node, x: torch.Tensor, sizes: list[int], scales: list[float],
 
 
 @operator("Upsample", reads=(1,))
-def _upsample(run: Run, node: Node, inputs: Inputs) -> Any:
+def _upsample(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return _by_scales(node, inputs[0], numbers(node, inputs, "scales", 1))
 
 
 def _by_scales(
-    node: Node, x: torch.Tensor, scales: list[float], how: tuple[str, str] = ("asymmetric", "floor")
+    node: GraphNode, x: torch.Tensor, scales: list[float], how: tuple[str, str] = ("asymmetric", "floor")
 ) -> torch.Tensor:
     """Without more words as operator sets up to 10 do it."""
     sizes = [int(np.floor(length * scale)) for length, scale in zip(x.shape, scales, strict=True)]
@@ -90,7 +92,7 @@ def _by_scales(
 
 
 @operator("Resize", reads=(1, 2, 3))
-def _resize(run: Run, node: Node, inputs: Inputs) -> Any:
+def _resize(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0]
     if len(inputs) == 2:
         return _by_scales(node, x, inputs[1].tolist())

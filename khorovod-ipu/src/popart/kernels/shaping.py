@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import Inputs, Node, Run, operator, simple
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator, simple
 
 __all__ = ["numbers"]
 
 
-def numbers(node: Node, inputs: Inputs, name: str, position: int, default: Any = None) -> Any:
+def numbers(node: GraphNode, inputs: Inputs, name: str, position: int, default: Any = None) -> Any:
     """An attribute in older operator sets, an input in newer ones."""
     if name in node.attributes:
         return node.attributes[name]
@@ -25,13 +25,13 @@ def numbers(node: Node, inputs: Inputs, name: str, position: int, default: Any =
 
 
 @operator("Squeeze", reads=(1,))
-def _squeeze(run: Run, node: Node, inputs: Inputs) -> Any:
+def _squeeze(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     axes = numbers(node, inputs, "axes", 1)
     return inputs[0].squeeze() if axes is None else inputs[0].squeeze(tuple(axes))
 
 
 @operator("Unsqueeze", reads=(1,))
-def _unsqueeze(run: Run, node: Node, inputs: Inputs) -> Any:
+def _unsqueeze(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, axes = inputs[0], numbers(node, inputs, "axes", 1)
     rank = x.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -40,7 +40,7 @@ def _unsqueeze(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Split", reads=(1,))
-def _split(run: Run, node: Node, inputs: Inputs) -> Any:
+def _split(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, axis = inputs[0], node.attributes.get("axis", 0)
     sizes: list[int] | None = numbers(node, inputs, "split", 1)
     if not sizes and x.shape[axis] % len(node.outputs):
@@ -49,7 +49,7 @@ def _split(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Slice", reads=(1, 2, 3, 4))
-def _slice(run: Run, node: Node, inputs: Inputs) -> Any:
+def _slice(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x = inputs[0]
     starts, ends = numbers(node, inputs, "starts", 1), numbers(node, inputs, "ends", 2)
     axes = numbers(node, inputs, "axes", 3) or list(range(len(starts)))
@@ -66,7 +66,7 @@ def _slice(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Pad", reads=(1, 2))
-def _pad(run: Run, node: Node, inputs: Inputs) -> Any:
+def _pad(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, pads = inputs[0], numbers(node, inputs, "pads", 1)
     mode = node.attributes.get("mode", "constant")
     value = numbers(node, inputs, "value", 2, 0.0)
@@ -81,7 +81,7 @@ def _pad(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("Gather")
-def _gather(run: Run, node: Node, inputs: Inputs) -> Any:
+def _gather(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     x, places = inputs
     axis = node.attributes.get("axis", 0) % x.dim()
     flat = places.reshape(-1).to(torch.int64)
@@ -90,7 +90,7 @@ def _gather(run: Run, node: Node, inputs: Inputs) -> Any:
 
 
 @operator("OneHot", reads=(1,))
-def _one_hot(run: Run, node: Node, inputs: Inputs) -> Any:
+def _one_hot(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     places, depth, values = inputs
     axis = node.attributes.get("axis", -1)
     count = int(depth.reshape(-1)[0])

@@ -23,18 +23,6 @@ from khorovod_ipu.tensorflow.estimator.spec import EstimatorSpec, EvalSpec, IPUE
 from khorovod_ipu.tensorflow.estimator.together import train_and_evaluate
 
 __all__ = [
-    "BestExporter",
-    "EstimatorSpec",
-    "EvalSpec",
-    "Exporter",
-    "FinalExporter",
-    "IPUEstimator",
-    "IPUEstimatorSpec",
-    "IPURunConfig",
-    "LatestExporter",
-    "ModeKeys",
-    "RunConfig",
-    "TrainSpec",
-    "export",
-    "train_and_evaluate",
-]
+    "BestExporter", "EstimatorSpec", "EvalSpec", "Exporter", "FinalExporter", "IPUEstimator", "IPUEstimatorSpec",
+    "IPURunConfig", "LatestExporter", "ModeKeys", "RunConfig", "TrainSpec", "export", "train_and_evaluate",
+]  # fmt: skip

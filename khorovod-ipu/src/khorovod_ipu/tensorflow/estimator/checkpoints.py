@@ -11,13 +11,13 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, values
 from tensorflow.python.training import saver as saver_lib
 
-__all__ = ["CheckpointHook", "State", "parts"]
+__all__ = ["CheckpointHook", "TrainingState", "parts"]
 
 v1 = tf.compat.v1
 
 
 def parts(variable: Any) -> list[Any]:
-    """Return what each of this worker's replicas has of a variable.
+    """Return the copies of a variable on this worker's replicas.
 
     Args:
         variable: of a strategy, or not.
@@ -41,7 +41,7 @@ class _Combined(saver_lib.BaseSaverBuilder.SaveableObject):
         return tf.group(*[part.assign(value, read_value=False) for part in parts(self._variable)])
 
 
-class State:
+class TrainingState:
     """All variables of the graph that is being built, and how they get from and to files.
 
     Args:
@@ -55,7 +55,7 @@ class State:
         size = strategy.num_replicas_in_sync if strategy is not None else 1
         combined = [v for v in variables if isinstance(v, values.DistributedVariable) and _is_on_read(v)]
         with tf.name_scope("checkpoint_reads"):
-            #: What all workers run together whenever a checkpoint is written.
+            #: All workers run these together for each checkpoint.
             self.reads = [strategy.extended.read_var(v) for v in combined]
         saved: list[Any] = [v for v in variables if not any(v is c for c in combined)]
         saved += [_Combined(v, read, size) for v, read in zip(combined, self.reads, strict=True)]
@@ -87,7 +87,7 @@ def _same(held: Sequence[Any], collectives: Any) -> Any:
 
 
 def _whole(variables: Sequence[Any]) -> list[Any]:
-    """Leave out what is only this worker's part of another variable."""
+    """Leave out variables that are this worker's part of another variable."""
     inside = {id(part) for v in variables if isinstance(v, values.DistributedVariable) for part in parts(v)}
     return [v for v in variables if id(v) not in inside]
 
@@ -111,7 +111,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
 
     def __init__(
         self,
-        state: State,
+        state: TrainingState,
         model_dir: str,
         is_chief: bool,
         steps: int | None,
@@ -137,7 +137,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
                 self._due = collectives.broadcast(tf.identity(self._asked))
 
     def begin(self) -> None:
-        """Add what is left to the graph."""
+        """Note the global step, and begin the listeners."""
         self._global_step = v1.train.get_global_step()
         for listener in self._listeners:
             listener.begin()
@@ -158,7 +158,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Write a checkpoint if it is time."""
-        # What was fetched beside the step may be older than it.
+        # Values fetched together with the step may be older than it.
         step = run_context.session.run(self._global_step)
         if self._steps:
             due = step - max(self._saved_step, 0) >= self._steps

@@ -78,12 +78,12 @@ class IPUEstimator:
 
     @property
     def model_dir(self) -> str:
-        """Where checkpoints and summaries are."""
+        """Folder of checkpoints and summaries."""
         return self._model_dir
 
     @property
     def config(self) -> RunConfig:
-        """How to run."""
+        """The configuration."""
         return self._config
 
     @property

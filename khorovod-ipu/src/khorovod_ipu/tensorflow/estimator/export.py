@@ -24,7 +24,7 @@ _SERVED = "serving_default"
 
 
 class ServingInputReceiver(NamedTuple):
-    """What a function that takes requests returns.
+    """The result of a ``serving_input_receiver_fn``.
 
     Attributes:
         features: for the model function.

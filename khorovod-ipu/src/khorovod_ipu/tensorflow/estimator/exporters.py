@@ -1,4 +1,4 @@
-"""What an EvalSpec exports after an evaluation: the last model, the latest ones, the best ones."""
+"""Exporters of an EvalSpec: the last model, the latest ones, the best ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Exporter:
         return True
 
     def _has_exported(self, folder: Path, result: Mapping[str, Any]) -> None:
-        """Nothing more is to do."""
+        """Do nothing more."""
 
 
 class FinalExporter(Exporter):

@@ -1,4 +1,4 @@
-"""How an IPUEstimator runs."""
+"""The configuration of an IPUEstimator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["IPURunConfig", "RunConfig"]
 
 @dataclass(frozen=True)
 class IPURunConfig:
-    """What concerns the device.
+    """Settings of the device.
 
     Attributes:
         iterations_per_loop: steps between two times that hooks are called.
@@ -39,7 +39,7 @@ class IPURunConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs: ``tf.estimator.RunConfig``, and the device.
+    """``tf.estimator.RunConfig``, with settings of the device.
 
     Attributes:
         ipu_run_config: what concerns the device.
@@ -102,13 +102,13 @@ class RunConfig:
 
     @property
     def device(self) -> IPURunConfig:
-        """What concerns the device."""
+        """Settings of the device."""
         assert self.ipu_run_config is not None
         return self.ipu_run_config
 
     @property
     def num_worker_replicas(self) -> int:
-        """How many replicas train, on all workers together."""
+        """Number of training replicas, of all workers together."""
         return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
 
     @property

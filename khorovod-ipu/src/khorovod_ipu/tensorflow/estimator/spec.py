@@ -1,4 +1,4 @@
-"""What model functions return, and what ``train_and_evaluate`` is told."""
+"""Results of model functions, and arguments of ``train_and_evaluate``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["EstimatorSpec", "EvalSpec", "IPUEstimatorSpec", "ModeKeys", "TrainSp
 
 
 class ModeKeys:
-    """What a model function is called for."""
+    """The purposes of a call of a model function."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -36,8 +36,8 @@ def _checked_call(what: str, call: Any) -> tuple[Callable[..., Any], Any]:
     for index, tensor in enumerate(values):
         if not tf.is_tensor(tensor):
             raise TypeError(
-                f"{what} takes tensors, and its item {index} is {tensor!r}; a gradient of None belongs to a variable "
-                "that the loss does not depend on"
+                f"{what} takes tensors, but item {index} is {tensor!r}. A gradient is None if the loss does not "
+                "depend on the variable"
             )
     return function, tensors
 
@@ -59,13 +59,13 @@ class IPUEstimatorSpec(
         ],
     )
 ):
-    """What a model function returns to an IPUEstimator.
+    """The result of a model function for an IPUEstimator.
 
     Args:
         mode: one of ``ModeKeys``.
         predictions: tensor or dictionary of tensors, for predict().
         loss: of this worker's batch; needed to train and to evaluate.
-        train_op: what makes one step; with ``host_call`` what the device does, usually ``tf.identity(loss)``.
+        train_op: makes one step; with ``host_call`` what the device does, usually ``tf.identity(loss)``.
         eval_metric_ops: name to (value, update operation).
         eval_metrics: (function, tensors); the function returns ``eval_metric_ops``.
         host_call: (function, tensors); the function gets the tensors on the host, as soon as each is there, and
@@ -132,7 +132,7 @@ class EstimatorSpec(IPUEstimatorSpec):
         mode: one of ``ModeKeys``.
         predictions: for predict().
         loss: of this worker's batch.
-        train_op: what makes one step.
+        train_op: makes one step.
         eval_metric_ops: name to (value, update operation).
         export_outputs: accepted.
         training_chief_hooks: session hooks for train(), of worker 0 only.
@@ -173,7 +173,7 @@ class EstimatorSpec(IPUEstimatorSpec):
 
 
 class TrainSpec(NamedTuple):
-    """How to train.
+    """Arguments of training.
 
     Attributes:
         input_fn: as for ``train``.
@@ -189,7 +189,7 @@ class TrainSpec(NamedTuple):
 
 
 class EvalSpec(NamedTuple):
-    """How to evaluate.
+    """Arguments of evaluation.
 
     Attributes:
         input_fn: as for ``evaluate``.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 
 from khorovod_ipu.tensorflow import servers
-from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, State, parts
+from khorovod_ipu.tensorflow.estimator.checkpoints import CheckpointHook, TrainingState, parts
 from khorovod_ipu.tensorflow.estimator.inputs import next_batches
 from khorovod_ipu.tensorflow.estimator.model import call_model, new_graph, step_on_host
 from khorovod_ipu.tensorflow.estimator.spec import IPUEstimatorSpec, ModeKeys
@@ -87,7 +87,7 @@ def train(
         v1.train.create_global_step()
         spec, train_op, loss = _built(estimator, input_fn, strategy)
         v1.summary.scalar("loss", loss)
-        state = State(strategy, config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
+        state = TrainingState(strategy, config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
         all_hooks = [
             stop,
             *_own_hooks(estimator, state, loss, listeners),
@@ -102,8 +102,8 @@ def train(
                 _run_loop(session, train_op, config.device.iterations_per_loop)
 
 
-def _scaffold(given: Any, state: State, model_dir: str | None) -> Any:
-    """Return what begins a session: what the model function wants of it, then worker 0's values for all."""
+def _scaffold(given: Any, state: TrainingState, model_dir: str | None) -> Any:
+    """Return the scaffold: the model function's, then worker 0's values for all."""
 
     def start(_: Any, session: Any) -> None:
         if given is not None and given.init_fn is not None:
@@ -185,7 +185,7 @@ def _built(estimator: Any, input_fn: Callable[..., Any], strategy: Any) -> tuple
 
 
 def _local_number(strategy: Any) -> int:
-    """Which of this worker's replicas is being built."""
+    """Return the number of the replica being built, in this worker."""
     context = tf.distribute.get_replica_context()
     return int(strategy.extended._get_local_replica_id(context._replica_id_in_sync_group))
 
@@ -221,7 +221,7 @@ def _shown_loss(losses: Sequence[Any], strategy: Any, iterations: int) -> Any:
     return tf.identity(total / (index + 1.0), name="loss")
 
 
-def _own_hooks(estimator: Any, state: State, loss: Any, listeners: Sequence[Any]) -> list[Any]:
+def _own_hooks(estimator: Any, state: TrainingState, loss: Any, listeners: Sequence[Any]) -> list[Any]:
     config = estimator.config
     collectives = config.train_distribute.extended._collectives if config.train_distribute is not None else None
     hooks: list[Any] = [v1.train.NanTensorHook(loss)]
