@@ -208,10 +208,10 @@ def checks() -> list[str]:
 
 def test_what_is_wrong_is_said_with_the_remedy() -> None:
     expected = [
-        "call popdist.init() first, once, at the beginning of the program on every instance",
+        "Call popdist.init() once, at the beginning of the program on every instance",
         "popdist.execute_on_instances() needs the other instances",
         "call popdist.init() before finalizeBackend()",
-        "start the program with poprun --num-replicas=2 --num-instances=2",
+        "Start the program with poprun --num-replicas=2 --num-instances=2",
         "but the POPDIST_ variables say instance",
         "is initialized already",
         "writes into a numpy array or a torch tensor, received list",

@@ -281,7 +281,7 @@ def test_control_and_parts_of_tensors() -> None:
     assert x.grad is not None and x.grad.tolist() == [[1, 10, 10], [1, 10, 10]]
     with pytest.raises(ValueError, match="took 2 tensors and returned 1"):
         poptorch.for_loop(2, lambda t, c: t, [x, one])
-    with pytest.raises(AttributeError, match="nor Linear has 'getLatency'; see"):
+    with pytest.raises(AttributeError, match=r"nor Linear has 'getLatency'\. See"):
         _ = poptorch.inferenceModel(torch.nn.Linear(1, 1)).getLatency
     assert [float(model(torch.zeros(1))) for model in (_Where(), poptorch.inferenceModel(_Where()))] == [0, 1]
 

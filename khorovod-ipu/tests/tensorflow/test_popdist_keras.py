@@ -57,6 +57,9 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
         found["evaluate"] = taken()
         found["predicted"] = model.predict(data, verbose=0).ravel().tolist()
         found["predict"] = taken()
+        own = values[popdist.getInstanceIndex() :: popdist.getNumInstances()]
+        history = model.fit(own, 0 * own, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        found["array"], found["loss of array"] = taken(), history["loss"]
 
         for batch in strategy.distribute_datasets_from_function(lambda _: data):
             strategy.run(tf.function(lambda x, y: model(x)), batch)
@@ -72,7 +75,7 @@ def _seen(keras_name: str, rows: int, local: int, kind: str) -> dict[str, list[A
 @pytest.mark.parametrize("keras", ["tf_keras", "keras"])
 @pytest.mark.parametrize(
     ("size", "local", "rows", "kind"),
-    [(2, 1, 32, "whole"), (2, 1, 37, "rest"), (2, 2, 37, "rest"), (1, 3, 20, "whole"), (2, 2, 37, "unknown")],
+    [(2, 1, 32, "whole"), (2, 1, 41, "rest"), (2, 2, 37, "rest"), (1, 3, 20, "whole"), (2, 2, 37, "unknown")],
 )
 def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int, kind: str) -> None:
     values = [float(value) for value in range(1, rows + 1)]
@@ -84,6 +87,8 @@ def test_every_sample_is_used_once(keras: str, size: int, local: int, rows: int,
         for use in ("evaluate", "predict", "loop"):
             assert sorted(found[use]) == batches, use
         assert found["predicted"] == own
+        assert sorted(found["array"]) == sorted(2 * batches)
+        assert found["loss of array"] == pytest.approx(2 * losses[:1])
         assert found["loss"] == pytest.approx(2 * losses[:1])
         assert found["mae"] == pytest.approx(2 * losses[1:])
         assert found["evaluated"] == pytest.approx(losses)

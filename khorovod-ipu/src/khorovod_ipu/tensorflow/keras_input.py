@@ -10,6 +10,8 @@ import functools
 import sys
 from typing import Any
 
+import tensorflow as tf
+
 import horovod.tensorflow as hvd
 
 __all__ = ["prepare"]
@@ -39,10 +41,20 @@ def _of_keras_2(plain: Any) -> Any:
         if not (distribute and _is_wanted(strategy)):
             plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
             return
-        with strategy.extended.whole_batches():
+        size, steps = self._adapter.get_size(), None
+        if size is not None and steps_per_epoch is None:
+            steps = _steps(strategy, size)
+
+        def epochs_apart(dataset: Any) -> Any:
+            # One dataset for all epochs: without this, the last step of an epoch would take batches of the next one.
+            if steps is None or self._adapter.should_recreate_iterator():
+                return dataset
+            return _padded(dataset, size, steps * len(strategy.extended.worker_devices) - size)
+
+        with strategy.extended.whole_batches(epochs_apart):
             plain(self, strategy, x, steps_per_epoch, class_weight, distribute)
         if steps_per_epoch is None:
-            self._inferred_steps = _steps(strategy, self._inferred_steps)
+            self._inferred_steps = steps or _steps(strategy, self._inferred_steps)
 
     return configure
 
@@ -53,12 +65,23 @@ def _of_keras_3(plain: Any) -> Any:
         if not _is_wanted(distribute_strategy):
             plain(self, distribute_strategy, *args, **kwargs)
             return
-        with distribute_strategy.extended.whole_batches():
+        with distribute_strategy.extended.whole_batches(lambda dataset: dataset):
             plain(self, distribute_strategy, *args, **kwargs)
         self.data_adapter = _Counted(self.data_adapter, _steps(distribute_strategy, self._num_batches))
         self._num_batches = self.data_adapter.num_batches
 
     return init
+
+
+def _padded(dataset: Any, batches: int, missing: int) -> Any:
+    """Add empty batches behind each epoch of a dataset of tuples."""
+
+    def of_epoch(*parts: Any) -> Any:
+        epoch = tf.data.Dataset.zip(parts)
+        empty = epoch.take(1).map(lambda *batch: tf.nest.map_structure(lambda tensor: tensor[:0], batch))
+        return epoch.concatenate(empty.repeat(missing))
+
+    return dataset.window(batches).flat_map(of_epoch) if missing else dataset
 
 
 def _is_wanted(strategy: Any) -> bool:

@@ -122,13 +122,12 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         distribute_lib.StrategyExtendedV1.__init__(self, container_strategy)
         self._collectives = collectives
         self._variables_on_host = variables_on_host
-        #: An Estimator gives all variables worker 0's values when its session begins.
-        self._is_begun_later = False
+        self._is_begun_later = False  # an Estimator gives all variables worker 0's values when its session begins
         #: PopDistStrategy can leave values of the device as they are.
         self._reduces_device_values = True
         #: Keras passes batches to PopDistStrategy that are each replica's own.
         self.takes_whole_batches = False
-        self._is_whole = False
+        self._whole: Callable[[Any], Any] | None = None
         self._communication_options = collective_util.Options()
         worker = collectives.host.rpartition("/device:")[0]
         self._host_device = collectives.host
@@ -275,17 +274,18 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         )
 
     @contextlib.contextmanager
-    def whole_batches(self) -> Iterator[None]:
-        """Give replicas whole batches of the datasets that are distributed in the block: nothing is sharded or cut."""
-        self._is_whole = True
+    def whole_batches(self, change: Callable[[Any], Any]) -> Iterator[None]:
+        """Give replicas whole batches of datasets that are distributed in the block; ``change`` may replace them."""
+        self._whole = change
         try:
             yield
         finally:
-            self._is_whole = False
+            self._whole = None
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self._is_whole:
-            return self._distribute_datasets_from_function(lambda _: dataset, options)
+        if self._whole is not None:
+            whole = self._whole(dataset)
+            return self._distribute_datasets_from_function(lambda _: whole, options)
         # In graphs of TensorFlow 1 it has iterators that are initialised, `make_initializable_iterator()`.
         eager = ops.executing_eagerly_outside_functions()
         make = input_util.get_distributed_dataset if eager else input_lib_v1.DistributedDatasetV1
