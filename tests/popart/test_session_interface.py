@@ -195,7 +195,7 @@ def _odd() -> None:
         getHostReduceStreamIds, getInfo = module.Session.getHostReduceStreamIds, module.Session.getInfo
         host, load, readWeights = {"u": 0, "v": 0}, "gradientLoad__", print
 
-    with pytest.raises(ValueError, match="expected an object of PopART. Received: NotOfPopart"):
+    with pytest.raises(ValueError, match=r"expected an object of PopART\. Received: NotOfPopart"):
         hvd.broadcast_weights(NotOfPopart())
     early = module.Session("gradientLoad__", 0.0)
     hvd.DistributedOptimizer(None, early, Options()).insert_host_allreduce()
