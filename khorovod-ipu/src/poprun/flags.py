@@ -181,7 +181,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
         argv: the arguments, without the name ``poprun``.
 
     Raises:
-        UsageError: an unknown option, or a wrong value.
+        CommandLineError: an unknown option, or a wrong value.
     """
     found, words = CommandLine(), list(argv)
     while words:
@@ -242,7 +242,7 @@ def read_config(path: str) -> dict[str, Any]:
         path: the file.
 
     Raises:
-        UsageError: it cannot be read, or is no such file, or names an unknown option or a wrong value.
+        CommandLineError: it cannot be read, or is no such file, or names an unknown option or a wrong value.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -271,7 +271,7 @@ def write_config(path: str, given: Mapping[str, Any], may_overwrite: bool) -> No
         may_overwrite: whether it may exist already.
 
     Raises:
-        UsageError: it exists, or cannot be written.
+        CommandLineError: it exists, or cannot be written.
     """
     values = {name: value for name, value in given.items() if name not in _NOT_IN_FILES}
     try:
