@@ -63,8 +63,8 @@ def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, 
     patch.setattr(futex, "wake", stage.futex_wake)
     # To look again and again before sleeping changes nothing but the time, and who goes without the coordinator.
     patch.setattr(Spinner, "looks", let_go_on)
-    patch.setattr(signals.Guard, "install", lambda self: None)
-    patch.setattr(signals.Guard, "allows", lambda self: not hands_over)
+    patch.setattr(signals.DeferredSignals, "install", lambda self: None)
+    patch.setattr(signals.DeferredSignals, "allows", lambda self: not hands_over)
 
 
 class Ranks:

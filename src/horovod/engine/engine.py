@@ -144,20 +144,12 @@ class Engine:
         transfer: Transfer | None = None,
         limit_s: float = math.inf,
     ) -> Handle:
-        """Submit one request and block until it is done; see ``submit`` and ``wait``, of which this saves a part.
+        """Submit one request and block until it is done; see ``submit`` and ``wait``.
 
         An operation that takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
-        record = handle.times
-        began = record[WAITED] = now()
-        self._waits += 1
-        self._loop.run(handle, limit_s)
-        spent = record[ENDED] - began
-        if spent > 0:
-            self._wait_ns += spent
-        if handle.error is not None:
-            raise handle.error
+        self._wait(handle, self._loop.run, limit_s)
         return handle
 
     def _describe(
@@ -187,17 +179,18 @@ class Engine:
         Raises:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
+        self._wait(handle, self._loop.wait, math.inf)
+        return handle.outputs
+
+    def _wait(self, handle: Handle, block: Callable[[Handle, float], None], limit_s: float) -> None:
         if not handle.done:
-            record = handle.times
-            began = record[WAITED] = now()
+            times = handle.times
+            began = times[WAITED] = now()
             self._waits += 1
-            self._loop.wait(handle)
-            spent = record[ENDED] - began
-            if spent > 0:
-                self._wait_ns += spent
+            block(handle, limit_s)
+            self._wait_ns += max(0, times[ENDED] - began)
         if handle.error is not None:
             raise handle.error
-        return handle.outputs
 
     def linger(self, handle: Handle, limit_s: float) -> bool:
         """Wait for a limited time, after a patient submission; return whether it is done."""

@@ -46,7 +46,7 @@ class Liveness:
         peers = self._peers
         lost = peers.gone()
         left = waited_s > _LEAVE_S and peers.has_left(rank)
-        if lost is None and (left or peers.is_dead(rank)):
+        if lost is None and (left or peers.has_ended(rank)):
             lost = peers.culprit_of(rank)
         if lost is not None:
             raise self._lost(lost, "the middle of a collective")

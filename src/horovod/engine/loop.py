@@ -23,7 +23,7 @@ from typing import Any
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Link
-from horovod.engine.signals import Guard
+from horovod.engine.signals import DeferredSignals
 from horovod.engine.state import ThreadWait
 from horovod.engine.times import SUBMITTED, now
 from horovod.errors import HorovodInternalError, RequestError
@@ -65,13 +65,13 @@ class Loop:
         self._is_asleep = self._is_asked = self._is_concluding = False
         self.is_over = False
         self._turn = threading.Lock()
-        self._guard = Guard(self._wake)
+        self._signals = DeferredSignals(self._wake)
         self._begun = allocate_lock()  # taken by the thread, or by the caller of ``stop`` if that has not begun
         self._thread = threading.Thread(target=self._run, name="horovod-engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._guard.install()
+        self._signals.install()
         self._thread.start()
 
     # -- other threads; an exception may break in anywhere -------------------------------------------------------
@@ -91,24 +91,24 @@ class Loop:
         finally:
             if not patient:
                 self._state.submitted_ns = handle.times[SUBMITTED]
-            if self._is_asleep and not (self._guard.allows() if patient else self._is_alone):
+            if self._is_asleep and not (self._signals.allows() if patient else self._is_alone):
                 self._wake()
             if self.is_over:
                 self._execution.sweep()
 
     def run(self, handle: Handle, limit_s: float = math.inf) -> None:
         """Hand in a submission and ``wait`` for it."""
-        if not self._guard.allows():
+        if not self._signals.allows():
             self.submit(handle, patient=True)
             self.wait(handle, limit_s)
             return
         has_worked = False
         try:
-            self._guard.enter()
+            self._signals.enter()
             self._state.submit(handle)
             has_worked = self._work_if_free(handle, limit_s)
         finally:
-            self._guard.leave()
+            self._signals.leave()
         if self.is_over:
             self._execution.sweep()
         if not handle.done and not (has_worked and limit_s < math.inf):
@@ -121,13 +121,13 @@ class Loop:
             RequestError: this thread executes another operation, so that it would wait for itself.
         """
         try:
-            while not handle.done and self._state.reason is None and self._guard.allows():
+            while not handle.done and self._state.reason is None and self._signals.allows():
                 try:
-                    self._guard.enter()
+                    self._signals.enter()
                     if not self._work_if_free(handle, limit_s):
                         break
                 finally:
-                    self._guard.leave()
+                    self._signals.leave()
                 # A handler of a signal has had its turn, and raised nothing.
                 if limit_s < math.inf:
                     return
@@ -185,7 +185,7 @@ class Loop:
         if me in owners:
             raise RequestError(_WITHIN)
         try:
-            self._guard.enter()
+            self._signals.enter()
             owners.add(me)
             while not self._turn.acquire(True, _LOOK_S):
                 if self.is_over:
@@ -196,7 +196,7 @@ class Loop:
                 self._turn.release()
         finally:
             owners.discard(me)
-            self._guard.leave()
+            self._signals.leave()
 
     def look(self) -> None:
         """Let the engine look now whether something is done that nobody waits for."""
@@ -223,7 +223,7 @@ class Loop:
         """
         if self._state.reason is None:
             self._state.reason = reason
-        self._guard.remove()
+        self._signals.remove()
         if self._begun.acquire(False):
             self._end()
         if self._thread.ident is None:
@@ -243,7 +243,7 @@ class Loop:
 
     def _work(self, handle: Handle, limit_s: float) -> None:
         """Do the work until ``handle`` is done, or for so long; the caller has the turn, and gives it up here."""
-        doorbell, execution, guard, state = self._doorbell, self._execution, self._guard, self._state
+        doorbell, execution, signals, state = self._doorbell, self._execution, self._signals, self._state
         last_look = started = 0.0
         heard = -1
         wait: ThreadWait | None = None
@@ -255,7 +255,7 @@ class Loop:
                 is_working = True
                 execution.step(awaited=True)
                 is_working = False
-                if handle.done or guard.is_pending or state.reason is not None:
+                if handle.done or signals.is_pending or state.reason is not None:
                     break
                 if self._look():
                     continue

@@ -147,11 +147,8 @@ class Peers(Protocol):
     def culprit_of(self, rank: int) -> int:
         """Return because of whom ``rank`` left."""
 
-    def is_dead(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended."""
-
     def has_ended(self, rank: int) -> bool:
-        """The same for threads that do not hold the engine's lock."""
+        """Whether the process of ``rank`` has ended; for any thread."""
 
     def fate(self, rank: int, why: str = "") -> str:
         """Return in words how ``rank`` ended; ``why`` is what it said itself."""

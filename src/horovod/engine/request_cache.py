@@ -85,36 +85,18 @@ class RequestCache:
         Raises:
             RequestError: the request is wrong by itself.
         """
-        code = frame.f_code
+        code, kind = frame.f_code, call.kind
         placement: tuple[int, ...] = ()
-        if len(inputs) == 1:
-            tensor = inputs[0]
-            if call.kind is _ALLREDUCE:
-                if outputs is None:
-                    placement = self._fresh if getattr(allocator, "over", None) is not None else ()
-                    is_placed = False
-                else:
-                    is_placed = outputs[0] is tensor
-            else:
-                is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
-                if call.kind in _EXCHANGES and (outputs is not None or getattr(allocator, "over", None) is not None):
-                    placement = self._fresh
-            if is_placed:
-                placement = self._transport.place((allocator.address(tensor),))
-            key: Any = (call, tensor.dtype, tensor.shape, placement, self._sets.version, id(code), frame.f_lasti)
-        else:
-            if call.kind is _ALLREDUCE:
-                is_placed = outputs is not None and all(map(is_, inputs, outputs))
-                if outputs is None and getattr(allocator, "over", None) is not None:
-                    placement = self._fresh * len(inputs)
-            else:
-                is_placed = call.kind is _REDUCESCATTER and call.device == "cpu"
-                if call.kind in _EXCHANGES and (outputs is not None or getattr(allocator, "over", None) is not None):
-                    placement = self._fresh * len(inputs)
-            if is_placed:
-                placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
-            tensors = tuple([(t.dtype, t.shape) for t in inputs])
-            key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
+        makes_result = getattr(allocator, "over", None) is not None
+        is_placed = kind is _REDUCESCATTER and call.device == "cpu"
+        if kind is _ALLREDUCE and outputs is not None:
+            is_placed = all(map(is_, inputs, outputs))
+        elif kind is _ALLREDUCE or kind in _EXCHANGES:
+            placement = self._fresh * len(inputs) if makes_result or outputs is not None else ()
+        if is_placed:
+            placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
+        tensors = tuple([(tensor.dtype, tensor.shape) for tensor in inputs])
+        key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
         cached = self._known.get(key)
         if cached is not None:
             return cached

@@ -22,7 +22,7 @@ from typing import Any
 
 from horovod.engine.times import now
 
-__all__ = ["Guard", "trust"]
+__all__ = ["DeferredSignals", "trust"]
 
 # Without the wrappers of ``signal``, which make enums of what they find.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
@@ -39,7 +39,7 @@ _COMMON = _numbers("INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _EVERY_NS = 500_000
 _OF_TIMERS = _numbers("ALRM", "VTALRM", "PROF")
-#: By whose second signal somebody insists: the work in hand may wait for a rank that does not go on.
+#: A second one does not wait: the work in hand may be waiting for a rank that does not go on.
 _INSISTENT = _numbers("INT", "TERM")
 
 _trusted: set[object] = {None, int(signal.SIG_DFL), int(signal.SIG_IGN)}
@@ -54,11 +54,11 @@ def trust(handler: Callable[..., Any]) -> None:
     _trusted.add(handler)
 
 
-class Guard:
-    """Says who may do the engine's work.
+class DeferredSignals:
+    """Says whether a thread may do the engine's work, and lets signals wait meanwhile.
 
     Args:
-        wake: called before KeyboardInterrupt is raised: what was submitted last may not have been seen.
+        wake: called before KeyboardInterrupt is raised, as the last submission may not have been seen.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -78,7 +78,9 @@ class Guard:
     def install(self) -> None:
         """Stand in for Python's own handler of Ctrl-C, if that is in place."""
         before = signal.getsignal(signal.SIGINT)
-        is_ours = before is signal.default_int_handler or getattr(before, "__func__", None) is Guard._interrupt
+        is_ours = (
+            before is signal.default_int_handler or getattr(before, "__func__", None) is DeferredSignals._interrupt
+        )
         if get_ident() == self._main and is_ours:
             signal.signal(signal.SIGINT, self._interrupt)
 
@@ -177,5 +179,5 @@ def _is_trusted(number: int) -> bool:
     return getattr(handler, "__func__", handler) in _trusted
 
 
-trust(Guard._interrupt)
-trust(Guard._stand_in)
+trust(DeferredSignals._interrupt)
+trust(DeferredSignals._stand_in)

@@ -59,12 +59,8 @@ class HostsPeers(ShmPeers):
             lost = self._leader
         return lost
 
-    def is_dead(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended, as far as that is known here."""
-        return super().is_dead(rank) if rank in self._indices else self._mirror.state_of(rank) == DEAD
-
     def has_ended(self, rank: int) -> bool:
-        """The same for any thread without the engine's lock."""
+        """Whether the process of ``rank`` has ended, as far as that is known here; for any thread."""
         return super().has_ended(rank) if rank in self._indices else self._mirror.state_of(rank) == DEAD
 
     def fate(self, rank: int, why: str = "") -> str:

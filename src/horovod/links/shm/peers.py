@@ -101,12 +101,8 @@ class ShmPeers:
     def _cause_of(self, rank: int) -> int:
         return self._control.cause_of(self._indices[rank])
 
-    def is_dead(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended."""
-        return self._fds[rank] in self._ended(self._poll)
-
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of ``rank`` has ended; unlike the others, for any thread without the engine's lock."""
+        """Whether the process of ``rank`` has ended; for any thread, which the others are not."""
         poll = select.poll()
         poll.register(self._fds[rank], select.POLLIN)
         return bool(self._ended(poll))

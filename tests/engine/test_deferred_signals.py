@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horovod.engine import signals
-from horovod.engine.signals import Guard
+from horovod.engine.signals import DeferredSignals
 
 _RARE = (signal.SIGWINCH, signal.SIGIO, signal.SIGRTMIN)
 
@@ -20,10 +20,10 @@ class Alarm(Exception):
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
+def deferred() -> Iterator[DeferredSignals]:
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)}
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's, which ends a test that takes too long
-    yield Guard(lambda: None)
+    yield DeferredSignals(lambda: None)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -39,40 +39,40 @@ def _handled(came: list[int]) -> Callable[[int, FrameType | None], None]:
     return handler
 
 
-def test_another_handler_stands_in_for_the_scripts_only_during_the_work(guard: Guard) -> None:
+def test_another_handler_stands_in_for_the_scripts_only_during_the_work(deferred: DeferredSignals) -> None:
     came: list[int] = []
     handler = _handled(came)
-    assert guard.allows()
-    guard.enter()
+    assert deferred.allows()
+    deferred.enter()
     assert signal.getsignal(signal.SIGUSR1) is not handler
     for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
         signal.raise_signal(number)
-    assert (came, guard.is_pending) == ([], True)
-    guard.leave()
-    assert (came, guard.is_pending) == ([signal.SIGUSR2, signal.SIGUSR1], False)
+    assert (came, deferred.is_pending) == ([], True)
+    deferred.leave()
+    assert (came, deferred.is_pending) == ([signal.SIGUSR2, signal.SIGUSR1], False)
     assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler
     signal.raise_signal(signal.SIGUSR1)
     assert len(came) == 3
 
 
-def test_a_second_sigterm_does_not_wait(guard: Guard) -> None:
+def test_a_second_sigterm_does_not_wait(deferred: DeferredSignals) -> None:
     came: list[int] = []
     usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
-        assert guard.allows()
-        guard.enter()
+        assert deferred.allows()
+        deferred.enter()
         signal.raise_signal(signal.SIGTERM)
         assert came == []
         signal.raise_signal(signal.SIGTERM)
         assert came == [signal.SIGTERM]
-        guard.leave()
+        deferred.leave()
         assert came == [signal.SIGTERM]
-        assert not guard.is_pending
+        assert not deferred.is_pending
     finally:
         signal.signal(signal.SIGTERM, usual)
 
 
-def test_an_exception_of_one_handler_keeps_no_other_from_its_turn(guard: Guard) -> None:
+def test_an_exception_of_one_handler_keeps_no_other_from_its_turn(deferred: DeferredSignals) -> None:
     came: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -81,18 +81,20 @@ def test_an_exception_of_one_handler_keeps_no_other_from_its_turn(guard: Guard) 
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
-    assert guard.allows()
-    guard.enter()
+    assert deferred.allows()
+    deferred.enter()
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR2)
     for _ in range(2):
         with pytest.raises(Alarm):
-            guard.leave()
+            deferred.leave()
     assert came == [signal.SIGUSR1, signal.SIGUSR2]
-    assert not guard.is_pending
+    assert not deferred.is_pending
 
 
-def test_what_broke_into_entering_leaves_handlers_that_work(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_broke_into_entering_leaves_handlers_that_work(
+    deferred: DeferredSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -108,39 +110,41 @@ def test_what_broke_into_entering_leaves_handlers_that_work(guard: Guard, monkey
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handler)
-    assert guard.allows()
+    assert deferred.allows()
     monkeypatch.setattr(signals, "_set_handler", breaks)
     with pytest.raises(Alarm):
-        guard.enter()
+        deferred.enter()
     monkeypatch.undo()
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR2)
     assert came == [signal.SIGUSR1, signal.SIGUSR2]
-    guard.leave()
+    deferred.leave()
     assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler
 
 
-def test_a_timer_is_there_to_end_a_wait(guard: Guard) -> None:
-    assert guard.allows()
+def test_a_timer_is_there_to_end_a_wait(deferred: DeferredSignals) -> None:
+    assert deferred.allows()
     signal.signal(signal.SIGALRM, lambda *_: None)
-    assert not guard.allows()
+    assert not deferred.allows()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    assert guard.allows()
+    assert deferred.allows()
 
 
-def test_the_handler_of_a_rare_signal_is_found_within_a_moment(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handler_of_a_rare_signal_is_found_within_a_moment(
+    deferred: DeferredSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, came = [10**9], list[int]()
     monkeypatch.setattr(signals, "now", lambda: clock[0])
-    assert guard.allows()
+    assert deferred.allows()
     usual = [signal.signal(number, lambda number, frame: came.append(number)) for number in _RARE]
     try:
         clock[0] += 10**6
-        assert guard.allows()
-        guard.enter()
+        assert deferred.allows()
+        deferred.enter()
         for number in _RARE:
             signal.raise_signal(number)
         assert came == []
-        guard.leave()
+        deferred.leave()
         assert came == list(_RARE)
     finally:
         for number, handler in zip(_RARE, usual, strict=True):
@@ -148,17 +152,17 @@ def test_the_handler_of_a_rare_signal_is_found_within_a_moment(guard: Guard, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF])
-def test_the_handler_of_any_timer_is_found_at_once(guard: Guard, number: int) -> None:
-    assert guard.allows()
+def test_the_handler_of_any_timer_is_found_at_once(deferred: DeferredSignals, number: int) -> None:
+    assert deferred.allows()
     usual = signal.signal(number, lambda *_: None)
     try:
-        assert not guard.allows()
+        assert not deferred.allows()
     finally:
         signal.signal(number, usual)
-    assert guard.allows()
+    assert deferred.allows()
 
 
-def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_well(guard: Guard) -> None:
+def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_well(deferred: DeferredSignals) -> None:
     came: list[int] = []
 
     class Interrupted(int):
@@ -173,10 +177,10 @@ def test_a_signal_that_comes_while_another_ones_handler_stands_in_is_kept_as_wel
         __hash__ = int.__hash__
 
     handler = _handled(came)
-    assert guard.allows()
-    guard.enter()
-    guard._handlers[signal.SIGHUP] = handler
-    guard._waiting.append((Interrupted(signal.SIGHUP), None))
+    assert deferred.allows()
+    deferred.enter()
+    deferred._handlers[signal.SIGHUP] = handler
+    deferred._waiting.append((Interrupted(signal.SIGHUP), None))
     signal.raise_signal(signal.SIGUSR1)
-    guard.leave()
+    deferred.leave()
     assert came == [0, signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1]
