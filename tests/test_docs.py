@@ -87,6 +87,13 @@ def test_the_tables_of_the_migrating_page_are_those_of_the_code(tmp_path: Path) 
     assert code == 0, f"run `python scripts/migrating.py`: {output[-500:]}"
 
 
+def test_the_architecture_and_the_readme_are_short() -> None:
+    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(architecture.split()) <= 600
+    assert architecture.partition("## Glossary")[2].count("\n- ") <= 20
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_every_decision_is_in_the_index() -> None:
     index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
