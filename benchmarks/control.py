@@ -32,6 +32,8 @@ _WARMUP, _STEPS = 3, 50
 class _Relay:
     """Keeps the frames that a leader would send."""
 
+    mailbox = None
+
     def __init__(self) -> None:
         self.requests: collections.deque[frames.Message] = collections.deque()
         self.log: collections.deque[frames.Message] = collections.deque()

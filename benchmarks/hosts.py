@@ -87,6 +87,19 @@ def unshaped(bench: Bench) -> tuple[Any, list[Row]]:
     return result, rows
 
 
+def alone(bench: Bench) -> tuple[Any, list[Row]]:
+    """An allreduce of two ranks on two hosts, over cables that are as fast as memory."""
+    peers = ["gloo", *(f"{flavour}=.mpi/{flavour}" for flavour in ("openmpi", "mpich"))]
+    sizes = ("--sizes", f"64,64K,1M,{SIZE // 4}", "--rounds", "2")
+    result = bench.run("allreduce", "-np", "2", "-H", "a:1,b:1", "--against", ",".join(peers), *sizes)
+    limits = {64: 0.6, 64 << 10: 1.0}
+    return result, [
+        {"what": f"allreduce of {row['nbytes']} B, one rank per host, horovod / {peer}", "is": 1 / ratio,
+         "limit": limits.get(row["nbytes"], 1.05) if peer == "gloo" else None}
+        for row in result["rows"] for peer, ratio in row["ratios"]["horovod"].items()
+    ]  # fmt: skip
+
+
 def shaped(bench: Bench) -> tuple[Any, list[Row]]:
     """The same over 1 Gbit/s, compared with the time that the bytes of one rank take on the wire."""
     bench.shape()
@@ -124,7 +137,7 @@ def launch(bench: Bench) -> tuple[Any, list[Row]]:
 
 
 PARTS: dict[str, Callable[[Bench], tuple[Any, list[Row]]]] = {
-    "unshaped": unshaped, "shaped": shaped, "train": train, "launch": launch,
+    "unshaped": unshaped, "alone": alone, "shaped": shaped, "train": train, "launch": launch,
 }  # fmt: skip
 
 
@@ -132,21 +145,22 @@ def main() -> int:
     """Measure; return 1 if a limit is not kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "hosts" / "2x2.json", metavar="FILE")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "hosts", metavar="FOLDER")
     args = parser.parse_args()
     wrong = [name for name in args.parts if name not in PARTS]
     if wrong or why_not():
         parser.error(f"no part {wrong[0]!r}; there are {', '.join(PARTS)}" if wrong else why_not())
-    args.json = args.json.absolute()
-    found: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
+    target = args.json.absolute()
     os.chdir(ROOT)
     is_kept = True
     for name in args.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
             bench = Bench(cluster, Path(folder))
             result, rows = PARTS[name](bench)
+        file = target / ("1x1.json" if name == "alone" else "2x2.json")
+        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         found[name] = {"commands": bench.commands, "ratios": rows, "result": result}
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        file.write_text(json.dumps(found, indent=1) + "\n")
         for row in rows:
             limit, verdict = row["limit"], ""
             if limit is not None:

@@ -20,8 +20,8 @@ from horovod.engine.ports import SILENT, Link
 from horovod.links.hosts import channel, link, relay
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.frames import Bye, Message
-from horovod.links.hosts.mirror import Mirror
 from horovod.links.hosts.relay import Relay
+from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.hosts.roster import Host, Roster
 from horovod.links.shm.link import Shared
 from horovod.rendezvous.messages import HostMeeting
@@ -111,8 +111,8 @@ def relay_on_stage(stage: Stage, patch: pytest.MonkeyPatch) -> None:
         wire: Any = self.wire
         stage.block(lambda: self._is_ending or wire.is_readable, limit_s)
 
-    event = SimpleNamespace(wait=lambda limit_s: None, set=lambda: None)
-    patch.setattr(relay, "threading", SimpleNamespace(Thread=stage.thread, Event=lambda: event))
+    patch.setattr(relay, "threading", SimpleNamespace(Thread=stage.thread))
+    patch.setattr(Relay, "await_clock", lambda self: None)
     patch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: stage.clock, monotonic_ns=lambda: 1))
     patch.setattr(channel, "time", SimpleNamespace(monotonic=lambda: stage.clock))
     patch.setattr(Relay, "_await", wait)
@@ -146,7 +146,7 @@ def _links(stage: Stage, hosts: Sequence[Host], index: int, wires: Any, settings
     ranks, size = hosts[index].ranks, sum(len(host.ranks) for host in hosts)
     local_size = len(ranks)
     page = HostsBoard.nbytes(local_size, size)
-    control_fd = create_memfd("horovod-control-test", page + Mirror.nbytes(local_size, size))
+    control_fd = create_memfd("horovod-control-test", page + RemoteRanks.nbytes(local_size, size))
     arena_fds = [create_memfd("horovod-arena-test", _ARENA_BYTES) for _ in ranks]
 
     @contextlib.contextmanager
@@ -165,10 +165,10 @@ def _links(stage: Stage, hosts: Sequence[Host], index: int, wires: Any, settings
         return link.Met(Roster(list(hosts), index), wires, [b""] * len(hosts))
 
     # All ranks of the host have come, so that one may be assembled after the other.
-    mirror = Mirror(control_fd, page, local_size, size)
+    remote = RemoteRanks(control_fd, page, local_size, size)
     for local_rank, rank in enumerate(ranks):
-        mirror.come(local_rank, rank)
-    mirror.close()
+        remote.come(local_rank, rank)
+    remote.close()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(link, "sharing", sharing)

@@ -21,6 +21,7 @@ from conformance import (
     SHAPES,
     allreduce,
     between,
+    everything,
     in_64_bits,
     moves,
     on_a_paper_device,
@@ -123,6 +124,13 @@ def test_hosts_over_gloo(hosts: str) -> None:
 @pytest.mark.parametrize("hosts", [(4,), (2, 2), (3, 1), (1, 2, 1)], ids=lambda hosts: "+".join(map(str, hosts)))
 def test_overlapping_process_sets(hosts: tuple[int, ...], seed: int) -> None:
     run_ranks(4, overlapping, seed, 150, hosts=hosts if len(hosts) > 1 else ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_alone_on_their_hosts(size: int) -> None:
+    """Small data travels with the requests."""
+    run_ranks(size, everything, False, hosts=(1,) * size)
 
 
 @pytest.mark.slow

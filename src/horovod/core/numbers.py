@@ -43,7 +43,7 @@ News: TypeAlias = Number | Retire
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Numbered:
-    """What a number stands for.
+    """The meaning of a number.
 
     Attributes:
         number: the number.

@@ -11,6 +11,7 @@ from horovod.config import Config
 from horovod.logs import logger
 from horovod.transports.base import Transport, Watch
 from horovod.transports.groups import Groups, Store, wait_until
+from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.selection import choose, installed, wants_nccl
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
@@ -27,6 +28,7 @@ def make_transport(
     shm: ShmTransport,
     open_store: Callable[[], Store],
     watch: Watch,
+    mailbox: Mailbox | None = None,
 ) -> Transport:
     """Return the transport of this rank.
 
@@ -38,6 +40,7 @@ def make_transport(
         open_store: returns the table in which ranks say where they listen, if an engine needs one; closed by what is
             returned.
         watch: asked about ranks, by their numbers in the job.
+        mailbox: data that travels with requests; None where none does.
 
     Raises:
         InitError: what is needed is not there.
@@ -48,7 +51,7 @@ def make_transport(
     if topology.rank == 0 and choice is not None:
         logger.info(str(choice))
     if with_nccl:
-        # What is wrong on this host alone is said before others are needed.
+        # Report an error of this host before the other hosts are needed.
         importlib.import_module("horovod.transports.nccl").check_nccl()
         if topology.rank == 0:
             logger.info("tensors of a GPU move over nccl (HOROVOD_GPU_OPERATIONS)")
@@ -73,7 +76,7 @@ def make_transport(
         for store in opened:
             store.close()
         raise
-    transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, watch)
+    transport = shm if choice is None else _over(made, choice.is_hierarchical, topology, shm, watch, mailbox)
     if not with_nccl:
         return transport
     on_device = importlib.import_module("horovod.transports.on_device")
@@ -82,20 +85,21 @@ def make_transport(
 
 
 def _over(
-    made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, watch: Watch
+    made: Sequence[Groups], is_hierarchical: bool, topology: Topology, shm: ShmTransport, watch: Watch,
+    mailbox: Mailbox | None,
 ) -> Transport:  # fmt: skip
     """Return what moves data over the first engine, and that of devices over the last."""
     # Most jobs need none of it, and it takes a while to load.
     from horovod.transports.hierarchical.transport import HierarchicalTransport
 
     if not is_hierarchical:
-        transport = HierarchicalTransport(topology, made[0], watch, device_groups=made[-1])
+        transport = HierarchicalTransport(topology, made[0], watch, device_groups=made[-1], mailbox=mailbox)
         transport.adopt(shm)
         return transport
     size = shm.control.size
     # In a test, several hosts may be parts of one.
     indices = {rank: rank for rank in range(size)} if size == topology.size else None
-    return HierarchicalTransport(topology, made[0], watch, shm, indices, made[-1])
+    return HierarchicalTransport(topology, made[0], watch, shm, indices, made[-1], mailbox)
 
 
 def _groups(

@@ -1,4 +1,4 @@
-"""What a transport between hosts needs of the engine that moves its bytes: groups of ranks that exchange them.
+"""The engine between hosts, as protocols: groups of ranks that exchange bytes.
 
 An engine only moves bytes; what they mean, and every reduction, is the business of ``hierarchical``. So each of them
 serves every dtype and every reduction, and all ranks get the same bits.
@@ -53,7 +53,7 @@ class Store(Protocol):
         """Block until all ``keys`` have values."""
 
     def close(self) -> None:
-        """Close the connection; who waits in another thread gets a ConnectionError."""
+        """Close the connection; a thread that waits here gets a ConnectionError."""
 
 
 class Pending(Protocol):

@@ -22,10 +22,12 @@ class HostsBoard(ShmBoard):
         """Begin or end a recording; on rank 0."""
         super().set_session(session)
         if self.relay is not None:
-            self.relay.spread_recording()
+            self.relay.traces.spread()
 
     def close(self) -> None:
         """End the relay, and unmap the board."""
         if self.relay is not None:
             self.relay.close()
+            if self.relay.doorbell is not None:
+                self.relay.doorbell.close()
         super().close()

@@ -1,8 +1,8 @@
-"""Requests and log of a job on several hosts, where they meet on each: at the leader of the host.
+"""Requests and log of a job on several hosts, at the leader of each host.
 
-It reads the requests of its host and writes the host's log like the rank that serves a host alone; only that it hands
-the requests to the coordinator on another host, or is that coordinator's hub. What all its ranks submit again and again
-it hands on by number; see ``horovod.core.gathering``.
+The leader reads the requests of its host and writes the host's log, as on one host. It sends the requests to the
+coordinator on another host, or runs the coordinator itself. Repeated submissions of all its ranks are sent by number;
+see ``horovod.core.gathering``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from horovod.core import numbers
 from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Gathering
 from horovod.core.hub import HubCoordinator
-from horovod.core.requests import Request
+from horovod.core.requests import NO_NOTE, Request
 from horovod.links.hosts import frames
 from horovod.links.hosts.relay import HUB, Relay
 from horovod.links.shm.channel import SUBMIT, CoordinatorChannel
@@ -22,12 +22,12 @@ from horovod.transports.shm.control import Control
 
 __all__ = ["HubDecider", "LeaderChannel", "RemoteDecider"]
 
-#: How long to wait for the other ranks of a host before the coordinator is told of those that have come.
+#: How long to hold submissions back for the other ranks of the host, before they are sent rank by rank.
 _KEPT_S = 0.1
 
 
 class _Keeper:
-    """What both kinds of deciders do: gather what the ranks of this host submit.
+    """The common part of both deciders: gather the submissions of this host's ranks.
 
     Args:
         gathering: where.
@@ -40,10 +40,22 @@ class _Keeper:
         self._look_s = 0.0
         self.declare, self.submit, self.submit_all = gathering.declare, gathering.submit, gathering.submit_all
         self.leave = gathering.leave
+        if relay.mailbox is not None:
+            self.submit = self._submit
         relay.is_owed = self._is_owed
 
+    def _submit(self, rank: int, signature: int, note: int) -> None:
+        """Take one submission of this rank, and send its data ahead of it."""
+        if note != NO_NOTE:
+            self._send_ahead(_payload(self._relay, rank, note))
+        self._gathering.submit(rank, signature, note)
+
+    def _send_ahead(self, message: frames.Message) -> None:
+        """Send a message to the other hosts before the submission that follows."""
+        self._relay.send_all([message])
+
     def _is_owed(self) -> bool:
-        """Whether something is kept, for so long that the coordinator should know."""
+        """Whether a submission has been held back for so long that the coordinator should know."""
         return self._gathering.is_holding and time.monotonic() >= self._look_s
 
     def _collect(self) -> None:
@@ -77,7 +89,7 @@ class RemoteDecider(_Keeper):
         return bool(self._log) or self._is_owed()
 
     def take(self) -> list[LogEntry]:
-        """Send what was asked for, and return the log entries since the last call."""
+        """Send the requests, and return the log entries since the last call."""
         self._collect()
         self._send()
         entries: list[LogEntry] = []
@@ -100,10 +112,13 @@ class RemoteDecider(_Keeper):
         return entries
 
     def published(self) -> None:
-        """Let those leave of whom the log has said all."""
+        """Record the ranks that have left, now that the log before that is published."""
         if self._departures:
             departures, self._departures = self._departures, []
             self._relay.depart(departures)
+
+    def _send_ahead(self, message: frames.Message) -> None:
+        self._batch.append(message)
 
     def _send(self) -> None:
         if self._batch:
@@ -112,7 +127,7 @@ class RemoteDecider(_Keeper):
 
 
 class _Outbox:
-    """Makes messages of what a host submits.
+    """Turns the submissions of a host into messages.
 
     Args:
         batch: where to append them.
@@ -158,14 +173,14 @@ class HubDecider(_Keeper):
         self._requests = relay.requests
 
     def has_news(self) -> bool:
-        """Whether other hosts have asked for something."""
+        """Whether requests of other hosts have arrived."""
         if self._requests:
             return True
         self._relay.wire.pump()
         return bool(self._requests) or self._is_owed()
 
     def take(self) -> list[LogEntry]:
-        """Take what other hosts have asked for; return the log entries since the last call, and send them to all."""
+        """Take the requests of other hosts; return the log entries since the last call, and send them to all hosts."""
         self._collect()
         requests = self._requests
         while requests:
@@ -180,10 +195,10 @@ class HubDecider(_Keeper):
         return entries
 
     def published(self) -> None:
-        """Nothing waits for that here."""
+        """Do nothing: at the hub no departure waits for the log."""
 
     def _tell(self, host: int, news: Sequence[numbers.News]) -> None:
-        """Tell a host what numbers stand for; this one, too."""
+        """Tell a host, which may be this one, what numbers stand for."""
         if host != HUB:
             self._relay.send_to(host, [_number_told(item) for item in news])
             return
@@ -239,6 +254,11 @@ class LeaderChannel(CoordinatorChannel):
     def _publish(self) -> None:
         super()._publish()
         self._decider.published()
+
+
+def _payload(relay: Relay, rank: int, note: int) -> frames.Message:
+    assert relay.mailbox is not None
+    return frames.Payload(rank, note, relay.mailbox.data(rank, note))
 
 
 def _told(entry: LogEntry) -> frames.Message:

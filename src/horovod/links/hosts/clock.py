@@ -1,8 +1,13 @@
-"""How far the clock of another host is from this one's: told by the quickest of some round trips."""
+"""The offset between the clocks of two hosts, from the quickest of several round trips."""
 
 from __future__ import annotations
 
+import threading
+
 __all__ = ["Clock"]
+
+#: Round trips after which the offset counts as known.
+_ENOUGH = 8
 
 #: By how much a round trip may be slower than the best one and still renew what is known, and so follow a drift.
 _RENEWS = 1.1
@@ -14,10 +19,12 @@ class Clock:
     Attributes:
         offset_ns: what to add to this host's clock to get the other's.
         samples: how many round trips there were.
+        is_known: set after some round trips.
     """
 
     def __init__(self) -> None:
         self.offset_ns = 0
+        self.is_known = threading.Event()
         self.samples = 0
         self._best_ns = 0
 
@@ -36,3 +43,5 @@ class Clock:
             self._best_ns = min(took_ns, self._best_ns or took_ns)
             self.offset_ns = there_ns - (sent_ns + back_ns) // 2
         self.samples += 1
+        if self.samples >= _ENOUGH:
+            self.is_known.set()

@@ -1,10 +1,11 @@
-"""What the leaders of hosts say to rank 0's, and it to them: typed messages, several to a frame.
+"""Messages between the leaders of hosts and rank 0's leader, the hub: typed, several to a frame.
 
-    leader to hub    Declare, Submit, Leave        what its ranks ask for
+    leader to hub    Declare, Submit, Leave        requests of its ranks
+                     Payload                       the data of a small operation, before its submission
                      Numbers, Together             the same by number, of one rank or all of its host
                      Freed                         a number is used no more
     hub to leader    Declared, Run                 the log
-                     Number, Retire                what numbers stand for
+                     Number, Retire                meanings of numbers
     both             State, Question, Answer, Kernel, Recording, Trace, Told, Arrivals, Ping, Pong, Bye
 
 What does not fit its type, or is too long, is no frame. Each frame has a number, one more than the one before it on the
@@ -36,6 +37,7 @@ __all__ = [
     "Message",
     "Number",
     "Numbers",
+    "Payload",
     "Ping",
     "Pong",
     "Question",
@@ -102,11 +104,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """What a rank says of itself, or what its leader or the hub has found out.
+    """The state of a rank: its own word, or a finding of its leader or the hub.
 
     Attributes:
         rank: which.
-        state: see ``transports.shm.control.State``, or ``mirror.DEAD``.
+        state: see ``transports.shm.control.State``, or ``remote_ranks.DEAD``.
         cause: the rank because of which, or -1.
         fate: how it ended, in words.
         reason: what it has left on the board.
@@ -129,7 +131,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """What ``rank`` answers to question ``number`` of the host of ``asker``."""
+    """The answer of ``rank`` to question ``number`` of the host of ``asker``."""
 
     rank: Rank
     asker: Rank
@@ -138,7 +140,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class Kernel(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """What the kernel says about the process of ``rank``, for ``asker``."""
+    """The kernel's view of the process of ``rank``, for ``asker``."""
 
     rank: Rank
     asker: Rank
@@ -234,6 +236,14 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
     number: int
 
 
+class Payload(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
+    """The data that ``rank`` sends with the submission that has this note; the hub passes it on to all others."""
+
+    rank: Rank
+    note: int
+    data: Annotated[bytearray, msgspec.Meta(max_length=1 << 20)]
+
+
 Message = (
     Declare
     | Submit
@@ -256,9 +266,10 @@ Message = (
     | Number
     | Retire
     | Freed
+    | Payload
 )
 
-#: What a host asks for, and what it is told.
+#: Messages to the coordinator, and from it.
 REQUESTS = (Declare, Submit, Leave, Numbers, Together, Freed)
 DECISIONS = (Declared, Run, Number, Retire)
 

@@ -16,15 +16,18 @@ from horovod.engine.ports import Channel, Link, Observer, Transport, Watch
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
 from horovod.links.hosts.board import HostsBoard
 from horovod.links.hosts.channel import HubDecider, LeaderChannel, RemoteDecider
-from horovod.links.hosts.losses import Losses, Source
-from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.doorbell import WireDoorbell
 from horovod.links.hosts.peers import HostsPeers
-from horovod.links.hosts.relay import HUB, HostMemory, Relay
+from horovod.links.hosts.relay import HUB, Relay
+from horovod.links.hosts.remote_ranks import HostMemory, RemoteRanks
 from horovod.links.hosts.roster import Roster, await_places, await_roster, ended, publish, publish_refusal
+from horovod.links.hosts.suspects import Source, Suspects
 from horovod.links.shm.channel import WorkerChannel
 from horovod.links.shm.doorbell import ShmDoorbell
 from horovod.links.shm.link import give_up, sharing
 from horovod.rendezvous.messages import HostMeeting
+from horovod.transports.hierarchical.mailbox import Mailbox
+from horovod.transports.shm.control import Control
 from horovod.transports.shm.transport import ShmTransport
 from horovod.world import ON_HOST, World
 
@@ -36,7 +39,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Met:
-    """What a leader has after the meeting of the hosts.
+    """The result of the meeting of the hosts, for a leader.
 
     Attributes:
         roster: who takes part.
@@ -53,8 +56,9 @@ class Met:
 
 #: Meets the other leaders. Takes the ranks of this host and their process ids, and what raises when one has ended.
 MeetHosts = Callable[[Sequence[int], Sequence[int], Callable[[], None]], Met]
-#: Makes what moves data. Takes the roster, the transport inside this host, and whom to ask about ranks of the job.
-MakeTransport = Callable[[Roster, ShmTransport, Watch], Transport]
+#: Makes the transport of a rank. Takes the roster, the transport inside this host, a watch over all ranks, and the
+#: mailbox of a job with one rank on each host.
+MakeTransport = Callable[[Roster, ShmTransport, Watch, Mailbox | None], Transport]
 
 
 def assemble(
@@ -88,18 +92,18 @@ def assemble(
     page = HostsBoard.nbytes(world.local_size, world.size)
     with ExitStack() as stack:
         with _in_local_ranks(world, tell):
-            shared = stack.enter_context(sharing(own, settings, page + Mirror.nbytes(world.local_size, world.size)))
+            shared = stack.enter_context(sharing(own, settings, page + _remote_bytes(world)))
         meeting = shared.meeting
         shared.control.polite = shared.control.share > _THREADS
-        mirror = Mirror(meeting.control_fd, page, world.local_size, world.size)
-        mirror.come(world.local_rank, world.rank)
+        remote = RemoteRanks(meeting.control_fd, page, world.local_size, world.size)
+        remote.come(world.local_rank, world.rank)
         met: Met | None = None
         try:
             if world.local_rank == 0:
-                met = _lead(mirror, meeting, settings.start_timeout_s, meet)
+                met = _lead(remote, meeting, settings.start_timeout_s, meet)
                 roster = met.roster
             else:
-                roster = await_roster(mirror, meeting.pid_fds[0], settings.start_timeout_s)
+                roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s)
         except BaseException as error:
             _withdraw(world, meeting, error, tell)
             raise
@@ -107,13 +111,14 @@ def assemble(
         ranks = generation.neighbours(world.rank)
         indices = [ranks.index(rank) if rank in ranks else 0 for rank in range(world.size)]
         board = HostsBoard(meeting.control_fd, shared.control, world.rank, indices)
-    peers = HostsPeers(shared.control, generation, world.rank, meeting.pid_fds, mirror, settings.host_timeout_s)
+    peers = HostsPeers(shared.control, generation, world.rank, meeting.pid_fds, remote, settings.host_timeout_s)
     coordinator: HubCoordinator | None = None
     channel: Channel = WorkerChannel(shared.control)
+    mailbox = Mailbox(world.rank, world.size) if len(generation.hosts) == world.size else None
     if met is not None:
-        host = HostMemory(shared.control, board, mirror, peers)
+        host = HostMemory(shared.control, board, remote, peers)
         relay = board.relay = Relay(
-            generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s, Losses(met.ask)
+            generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s, Suspects(met.ask), mailbox
         )
         decider: HubDecider | RemoteDecider = RemoteDecider(relay, ranks)
         if roster.index == HUB:
@@ -125,14 +130,27 @@ def assemble(
         shm = ShmTransport(shared.control, shared.arenas, _Inside(ranks, watch))
         if board.relay is not None:
             board.relay.await_clock()  # before the hosts wait for each other, and so before anything is recorded
-        transport = make_transport(roster, shm, watch)
+        transport = make_transport(roster, shm, watch, mailbox)
     except BaseException as error:
         give_up(board, peers, world.rank, error)
         board.close()
         peers.close()
         raise
-    doorbell = ShmDoorbell(shared.control)
-    return Link(world.rank, generation, channel, transport, doorbell, coordinator, peers, board, watch)
+    bell = _doorbell(shared.control, board.relay if len(ranks) == 1 else None)
+    return Link(world.rank, generation, channel, transport, bell, coordinator, peers, board, watch)
+
+
+def _remote_bytes(world: World) -> int:
+    """Return the bytes that the table of ranks on other hosts takes."""
+    return RemoteRanks.nbytes(world.local_size, world.size)
+
+
+def _doorbell(control: Control, relay: Relay | None) -> ShmDoorbell:
+    """Return the doorbell of this rank; that of one that is alone on its host listens to other hosts."""
+    if relay is None:
+        return ShmDoorbell(control)
+    relay.doorbell = WireDoorbell(control, relay.wire, relay.has_messages)
+    return relay.doorbell
 
 
 def _withdraw(
@@ -179,10 +197,10 @@ def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) 
     raise told
 
 
-def _lead(mirror: Mirror, meeting: HostMeeting, timeout_s: float, meet: MeetHosts) -> Met:
+def _lead(remote: RemoteRanks, meeting: HostMeeting, timeout_s: float, meet: MeetHosts) -> Met:
     """Meet the other hosts, and tell the ranks of this one."""
     try:
-        ranks = await_places(mirror, meeting.pid_fds, timeout_s)
+        ranks = await_places(remote, meeting.pid_fds, timeout_s)
 
         def check() -> None:
             for index in ended(meeting.pid_fds):
@@ -191,7 +209,7 @@ def _lead(mirror: Mirror, meeting: HostMeeting, timeout_s: float, meet: MeetHost
 
         met = meet(ranks, meeting.pids, check)
     except BaseException as error:
-        publish_refusal(mirror, error)
+        publish_refusal(remote, error)
         raise
-    publish(mirror, met.roster)
+    publish(remote, met.roster)
     return met

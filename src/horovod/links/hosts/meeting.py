@@ -14,6 +14,7 @@ from horovod.links.hosts.roster import Host, Roster
 from horovod.rendezvous.client import FateQuery, JobStore, endpoints_of, service_secret
 from horovod.rendezvous.hosts import HostEntry, host_id, meet_hosts, report_failure
 from horovod.transports.between import make_transport
+from horovod.transports.hierarchical.mailbox import Mailbox
 from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.topology import Topology
 from horovod.world import World
@@ -41,7 +42,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
 
 
 class _Parts:
-    """What a leader needs of the other hosts, and every rank for its data."""
+    """Meets the other hosts for a leader, and makes the transport of every rank."""
 
     def __init__(self, world: World, settings: Config, number: int) -> None:
         self._world, self._settings, self._number = world, settings, number
@@ -70,7 +71,7 @@ class _Parts:
         """Let the other hosts know that nobody of this one will come."""
         report_failure(self._world, self._number, error)
 
-    def transport(self, roster: Roster, shm: ShmTransport, watch: Watch) -> Transport:
+    def transport(self, roster: Roster, shm: ShmTransport, watch: Watch, mailbox: Mailbox | None) -> Transport:
         """Make what moves data."""
         world, settings = self._world, self._settings
 
@@ -88,6 +89,6 @@ class _Parts:
 
         topology = Topology(world.rank, tuple(tuple(host.ranks) for host in roster.hosts))
         try:
-            return make_transport(settings, world.launcher, topology, shm, open_store, watch)
+            return make_transport(settings, world.launcher, topology, shm, open_store, watch, mailbox)
         except TimeoutError as error:
             raise InitError(f"rank {world.rank} on {world.hostname}: {error} (limit: HOROVOD_START_TIMEOUT)") from None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from horovod.core.departures import LEFT as HAS_LEFT
 from horovod.core.generation import Generation
-from horovod.links.hosts.mirror import DEAD, FAILED, Mirror
+from horovod.links.hosts.remote_ranks import DEAD, FAILED, RemoteRanks
 from horovod.links.shm.peers import ShmPeers, process_state
 from horovod.transports.shm.control import Control, State
 
@@ -36,12 +36,12 @@ class HostsPeers(ShmPeers):
         generation: Generation,
         rank: int,
         pid_fds: Sequence[int],
-        others: Mirror,
+        others: RemoteRanks,
         timeout_s: float,
     ) -> None:
         ranks = generation.neighbours(rank)
         super().__init__(control, generation, ranks, pid_fds)
-        self._mirror = others
+        self._remote = others
         self._leader = ranks[0]
         self._timeout_s = timeout_s
         self._others = [other for other in range(generation.size) if other not in ranks]
@@ -53,7 +53,7 @@ class HostsPeers(ShmPeers):
             HorovodInternalError: something in this process has closed descriptors of this package.
         """
         lost = super().gone()
-        if lost is None and self._mirror.lost:
+        if lost is None and self._remote.lost:
             lost = next((self.culprit_of(rank) for rank in self._others if self._is_lost(rank)), None)
         if lost is None and self._is_leader_stopped():
             lost = self._leader
@@ -61,7 +61,7 @@ class HostsPeers(ShmPeers):
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of ``rank`` has ended, as far as that is known here; for any thread."""
-        return super().has_ended(rank) if rank in self._indices else self._mirror.state_of(rank) == DEAD
+        return super().has_ended(rank) if rank in self._indices else self._remote.state_of(rank) == DEAD
 
     def fate(self, rank: int, why: str = "") -> str:
         """Return in words how ``rank`` ended, as far as it can be known."""
@@ -71,21 +71,21 @@ class HostsPeers(ShmPeers):
             if rank == self._leader and self._is_leader_stopped():
                 return (
                     f"{self._describe(rank)} is stopped, and with it the connection of this host to the others, for "
-                    f"{self._mirror.silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT={self._timeout_s:g})"
+                    f"{self._remote.silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT={self._timeout_s:g})"
                 )
             return super().fate(rank, why)
-        state = self._mirror.state_of(rank)
+        state = self._remote.state_of(rank)
         if state == FAILED:
             return f"{self._describe(rank)} failed: {why}" if why else f"{self._describe(rank)} failed"
         if state == DEAD:
-            return self._mirror.fate_of(rank) or f"{self._describe(rank)} died"
+            return self._remote.fate_of(rank) or f"{self._describe(rank)} died"
         return why or f"{self._describe(rank)} {HAS_LEFT}"
 
     def process(self, rank: int) -> tuple[str, float]:
         """Return what the kernel says about the process of ``rank``."""
         if rank in self._indices:
             return process_state(self._pids[rank])
-        return ("X", 0.0) if self._mirror.state_of(rank) == DEAD else self._mirror.kernel_of(rank)
+        return ("X", 0.0) if self._remote.state_of(rank) == DEAD else self._remote.kernel_of(rank)
 
     def wait_for_end(self, rank: int, timeout_s: float) -> None:
         """Wait until the process of ``rank`` has ended, as far as that is known here, ``timeout_s`` seconds at most."""
@@ -93,28 +93,28 @@ class HostsPeers(ShmPeers):
             super().wait_for_end(rank, timeout_s)
             return
         deadline = time.monotonic() + timeout_s
-        while self._mirror.state_of(rank) != DEAD and time.monotonic() < deadline:
+        while self._remote.state_of(rank) != DEAD and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Close the pidfds and what is known of the others."""
         super().close()
-        self._mirror.close()
+        self._remote.close()
 
     def _is_lost(self, rank: int) -> bool:
-        return self._mirror.state_of(rank) in (FAILED, DEAD)
+        return self._remote.state_of(rank) in (FAILED, DEAD)
 
     def _is_leader_stopped(self) -> bool:
         """Whether nobody relays for this host, because the process that should is stopped."""
-        if self._rank == self._leader or self._mirror.silent_s < self._timeout_s * _SOONER:
+        if self._rank == self._leader or self._remote.silent_s < self._timeout_s * _SOONER:
             return False
         return self._state_of(self._leader) is State.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"
 
     def _state_of(self, rank: int) -> State:
         if rank in self._indices:
             return super()._state_of(rank)
-        state = self._mirror.state_of(rank)
+        state = self._remote.state_of(rank)
         return State.FAILED if state == DEAD else State(state)
 
     def _cause_of(self, rank: int) -> int:
-        return super()._cause_of(rank) if rank in self._indices else self._mirror.cause_of(rank)
+        return super()._cause_of(rank) if rank in self._indices else self._remote.cause_of(rank)

@@ -1,7 +1,7 @@
-"""The thread of a host's leader that relays between the memory of its host and the other hosts.
+"""The thread of a host's leader that relays messages between the memory of its host and the other hosts.
 
-It needs no engine: deaths, questions, answers and signs of life pass while the leader computes, or is in the middle of
-a collective. The hub is rank 0's leader; what the others tell each other passes through it.
+It does not depend on the engine: deaths, questions, answers and heartbeats pass while the leader computes or is in the
+middle of a collective. The hub is the leader of rank 0's host; messages between other hosts pass through it.
 """
 
 from __future__ import annotations
@@ -13,70 +13,66 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
-from horovod.links.hosts import frames, mirror
+from horovod.links.hosts import frames, remote_ranks
 from horovod.links.hosts.clock import Clock
-from horovod.links.hosts.inquiries import Inquiries
-from horovod.links.hosts.losses import Losses
-from horovod.links.hosts.mirror import Mirror
-from horovod.links.hosts.recordings import Recordings
+from horovod.links.hosts.doorbell import WireDoorbell
+from horovod.links.hosts.questions import Questions
+from horovod.links.hosts.remote_ranks import HostMemory
+from horovod.links.hosts.suspects import Suspects
+from horovod.links.hosts.traces import TraceRelay
 from horovod.links.hosts.wire import Wire, descriptor_of, has_more
-from horovod.links.shm.board import ShmBoard
-from horovod.links.shm.peers import ShmPeers
 from horovod.rendezvous.curve import terminate
-from horovod.transports.shm.control import Control, State
+from horovod.transports.hierarchical.mailbox import Mailbox
+from horovod.transports.shm.control import State
 
-__all__ = ["HUB", "HostMemory", "Relay"]
+__all__ = ["HUB", "Relay"]
 
 HUB = 0
 """The host, among all, whose leader is rank 0."""
 _TICK_S = 0.1
-#: While a recording is under way, or something is to be found out.
+#: While a recording is under way, or the reason for a loss is awaited.
 _SHORT_TICK_S = 0.02
 _PING_S = 0.5
-_FIRST_PINGS, _CLOCK_S = 8, 2.0
+_CLOCK_S = 2.0
 _END_S = 15.0
-#: How long the ranks of this host may take to tell what they did, when their leader leaves.
+#: How long to wait for trace events of this host's ranks when their leader leaves.
 _TRACES_S = 5.0
-#: A host that was heard so lately, or within this part of the limit, did not fall silent: its connection was ended.
+#: A host that was heard within this time, or this part of the limit, was not silent: its connection was closed.
 _SILENT_S, _SILENT_PART = 2.5, 0.5
 #: How long a departure may wait for the log before it.
 _BEHIND_S = 1.0
-
-
-class HostMemory(NamedTuple):
-    """What the ranks of a host share."""
-
-    control: Control
-    board: ShmBoard
-    mirror: Mirror
-    peers: ShmPeers
 
 
 class Relay:
     """See the module.
 
     Args:
-        generation: who takes part.
+        generation: the ranks of the job.
         index: this host.
-        host: what the ranks of this host share.
+        host: memory that the ranks of this host share.
         socket: connected with the other leaders, or with the hub; its own from now on.
         ids: routing ids of the leaders, by host.
-        timeout_s: how long a host may be silent; the socket sees to it, this is for errors.
-        losses: finds out why connections have ended.
+        timeout_s: how long a host may be silent; enforced by the socket, and named in errors.
+        suspects: hosts whose connection has ended.
+        mailbox: data that travels with requests; None where none does.
 
     Attributes:
-        requests: at the hub, what ranks of other hosts ask for; read by the engine.
+        requests: at the hub, requests of ranks on other hosts; read by the engine.
         log: elsewhere, the log; read by the engine.
         wire: the connection.
-        is_owed: whether the engine should look after something that it has kept for long.
+        mailbox: data that travels with requests; None where none does.
+        is_owed: whether the engine has held submissions back for so long that it should send them.
+        traces: carries recordings between hosts.
+        doorbell: of a rank that is alone on its host, whose engine then looks after the wire itself; else None.
     """
+
+    doorbell: WireDoorbell | None = None
 
     def __init__(
         self,
@@ -86,11 +82,13 @@ class Relay:
         socket: zmq.Socket[bytes],
         ids: Sequence[bytes],
         timeout_s: float,
-        losses: Losses,
+        suspects: Suspects,
+        mailbox: Mailbox | None = None,
     ) -> None:
-        self._losses = losses
+        self._suspects = suspects
+        self.mailbox = mailbox
         self._generation, self._index = generation, index
-        self._control, self._board, self._mirror, self._neighbours = host
+        self._control, self._board, self._remote, self._neighbours = host
         self._timeout_s = timeout_s
         self._ranks = generation.hosts[index]
         self.requests: collections.deque[frames.Message] = collections.deque()
@@ -104,21 +102,22 @@ class Relay:
         self._told: dict[int, tuple[int, int]] = {}
         self._heard_s = dict.fromkeys(self.wire.peers, time.monotonic())
         self._pinged_s = 0.0
-        self._clock, self._knows_clock = Clock(), threading.Event()
+        self._clock = Clock()
         ranks = self._ranks
-        self._inquiries = Inquiries(
-            host.board, host.mirror, ranks, [member.pid for member in generation.members], self.send
+        self._questions = Questions(
+            host.board, host.remote, ranks, [member.pid for member in generation.members], self.send
         )
-        self._recordings = Recordings(host.board, host.mirror, ranks, index == HUB, self.send, self.send_all)
+        self.traces = TraceRelay(host.board, host.remote, ranks, index == HUB, self.send, self.send_all)
         self._handlers: dict[type, Callable[[int, frames.Message], None]] = {
             **dict.fromkeys(frames.REQUESTS, self._take_request),
             **dict.fromkeys(frames.DECISIONS, self._take_decision),
-            **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_inquiry),
+            **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_question),
             **dict.fromkeys((frames.Recording, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
+            frames.Payload: self._take_payload,
             frames.State: self._take_state,
             frames.Ping: self._take_ping,
             frames.Pong: self._take_pong,
-            frames.Bye: self._take_bye,
+            frames.Bye: lambda host, message: self._part_from(host),
         }
         self._bell, self._poll = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), select.poll()
         self._deaths = {fd: rank for rank, fd in host.peers.fds.items() if rank != generation.hosts[index][0]}
@@ -127,8 +126,9 @@ class Relay:
         if self._monitor is not None:
             self._poll.register(descriptor_of(self._monitor), select.POLLIN)
         self._is_ending = False
+        self._watches_wire, self._rung = True, 0
         self._thread = threading.Thread(target=self._run, name="horovod-relay", daemon=True)
-        host.mirror.beat()
+        host.remote.beat()
         self._thread.start()
 
     # -- for the engine ------------------------------------------------------------------------------------------
@@ -146,22 +146,22 @@ class Relay:
         """Send messages to the hub; at the hub, to all other hosts, except ``but``."""
         self.wire.post([h for h in self.wire.peers if h != but and not self.wire.is_lost(h)], messages)
 
-    def spread_recording(self) -> None:
-        """Tell the other hosts what rank 0 has begun or ended."""
-        self._recordings.spread()
+    def has_messages(self) -> bool:
+        """Whether messages that were received wait for the engine."""
+        return bool(self.requests or self.log)
 
     def await_clock(self) -> None:
-        """Wait until it is known how far the clock of rank 0's host is from this one's, for a moment at most."""
+        """Wait, for two seconds at most, until the offset to the clock of rank 0's host is known."""
         if self._index != HUB:
-            self._knows_clock.wait(_CLOCK_S)
+            self._clock.is_known.wait(_CLOCK_S)
 
     def depart(self, departures: Iterable[frames.State]) -> None:
-        """Take note of ranks that have left, as soon as what the log said before has reached this host's ranks."""
+        """Record ranks that have left, after the log before that has reached the ranks of this host."""
         for message in departures:
             self._apply(message)
 
     def close(self) -> None:
-        """Tell the last news, and end the connection."""
+        """Send the last states, and end the connection."""
         self._is_ending = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._bell, 1)
@@ -172,7 +172,7 @@ class Relay:
     def _run(self) -> None:
         try:
             while not self._is_ending:
-                self._await(_SHORT_TICK_S if self._recordings.is_busy or self._losses.is_busy else _TICK_S)
+                self._await(_SHORT_TICK_S if self.traces.is_busy or self._suspects.is_busy else _TICK_S)
                 self._turn()
             deadline = time.monotonic() + _TRACES_S
             self._turn()
@@ -180,14 +180,16 @@ class Relay:
                 self._await(_SHORT_TICK_S)
                 self._turn()
         finally:
-            if self._monitor is not None:
-                self._poll.unregister(descriptor_of(self._monitor))
             self.wire.close()
             terminate(self._context)
             os.close(self._bell)
 
     def _await(self, limit_s: float) -> None:
         """Wait until something has come, or a process has ended."""
+        if self.doorbell is not None and self._watches_wire:
+            # Messages wake the engine. If it is busy, the next tick is soon enough.
+            self._watches_wire = False
+            self._poll.unregister(self.wire.fd)
         for fd, _ in self._poll.poll(limit_s * 1000):
             if fd == self._bell:
                 os.eventfd_read(fd)
@@ -195,41 +197,41 @@ class Relay:
                 self._note_death(fd)
 
     def _owes_traces(self) -> bool:
-        """Whether rank 0 still listens, and a rank of this host will yet tell what it did: who leaves as this one."""
+        """Whether rank 0 still listens, and events of another rank of this host will come."""
         if self.wire.has_parted(HUB) or self.wire.is_lost(HUB):
             return False
-        others = [
-            rank
-            for index, rank in enumerate(self._ranks)
-            if index != self._control.rank and self._control.state_of(index) != State.FAILED
-        ]
-        return any(self._recordings.owes(rank) and not self._neighbours.has_ended(rank) for rank in others)
+        others = [(index, rank) for index, rank in enumerate(self._ranks) if index != self._control.rank]
+        return any(
+            self.traces.owes(rank)
+            and self._control.state_of(index) != State.FAILED
+            and not self._neighbours.has_ended(rank)
+            for index, rank in others
+        )
 
     def _turn(self) -> None:
-        self._mirror.beat()
+        self._remote.beat()
         self.wire.pump()
-        self._hear_monitor()
+        while self._monitor is not None and has_more(self._monitor):
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
+                self.wire.hang_up(HUB)
         self._note_states()
-        for host, how in self._losses.settled(self._is_ending):
+        for host, how in self._suspects.settled(self._is_ending):
             self._give_up(host, how)
         self._catch_up()
-        questions = self._inquiries.news()
-        self._recordings.look()  # what is asked may be to look at what rank 0 has begun before it asked
-        self._inquiries.look(questions)
-        if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.samples >= _FIRST_PINGS else 0.0):
+        questions = self._questions.news()
+        self.traces.look()  # what is asked may be to look at what rank 0 has begun before it asked
+        self._questions.look(questions)
+        if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.is_known.is_set() else 0.0):
             self._pinged_s = time.monotonic()
             self.send_all([frames.Ping(time.monotonic_ns())])
         if (self.requests or self.log or self.is_owed()) and not self._is_ending:
             self._control.ring(self._control.rank)
-
-    def _hear_monitor(self) -> None:
-        monitor = self._monitor
-        while monitor is not None and has_more(monitor):
-            if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
-                self.wire.hang_up(HUB)
+        if self.doorbell is not None and self._rung != self.doorbell.heard():
+            self._rung = self.doorbell.heard()
+            self.doorbell.rouse()
 
     def _note_states(self) -> None:
-        """Tell the other hosts what the ranks of this one say of themselves."""
+        """Send changes in the states of this host's ranks to the other hosts."""
         news = []
         for index, rank in enumerate(self._ranks):
             state, cause = self._control.state_of(index), self._control.cause_of(index)
@@ -245,10 +247,10 @@ class Relay:
         rank = self._deaths.pop(fd)
         self._note_states()
         if self._told[rank][0] < State.LEFT:
-            self.send_all([frames.State(rank, mirror.DEAD, fate=self._neighbours.fate(rank))])
+            self.send_all([frames.State(rank, remote_ranks.DEAD, fate=self._neighbours.fate(rank))])
 
     def _catch_up(self) -> None:
-        """Let departures count that wait for a log which the engine does not read: it is busy."""
+        """Record departures that have waited for too long behind a log that a busy engine does not read."""
         departures = [message for message in tuple(self.log) if isinstance(message, frames.State)]
         if not departures:
             self._behind = (0, 0.0)
@@ -264,7 +266,7 @@ class Relay:
         self._handlers[type(message)](host, message)
 
     def _speaks_for(self, host: int, rank: int) -> bool:
-        """Whether a host may say something of a rank: the hub of all other hosts', the others of their own."""
+        """Whether a host may speak for a rank: the hub for all other hosts, the others for their own ranks."""
         if rank >= self._generation.size:
             return False
         return rank not in self._ranks if host == HUB else rank in self._generation.hosts[host]
@@ -274,19 +276,26 @@ class Relay:
         if host != HUB and self._speaks_for(host, message.rank):
             self.requests.append(message)
 
+    def _take_payload(self, host: int, message: frames.Message) -> None:
+        assert isinstance(message, frames.Payload)
+        if self.mailbox is not None and self._speaks_for(host, message.rank):
+            self.mailbox.put(message.rank, message.note, message.data)
+            if self._index == HUB:
+                self.send_all([message], but=host)
+
     def _take_decision(self, host: int, message: frames.Message) -> None:
         if self._index != HUB:
             self.log.append(message)
 
-    def _take_inquiry(self, host: int, message: frames.Message) -> None:
+    def _take_question(self, host: int, message: frames.Message) -> None:
         assert isinstance(message, frames.Question | frames.Answer | frames.Kernel)
         if max(message.rank, message.asker) < self._generation.size:
-            self._inquiries.take(message)
+            self._questions.take(message)
 
     def _take_recording(self, host: int, message: frames.Message) -> None:
         assert isinstance(message, frames.Recording | frames.Trace | frames.Told | frames.Arrivals)
         if isinstance(message, frames.Recording) or self._speaks_for(host, message.rank):
-            self._recordings.take(host, message)
+            self.traces.take(host, message)
 
     def _take_state(self, host: int, message: frames.Message) -> None:
         assert isinstance(message, frames.State)
@@ -309,30 +318,24 @@ class Relay:
         assert isinstance(message, frames.Pong)
         self._clock.note(message.sent_ns, message.at_ns, time.monotonic_ns())
         if self._index != HUB:
-            self._mirror.offset_ns = self._clock.offset_ns
-        if self._clock.samples >= _FIRST_PINGS:
-            self._knows_clock.set()
-
-    def _take_bye(self, host: int, message: frames.Message) -> None:
-        if self._index == HUB:
-            self._part_from(host)
+            self._remote.offset_ns = self._clock.offset_ns
 
     def _apply(self, message: frames.State) -> None:
         if message.reason is not None:
             self._board.give_reason(message.reason, message.rank)
-        self._mirror.set_state(message.rank, message.state, message.cause, message.fate)
+        self._remote.set_state(message.rank, message.state, message.cause, message.fate)
         if not self._is_ending:
             self._control.ring_all(range(self._control.size))
 
     def _lose(self, host: int, why: str) -> None:
-        """A host cannot be reached any more."""
+        """Handle the end of the connection with a host."""
         if self.wire.is_lost(host):
             return
         self.wire.drop(host)
         silent_s = time.monotonic() - self._heard_s[host]
         leader = self._generation.hosts[host][0]
         name = self._generation.members[leader].host
-        if leader in self._departing or self._mirror.state_of(leader) == State.LEFT:
+        if leader in self._departing or self._remote.state_of(leader) == State.LEFT:
             self._part_from(host)
             return
         if why:
@@ -345,18 +348,19 @@ class Relay:
                 "stopped",
             )
         else:
-            self._losses.note(host, leader)
+            self._suspects.note(host, leader)
 
     def _give_up(self, host: int, how: str) -> None:
-        """Tell what became of the leader of a host, and that all of its ranks are lost with it."""
+        """Record that the leader of a host is lost, and all ranks of that host with it."""
         ranks, describe = self._generation.hosts[host], self._generation.describe
         leader, name = ranks[0], self._generation.members[ranks[0]].host
         how = how or f"died: its connection ended, and host {name} cannot be reached without it"
-        lost = [frames.State(leader, mirror.DEAD, fate=f"{describe(leader)} {how}")]
+        lost = [frames.State(leader, remote_ranks.DEAD, fate=f"{describe(leader)} {how}")]
         if self._index == HUB:
-            self._recordings.end(ranks)
+            self.traces.end(ranks)
             lost += [
-                frames.State(rank, mirror.DEAD, leader, f"{describe(rank)} is lost with {name}") for rank in ranks[1:]
+                frames.State(rank, remote_ranks.DEAD, leader, f"{describe(rank)} is lost with {name}")
+                for rank in ranks[1:]
             ]
             self.send_all(lost, but=host)
         for message in lost:
@@ -372,7 +376,7 @@ class Relay:
             return
         ranks, describe = self._generation.hosts[host], self._generation.describe
         for rank in ranks:
-            state = self._mirror.state_of(rank)
+            state = self._remote.state_of(rank)
             if state > State.LEFT:
                 continue
             if state == State.LEFT:
@@ -384,4 +388,4 @@ class Relay:
                 self.requests.append(frames.Leave(rank, text))
                 self.send_all([left], but=host)
                 self._apply(left)
-        self._recordings.end(ranks)
+        self.traces.end(ranks)

@@ -1,4 +1,4 @@
-"""Who takes part in a job on several hosts: the leaders learn it from each other, and each tells its host."""
+"""The ranks of a job on several hosts: the leaders exchange them, and each leader publishes them on its host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from horovod.core.generation import Generation, Member
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
-from horovod.links.hosts.mirror import REFUSED, Mirror
+from horovod.links.hosts.remote_ranks import REFUSED, RemoteRanks
 
 __all__ = ["Host", "Roster", "await_places", "await_roster", "publish", "publish_refusal"]
 
@@ -34,7 +34,7 @@ class Host(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Roster(msgspec.Struct, array_like=True, frozen=True):
-    """Who takes part.
+    """The ranks of a job.
 
     Attributes:
         hosts: rank 0's first.
@@ -63,7 +63,7 @@ class _Refusal(msgspec.Struct, array_like=True, frozen=True):
     lost: int
 
 
-def await_places(mirror: Mirror, pid_fds: Sequence[int], timeout_s: float) -> list[int]:
+def await_places(remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float) -> list[int]:
     """Return the ranks of this host, in the order of their local ranks.
 
     Raises:
@@ -71,7 +71,7 @@ def await_places(mirror: Mirror, pid_fds: Sequence[int], timeout_s: float) -> li
         InitError: one of them does not go on.
     """
     deadline = time.monotonic() + timeout_s
-    while (ranks := mirror.places()) is None:
+    while (ranks := remote.places()) is None:
         if dead := ended(pid_fds):
             raise PeerLostError(f"local rank {dead[0]} of this host died inside init()", rank=-1)
         if time.monotonic() > deadline:
@@ -83,24 +83,24 @@ def await_places(mirror: Mirror, pid_fds: Sequence[int], timeout_s: float) -> li
     return ranks
 
 
-def publish(mirror: Mirror, roster: Roster) -> None:
+def publish(remote: RemoteRanks, roster: Roster) -> None:
     """Tell the other ranks of this host who takes part."""
-    mirror.publish(1, msgspec.msgpack.encode(roster))
+    remote.publish(1, msgspec.msgpack.encode(roster))
 
 
-def publish_refusal(mirror: Mirror, error: BaseException) -> None:
+def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
     """Tell the other ranks of this host why there is no job."""
     is_loss = isinstance(error, PeerLostError)
     lost = error.rank if isinstance(error, PeerLostError) else -1
     text = str(error) if isinstance(error, HorovodInternalError) else f"the first rank of this host failed: {error!r}"
-    mirror.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, is_loss, lost)))
+    remote.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, is_loss, lost)))
 
 
-def await_roster(mirror: Mirror, leader_fd: int, timeout_s: float) -> Roster:
+def await_roster(remote: RemoteRanks, leader_fd: int, timeout_s: float) -> Roster:
     """Return who takes part, as the leader of this host says.
 
     Args:
-        mirror: where it says so.
+        remote: where it says so.
         leader_fd: a pidfd of the leader.
         timeout_s: seconds that it may take.
 
@@ -109,7 +109,7 @@ def await_roster(mirror: Mirror, leader_fd: int, timeout_s: float) -> Roster:
         PeerLostError: a rank has ended.
     """
     deadline = time.monotonic() + timeout_s + _GRACE_S
-    verdict, text = mirror.wait(lambda: bool(ended([leader_fd])) or time.monotonic() > deadline)
+    verdict, text = remote.wait(lambda: bool(ended([leader_fd])) or time.monotonic() > deadline)
     if not verdict:
         if ended([leader_fd]):
             raise PeerLostError("the first rank of this host died inside init()", rank=-1)

@@ -60,7 +60,7 @@ class Wire:
         self._outgoing: dict[int, collections.deque[bytes]] = {host: collections.deque() for host in self.peers}
         self._sent, self._heard = dict.fromkeys(self.peers, 0), dict.fromkeys(self.peers, 0)
         self._lost: set[int] = set()
-        # Who has said the last word, who of them closes the connection, and to whom it was said.
+        # Hosts that have said goodbye; those of them that close the connection; hosts that were told goodbye.
         self._parted: set[int] = set()
         self._leaving: set[int] = set()
         self._greeted: set[int] = set()
@@ -203,7 +203,7 @@ class Wire:
         try:
             messages = frames.decode(parts[0])
         except ValueError as error:
-            # Who has sent it has the key: what it said would be missing.
+            # The sender has the key, so a message of the job would be missing.
             self._lose(host, f"frame {number} of it cannot be read: {error}")
             return
         for message in messages:

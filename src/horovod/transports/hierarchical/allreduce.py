@@ -9,20 +9,19 @@
 
 A rank that is alone on its host shows nothing to anybody: it works in its result, where that is one stretch of memory.
 While one round is reduced, the one before it moves between hosts, and the one before that comes back. Each host sends,
-and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. What is small is not cut: the first owner
+and receives, 2 (h - 1) / h of the bytes of one rank, the least possible. A small tensor is not cut: the first owner
 sends all of it to all hosts, in one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic_ns
 from typing import NamedTuple
 
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
-from horovod.transports.hierarchical.places import InPlace, Placed, Places, Staged
-from horovod.transports.hierarchical.stage import CHUNK_BYTES, LARGE_CHUNKS, Memory
+from horovod.transports.hierarchical.places import InPlace, Places, Staged
+from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.kernels import Buffer
@@ -38,7 +37,7 @@ _DEPTH = 3
 _PARTIAL, _RECEIVED, _PART = 0, CHUNK_BYTES, 3 * CHUNK_BYTES
 _ROUND_BYTES = 4 * CHUNK_BYTES
 SCRATCH_BYTES = _DEPTH * _ROUND_BYTES
-"""What this needs of the memory of one rank alone."""
+"""Bytes of scratch memory that a rank needs."""
 
 
 class _Round(NamedTuple):
@@ -51,30 +50,23 @@ class _Round(NamedTuple):
     parts: list[tuple[int, int]]
 
 
-def allreduce(team: Team, stream: Stream, placed: Placed) -> None:
+def allreduce(team: Team, stream: Stream, tensors: Sequence[Memory]) -> None:
     """Reduce the tensors of a stream over all members.
 
     Args:
         team: the members.
         stream: the tensors, of this rank.
-        placed: where the only one lies, if it is to be reduced in place.
+        tensors: where the only one lies on each rank of this host, if it is to be reduced in place.
     """
-    # All hosts cut alike: by what all know of each other. An owner's slice of a round is at most a chunk.
-    most = team.slots if placed.is_everywhere else min(team.slots, LARGE_CHUNKS)
-    rounds = _rounds(team, stream, CHUNK_BYTES * (most if team.rate.is_high else 1))
-    tensors = placed.memories
+    rounds = _rounds(team, stream)
     pipeline = _Pipeline(team, stream, rounds, tensors)
     stage, count, base = team.stage, len(rounds), team.stage.part()
-    began_ns = monotonic_ns()
     if tensors:
         # Each owner has its slice to itself, until it writes it to all arenas; so they meet at the end only.
         for k in range(count + 2) if team.me < pipeline.slots else ():
             pipeline.advance(k)
-        took_ns = monotonic_ns() - began_ns
         stage.post(base + 1)
         stage.wait(base + 1)
-        if team.rate.is_due(stream.total):
-            team.rate.agree(team, base + 2, stream.total, took_ns)
         return
     for k in range(count + _DEPTH):
         if k < count:
@@ -88,20 +80,14 @@ def allreduce(team: Team, stream: Stream, placed: Placed) -> None:
         if k >= _DEPTH:
             stage.wait(base + 2 * k)
             pipeline.collect(k - _DEPTH)
-    took_ns = monotonic_ns() - began_ns
-    if team.rate.is_due(stream.total):
-        phase = base + 2 * (count + _DEPTH) + 1
-        stage.post(phase)
-        stage.wait(phase)
-        team.rate.agree(team, phase + 1, stream.total, took_ns)
 
 
-def _rounds(team: Team, stream: Stream, step: int) -> list[_Round]:
-    """Cut a stream into rounds of ``step`` bytes, the same on all hosts."""
+def _rounds(team: Team, stream: Stream) -> list[_Round]:
+    """Cut a stream into rounds, the same on all hosts."""
     slots = 1 if _is_whole(team, stream) else team.slots
     rounds = []
-    for start in range(0, stream.total, step):
-        stop = min(start + step, stream.total)
+    for start in range(0, stream.total, CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, stream.total)
         low, high = _slice(stop - start, slots, min(team.me, slots - 1))
         hosts = len(team.hosts)
         parts = [_slice(high - low, hosts, host) for host in range(hosts)]
@@ -110,7 +96,11 @@ def _rounds(team: Team, stream: Stream, step: int) -> list[_Round]:
 
 
 def _is_whole(team: Team, stream: Stream) -> bool:
-    return stream.total <= min(_WHOLE_BYTES // (len(team.hosts) - 1), CHUNK_BYTES // len(team.hosts))
+    hosts = len(team.hosts)
+    if team.is_pair_of_ranks:
+        # Each sends as much either way.
+        return stream.total <= CHUNK_BYTES
+    return stream.total <= min(_WHOLE_BYTES // (hosts - 1), CHUNK_BYTES // hosts)
 
 
 def _slice(nbytes: int, slots: int, slot: int) -> tuple[int, int]:
@@ -138,7 +128,7 @@ class _Pipeline:
 
     def _result(self, k: int) -> Buffer | None:
         """Return where this rank's result for the slice goes, if that is made there."""
-        if self._whole or self._places.are_tensors or len(self._team.local) > 1:
+        if self._places.are_tensors or len(self._team.local) > 1:
             return None
         if k not in self._results:
             self._results[k] = self._slice_of(self._stream.outputs, k)
@@ -211,17 +201,17 @@ class _Pipeline:
             stream.steps.inside(partial, sources)
         self._partial[k] = partial
         send, to, hosts = self._library.raw(partial), self._scratch(k, _RECEIVED), len(parts)
+        if hosts == 2:
+            # The part that stays here need not be copied.
+            first, last = (0, high - low) if self._whole else parts[1 - team.here]
+            mine = (high - low) if self._whole else parts[team.here][1] - parts[team.here][0]
+            self._moving[k] = self._swap(send[first:last], team.scratch.raw(to, to + mine))
+            return
         if self._whole:
             received = team.scratch.raw(to, to + hosts * (high - low))
             self._moving[k] = team.owners().gather(send, received, [high - low] * hosts)
             return
         mine = parts[team.here][1] - parts[team.here][0]
-        if hosts == 2:
-            # What stays here need not be copied.
-            first, last = parts[1 - team.here]
-            received = team.scratch.raw(to, to + mine)
-            self._moving[k] = self._swap(send[first:last], received)
-            return
         received = team.scratch.raw(to, to + hosts * mine)
         self._moving[k] = team.owners().exchange(send, [b - a for a, b in parts], received, [mine] * hosts)
 
@@ -241,7 +231,7 @@ class _Pipeline:
         first, last = (0, high - low) if self._whole else parts[team.here]
         nbytes, at, to = last - first, self._scratch(k, _RECEIVED), self._scratch(k, _PART)
         count, kernels, dtype = nbytes // stream.itemsize, stream.kernels, stream.dtype
-        is_pair = len(parts) == 2 and not self._whole
+        is_pair = len(parts) == 2
         if count:
             if is_pair:
                 sources = [partial[first // stream.itemsize : last // stream.itemsize]]
@@ -252,10 +242,12 @@ class _Pipeline:
             in_place = self._home(k, first, count) if self._whole or is_pair else None
             target = team.scratch.view(kernels, to, dtype, count) if in_place is None else in_place
             stream.steps.between(target, sources)
+        if self._whole:
+            return
         if is_pair:
             begin, end = parts[1 - team.here]
             self._moving[k] = self._swap(self._home_bytes(k, first, last), self._home_bytes(k, begin, end))
-        elif not self._whole:
+        else:
             self._moving[k] = team.owners().gather(
                 team.scratch.raw(to, to + nbytes), self._home_bytes(k, 0, high - low), [b - a for a, b in parts]
             )

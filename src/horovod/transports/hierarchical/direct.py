@@ -1,4 +1,4 @@
-"""What ranks of several hosts do without an owner: alltoall, where everything has one receiver, and Adasum."""
+"""Collectives of several hosts without owners: alltoall, where each part has one receiver, and Adasum."""
 
 from __future__ import annotations
 

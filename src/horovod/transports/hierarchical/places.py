@@ -7,14 +7,14 @@ of the result only what other ranks have reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from horovod.transports.base import Entry
 from horovod.transports.groups import Bytes
 from horovod.transports.hierarchical.stage import Memory, Stage
 from horovod.transports.kernels import Buffer
 
-__all__ = ["InPlace", "Placed", "Places", "Staged", "in_place"]
+__all__ = ["InPlace", "Places", "Staged", "in_place"]
 
 
 class Places(Protocol):
@@ -69,20 +69,8 @@ class InPlace:
         return self._memories[member].raw(start + low, start + high)
 
 
-class Placed(NamedTuple):
-    """Where the tensor of an allreduce lies.
-
-    Attributes:
-        memories: by member on this host; empty unless all of these have it in the arena.
-        is_everywhere: whether the members on all hosts have it there.
-    """
-
-    memories: Sequence[Memory] = ()
-    is_everywhere: bool = False
-
-
-def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Placed:
-    """Return where the tensor of an allreduce lies.
+def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Sequence[Memory]:
+    """Return where the tensor of an allreduce lies, by member on this host; nothing unless all have it in the arena.
 
     Args:
         entry: the allreduce.
@@ -90,11 +78,10 @@ def in_place(entry: Entry, local: Sequence[int], arenas: Sequence[Any]) -> Place
         arenas: their memory, as this process maps it; empty where nothing is shared.
     """
     response = entry.response
-    if len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
-        return Placed()
+    if not arenas or len(response.requests[0].tensors) != 1 or response.requests[0].device != "cpu":
+        return ()
     places = {rank: response.request_of(i).placement for i, rank in enumerate(response.members)}
-    if not arenas or not all(places[rank] for rank in local):
-        return Placed()
+    if not all(places[rank] for rank in local):
+        return ()
     nbytes = response.requests[0].tensors[0].nbytes
-    memories = [Memory(arena, places[rank][0], nbytes) for arena, rank in zip(arenas, local, strict=True)]
-    return Placed(memories, all(places.values()))
+    return [Memory(arena, places[rank][0], nbytes) for arena, rank in zip(arenas, local, strict=True)]

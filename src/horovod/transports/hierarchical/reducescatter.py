@@ -19,7 +19,7 @@ from horovod.transports.pieces import LINE
 
 __all__ = ["reducescatter"]
 
-#: What a round needs besides the buffers of the stage.
+#: Scratch memory of a round.
 _PARTIAL, _RECEIVED, _ROUND_BYTES = 0, CHUNK_BYTES, 2 * CHUNK_BYTES
 
 

@@ -18,15 +18,12 @@ from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.control import PHASE_BITS
 from horovod.transports.shm.flags import DONE, Flags
 
-__all__ = ["BUFFERS", "CHUNK_BYTES", "LARGE_CHUNKS", "STAGE_BYTES", "Memory", "Stage"]
+__all__ = ["BUFFERS", "CHUNK_BYTES", "STAGE_BYTES", "Memory", "Stage"]
 
 BUFFERS = 6
 CHUNK_BYTES = 4 << 20
 """Of one round: every one costs some switches between processes, and to threads of the engine between hosts."""
-LARGE_CHUNKS = 2
-"""So many chunks fit into a buffer, for rounds that are larger because the network is fast."""
-_BUFFER_BYTES = LARGE_CHUNKS * CHUNK_BYTES
-STAGE_BYTES = BUFFERS * _BUFFER_BYTES
+STAGE_BYTES = BUFFERS * CHUNK_BYTES
 _MOST_VIEWS = 2048
 
 
@@ -117,9 +114,9 @@ class Stage:
 
     def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
         """Return an array in a member's buffer of a round."""
-        return self.memories[member].view(kernels, round_ % BUFFERS * _BUFFER_BYTES + low, dtype, count)
+        return self.memories[member].view(kernels, round_ % BUFFERS * CHUNK_BYTES + low, dtype, count)
 
     def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
         """Return bytes of a member's buffer of a round."""
-        start = round_ % BUFFERS * _BUFFER_BYTES
+        start = round_ % BUFFERS * CHUNK_BYTES
         return self.memories[member].raw(start + low, start + high)

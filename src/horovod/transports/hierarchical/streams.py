@@ -1,4 +1,4 @@
-"""What a batch of allreduces consists of: tensors of one dtype laid end to end, and how they are reduced in two steps.
+"""The tensors of a batch of allreduces, laid end to end by dtype, and the two steps that reduce them.
 
 First each host reduces what its own ranks have, then the hosts reduce that. What a whole reduction does to its inputs
 and to its result is split between the steps so that nothing is rounded, or overflows, that would not have on one host;

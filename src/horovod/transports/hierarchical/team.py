@@ -1,4 +1,4 @@
-"""Who executes an entry: its members by host, and which of them speak with the other hosts.
+"""The members of an entry by host, and the owners among them that exchange data with other hosts.
 
 Every host has as many *owners* as the smallest one has members; the i-th owners of all hosts are a group, which moves
 the i-th slice of everything, so that all of a host's ranks, and network cards, work at once.
@@ -11,7 +11,6 @@ from typing import Any
 
 from horovod.transports.base import Watch
 from horovod.transports.groups import Group, Groups
-from horovod.transports.hierarchical.rate import Rate
 from horovod.transports.hierarchical.stage import Memory, Stage
 
 __all__ = ["Team"]
@@ -29,14 +28,14 @@ class Team:
         scratch: memory of this rank alone, of which some rounds use a part each.
         groups: the engine between hosts.
         watch: asked while waiting.
-        arenas: memory of those on this host that all of them map; empty where nothing is shared.
+        arenas: memory of the members on this host that all of them map; empty where nothing is shared.
 
     Attributes:
         here: this host's place among ``hosts``.
         me: this rank's place among the members on its host, and, if there are as many owners, among these.
         slots: how many owners each host has.
         is_owner: whether this rank is one.
-        rate: how fast the network is.
+        is_pair_of_ranks: whether there are two members, on two hosts.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Team:
         self.me = hosts[self.here].index(rank)
         self.slots = min(map(len, hosts))
         self.is_owner = self.me < self.slots
-        self.rate = Rate()
+        self.is_pair_of_ranks = [len(host) for host in hosts] == [1, 1]
         self.watch = watch
         self.arenas = arenas
         self._groups = groups

@@ -1,4 +1,4 @@
-"""All ranks of several hosts: what concerns one host stays in its shared memory, the rest goes through both.
+"""Collectives of several hosts: shared memory inside a host, an engine of ``groups`` between hosts.
 
 See ``allreduce``, ``assemble``, ``reducescatter`` and ``direct``; a rank that is alone on its host, or that is to use
 no shared memory, has buffers of its own instead.
@@ -11,13 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, Response
+from horovod.core.requests import Kind, ReduceOp, Request, Response
 from horovod.errors import InitError
 from horovod.transports.base import Entry, Watch, Work
 from horovod.transports.groups import Groups
 from horovod.transports.hierarchical import assemble, direct, reducescatter
 from horovod.transports.hierarchical.allreduce import SCRATCH_BYTES, allreduce
-from horovod.transports.hierarchical.places import Placed, in_place
+from horovod.transports.hierarchical.mailbox import Mailbox, is_small
+from horovod.transports.hierarchical.places import in_place
 from horovod.transports.hierarchical.stage import STAGE_BYTES, Memory, Stage
 from horovod.transports.hierarchical.streams import streams_of
 from horovod.transports.hierarchical.team import Team
@@ -45,6 +46,7 @@ class HierarchicalTransport:
         shm: of this rank's host, used for nothing before; None where each rank is for itself.
         indices: the ranks of this host as ``shm`` numbers them.
         device_groups: the engine for tensors of a device; None for the same.
+        mailbox: data that travels with requests; None where none does.
 
     Raises:
         InitError: the arena has no room.
@@ -60,10 +62,11 @@ class HierarchicalTransport:
         shm: ShmTransport | None = None,
         indices: dict[int, int] | None = None,
         device_groups: Groups | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.name = groups.name if shm is None else f"{shm.name} and {groups.name}"
         self._topology = topology if shm is not None else topology.flat()
-        self._groups, self._watch, self._shm = groups, watch, shm
+        self._groups, self._watch, self._shm, self._mailbox = groups, watch, shm, mailbox
         self._device_groups = groups if device_groups is None else device_groups
         self._indices = indices or {rank: index for index, rank in enumerate(self._topology.mine)}
         self._is_awaited = False
@@ -75,7 +78,7 @@ class HierarchicalTransport:
         if shm is None:
             self._memories = {topology.rank: Memory(None, 0, STAGE_BYTES)}
         else:
-            # What is taken first lies at the same place in every arena. It is never given back: others may still read.
+            # The first allocation has the same offset in every arena. It is never freed: other ranks may still read it.
             try:
                 start = shm.arena.take(STAGE_BYTES)
             except MemoryError as error:
@@ -110,7 +113,7 @@ class HierarchicalTransport:
         return () if self._shm is None else self._shm.place(addresses)
 
     def fuse_class(self, request: Request) -> str:
-        """Return what allreduces of one kind have in common; large ones of the arena are reduced where they lie."""
+        """Return the class of allreduces that may be fused; large ones in the arena are reduced where they lie."""
         dtypes = {spec.dtype for spec in request.tensors}
         if request.kind is not Kind.ALLREDUCE or request.op is ReduceOp.ADASUM or len(dtypes) != 1:
             return ""
@@ -118,17 +121,25 @@ class HierarchicalTransport:
             return ""
         return f"{dtypes.pop()} {request.op:d} {request.prescale!r} {request.postscale!r}"
 
-    def inline(self, kernels: str, request: Request, members: int) -> None:
-        """Return None: data does not travel with requests between hosts."""
+    def inline(self, kernels: str, request: Request, members: int) -> Request | None:
+        """Return the request if its data travels with it."""
+        return request if self._mailbox is not None and is_small(request, self._topology.size) else None
 
-    def offer(self, work: Work, inline: None) -> int:
-        """Return ``NO_NOTE``, as ``inline`` said."""
-        return NO_NOTE
+    def offer(self, work: Work, inline: Request, half: int = -1) -> int:
+        """Copy the data of a submission, so that it travels with the request."""
+        assert self._mailbox is not None
+        return self._mailbox.offer(work, inline)
 
     def run(self, sequence: int, batch: Sequence[tuple[Entry, Work]], notes: tuple[int, ...]) -> int:
         """Execute one log entry."""
         entry, work = batch[0]
         members = entry.response.members
+        if self._mailbox is not None:
+            if notes:
+                self._mailbox.run(entry, work, notes)
+                return 0
+            for _, one in batch:
+                self._mailbox.drop(one)
         for _, one in batch:
             one.lend = self._results.take
         if len(members) == 1:
@@ -169,9 +180,9 @@ class HierarchicalTransport:
         if kind is Kind.ALLREDUCE and request is not None and request.op is ReduceOp.ADASUM:
             direct.adasum(team, entry, work)
         elif kind is Kind.ALLREDUCE:
-            placed = in_place(entry, team.local, team.arenas) if len(batch) == 1 else Placed()
+            places = in_place(entry, team.local, team.arenas) if len(batch) == 1 else ()
             for stream in streams_of(batch, team.hosts, team.here):
-                allreduce(team, stream, Placed() if stream.is_converted else placed)
+                allreduce(team, stream, () if stream.is_converted else places)
         elif kind is Kind.ALLGATHER:
             assemble.allgather(team, entry, work)
         elif kind is Kind.BROADCAST:
@@ -202,7 +213,9 @@ class HierarchicalTransport:
         return self._shm is None or self._shm.settled([self._indices[rank] for rank in members], fence)
 
     def skip(self, work: Work) -> None:
-        """Nothing was sent along."""
+        """Forget the data of a submission that was not executed."""
+        if self._mailbox is not None:
+            self._mailbox.drop(work)
 
     def rest(self) -> None:
         """Give back memory of results that are gone."""

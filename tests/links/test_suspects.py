@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.links.hosts import losses
-from horovod.links.hosts.losses import Losses
+from horovod.links.hosts import suspects
+from horovod.links.hosts.suspects import Suspects
 
 
 class Launcher:
@@ -35,9 +35,9 @@ class Question:
 
 
 def test_a_host_is_given_up_when_it_is_known_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_PATIENCE_S", 1e6)
+    monkeypatch.setattr(suspects, "_PATIENCE_S", 1e6)
     launcher = Launcher()
-    found = Losses(launcher.ask)
+    found = Suspects(launcher.ask)
     assert not found.is_busy
     found.note(1, 2)
     found.note(2, 4)
@@ -53,21 +53,21 @@ def test_a_host_is_given_up_when_it_is_known_why(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_host_is_given_up_when_nobody_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Losses(None)
+    alone = Suspects(None)
     alone.note(1, 2)
     assert list(alone.settled(False)) == [(1, "")]
-    monkeypatch.setattr(losses, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(suspects, "_PATIENCE_S", 0.0)
     launcher = Launcher()
-    found = Losses(launcher.ask)
+    found = Suspects(launcher.ask)
     found.note(1, 2)
     assert list(found.settled(False)) == [(1, "")]
     assert launcher.closed == [2]
 
 
 def test_who_ends_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_PATIENCE_S", 1e6)
+    monkeypatch.setattr(suspects, "_PATIENCE_S", 1e6)
     launcher = Launcher()
-    found = Losses(launcher.ask)
+    found = Suspects(launcher.ask)
     found.note(1, 2)
     found.note(2, 4)
     assert list(found.settled(False)) == []

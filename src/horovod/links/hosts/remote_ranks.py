@@ -1,14 +1,14 @@
-"""What the ranks of a host know of those of other hosts; their leader writes it, in memory that they share.
+"""The state of ranks on other hosts, in memory that the ranks of this host share; their leader writes it.
 
-It lies behind the board, in the same memfd. Once:
+It lies behind the board, in the same memfd. Once per host:
 
-    ROSTER   0, then 1 when the text says who takes part, or 2 when it says why there is no job
+    ROSTER   0; then 1 if the text lists the ranks of the job, or 2 if it says why there is no job
     BEAT     when the leader was last known to run, by the clock of the host
     LOST     how many ranks of other hosts have died or failed
     OFFSET   what to add to this host's clock to get that of rank 0's host
 
-per local rank PLACE, its rank in the job and one more; and per rank of another host STATE and because of which rank,
-what the kernel says about its process, and in words how it ended.
+Per local rank: PLACE, its rank in the job plus 1. Per rank of another host: STATE with the rank that caused it, the
+kernel's view of its process, and a text that says how it ended.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
+from horovod.links.shm.board import ShmBoard
+from horovod.links.shm.peers import ShmPeers
 from horovod.transports.shm import futex
+from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import map_shared
 
-__all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "Mirror"]
+__all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "HostMemory", "RemoteRanks"]
 
 #: States of a rank besides those of ``control.State``; LEFT and FAILED are the same there.
 LEFT, FAILED, DEAD = 2, 3, 4
@@ -35,7 +39,7 @@ _POLL_S = 0.002
 _HALF = 1 << 63
 
 
-class Mirror:
+class RemoteRanks:
     """One rank's view of it.
 
     Args:
@@ -67,7 +71,7 @@ class Mirror:
     # -- who takes part ------------------------------------------------------------------------------------------
 
     def come(self, local_rank: int, rank: int) -> None:
-        """Say which rank of the job this one is."""
+        """Publish the rank of this process in the job."""
         self._words[self._places + _LINE_WORDS * local_rank] = rank + 1
 
     def places(self) -> list[int] | None:
@@ -76,7 +80,7 @@ class Mirror:
         return None if -1 in ranks else ranks
 
     def publish(self, verdict: int, text: bytes) -> None:
-        """Say who takes part, or why there is no job."""
+        """Publish the ranks of the job, or why there is no job."""
         text = text[: self._roster_room]
         self._whole[self._roster : self._roster + len(text)] = text
         self._words[_ROSTER_BYTES] = len(text)
@@ -95,7 +99,7 @@ class Mirror:
     # -- the others ----------------------------------------------------------------------------------------------
 
     def set_state(self, rank: int, state: int, cause: int, fate: str) -> None:
-        """Note what became of a rank of another host; what has ended stays so."""
+        """Set the state of a rank on another host. A rank that has left, failed or died stays so."""
         word = self._word(rank, _STATE)
         if self._words[word] & 0xFF >= LEFT:
             return
@@ -113,11 +117,11 @@ class Mirror:
         return int(self._words[self._word(rank, _STATE)] & 0xFF)
 
     def cause_of(self, rank: int) -> int:
-        """Return the rank because of which it left or failed, or -1."""
+        """Return the rank that made it leave or fail, or -1."""
         return int(self._words[self._word(rank, _STATE)] >> 8) - 1
 
     def fate_of(self, rank: int) -> str:
-        """Return in words how it ended; empty if that is not known."""
+        """Return a text that says how it ended; empty if that is not known."""
         futex.fence()
         start = self._fates + _FATE_ROOM * rank
         return bytes(self._whole[start : start + self._words[self._word(rank, _FATE_BYTES)]]).decode(errors="replace")
@@ -128,29 +132,29 @@ class Mirror:
         return int(self._words[_LOST])
 
     def set_kernel(self, rank: int, state: str, cpu_s: float) -> None:
-        """Note what the kernel of another host says about a process."""
+        """Set the kernel's view of a process on another host."""
         self._words[self._word(rank, _CPU_MS)] = max(0, int(cpu_s * 1000))
         self._words[self._word(rank, _KERNEL)] = ord(state)
 
     def kernel_of(self, rank: int) -> tuple[str, float]:
-        """Return what the kernel said: the letter of the state, and seconds of processor time; ``?`` when nothing."""
+        """Return the letter of a process's state, ``?`` if unknown, and its seconds of processor time."""
         state = int(self._words[self._word(rank, _KERNEL)])
         return (chr(state) if state else "?"), self._words[self._word(rank, _CPU_MS)] / 1000
 
     # -- the leader ----------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Say that the leader runs."""
+        """Record that the leader runs."""
         self._words[_BEAT] = time.monotonic_ns()
 
     @property
     def silent_s(self) -> float:
-        """For how long the leader has not said so."""
+        """Seconds since the leader last recorded that it runs."""
         return (time.monotonic_ns() - self._words[_BEAT]) / 1e9
 
     @property
     def offset_ns(self) -> int:
-        """What to add to this host's clock to get that of rank 0's host."""
+        """Nanoseconds to add to this host's clock to get that of rank 0's host."""
         word = int(self._words[_OFFSET])
         return word - (1 << 64) if word >= _HALF else word
 
@@ -166,3 +170,12 @@ class Mirror:
 
     def _word(self, rank: int, word: int) -> int:
         return self._ranks + _LINE_WORDS * rank + word
+
+
+class HostMemory(NamedTuple):
+    """Memory that the ranks of a host share."""
+
+    control: Control
+    board: ShmBoard
+    remote: RemoteRanks
+    peers: ShmPeers

@@ -1,4 +1,4 @@
-"""A recording of the timeline, on its way between hosts: what rank 0 began, what ranks did, and when they came.
+"""Carry a recording of the timeline between hosts: its beginning and end, trace events, and times of arrival.
 
 Between hosts all times are those of the clock of rank 0's host; each leader converts them to its own and back. Through
 one recording it does so with what was known of the clocks at its beginning: else an operation would move against the
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from horovod.engine.board import EVERY_SESSION, TimelineSession
 from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
-from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.shm.board import ShmBoard
 
-__all__ = ["Recordings"]
+__all__ = ["TraceRelay"]
 
 
-class Recordings:
+class TraceRelay:
     """See the module.
 
     Args:
         board: this host's.
-        mirror: knows the distance of the clocks.
+        remote: knows the distance of the clocks.
         ranks: of this host.
         is_hub: whether rank 0 is one of them.
         send: sends messages towards the host of a rank.
@@ -34,13 +34,13 @@ class Recordings:
     def __init__(
         self,
         board: ShmBoard,
-        mirror: Mirror,
+        remote: RemoteRanks,
         ranks: Sequence[int],
         is_hub: bool,
         send: Callable[[int, Sequence[Message]], None],
         send_all: Callable[..., None],
     ) -> None:
-        self._board, self._mirror, self._is_hub = board, mirror, is_hub
+        self._board, self._remote, self._is_hub = board, remote, is_hub
         self._send, self._send_all = send, send_all
         self._session: TimelineSession | None = None
         self._number = self._offset_ns = 0
@@ -51,14 +51,14 @@ class Recordings:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a recording is under way, or some rank of this host has not told all of it."""
+        """Whether a recording is under way, or events of some rank of this host are missing."""
         session = self._board.session
         if not session.number or self._is_hub:
             return bool(session.number) and not session.end
         return not session.end or min(self._told.values()) < session.number
 
     def look(self) -> None:
-        """Pass on what is new on this host's board."""
+        """Pass on the new events on this host's board."""
         session = self._board.session
         if not session.number:
             return
@@ -70,7 +70,7 @@ class Recordings:
             self._tell_traces()
 
     def spread(self) -> None:
-        """Tell the other hosts what rank 0 has begun or ended, before they hear of operations that follow."""
+        """Tell the other hosts that rank 0 has begun or ended a recording, before the operations that follow."""
         with self._spreading:
             session = self._board.session
             if self._is_hub and session.number and session != self._session:
@@ -78,17 +78,17 @@ class Recordings:
                 self._send_all([Recording(*session)])
 
     def owes(self, rank: int) -> bool:
-        """Whether a rank of this host has not told all about the present recording."""
+        """Whether events of a rank of this host are missing in the present recording."""
         return not self._is_hub and self._told[rank] < self._board.session.number
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Expect nothing more of ranks whose host is gone; at the hub."""
+        """At the hub: expect no more events of ranks whose host is gone."""
         for rank in ranks:
             self._parked[rank].append(Told(rank, EVERY_SESSION))
         self._place()
 
     def take(self, host: int, message: Recording | Trace | Told | Arrivals) -> None:
-        """Take what has come from another host."""
+        """Take a message of another host."""
         if isinstance(message, Arrivals):
             for key, at_ns in message.pairs:
                 self._board.note_arrival(key, at_ns - self._offset_ns, message.rank)
@@ -97,7 +97,7 @@ class Recordings:
         elif isinstance(message, Recording):
             if not self._is_hub:
                 if message.number != self._number:
-                    self._number, self._offset_ns = message.number, self._mirror.offset_ns
+                    self._number, self._offset_ns = message.number, self._remote.offset_ns
                 since_ns = max(1, message.since_ns - self._offset_ns)
                 self._board.set_session(
                     TimelineSession(message.number, message.mark_cycles, since_ns, message.begin, message.end)
@@ -107,7 +107,7 @@ class Recordings:
             self._place()
 
     def _place(self) -> None:
-        """Put what other hosts' ranks have told where rank 0 reads it, as far as there is room."""
+        """Put events of other hosts' ranks where rank 0 reads them, as far as there is room."""
         with self._lock:
             for rank, parked in list(self._parked.items()):
                 while parked:

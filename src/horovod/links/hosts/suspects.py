@@ -1,4 +1,4 @@
-"""Hosts whose connection has ended: for a moment they are not given up, since the launcher may know the reason."""
+"""Hosts whose connection has ended: before they count as lost, the launcher is asked for the reason, for a moment."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Losses", "Source"]
+__all__ = ["Source", "Suspects"]
 
-#: How long to ask; what is then not known will not be told.
+#: Seconds to wait for an answer.
 _PATIENCE_S = 1.0
 
 
 class Source(Protocol):
-    """Somebody who may know what became of a rank; never blocks."""
+    """An open question about how a rank ended; never blocks."""
 
     def news(self) -> str:
-        """Return what became of it, such as "was killed by SIGKILL"; empty as long as that is not known."""
+        """Return how the rank ended, such as "was killed by SIGKILL"; empty while that is not known."""
 
     def close(self) -> None:
-        """Ask no more."""
+        """Withdraw the question."""
 
 
 @dataclass
@@ -30,11 +30,11 @@ class _Case:
     source: Source | None = None
 
 
-class Losses:
+class Suspects:
     """See the module.
 
     Args:
-        ask: returns who may know what became of a rank; None where nobody does.
+        ask: asks how a rank ended; None where nobody can be asked.
     """
 
     def __init__(self, ask: Callable[[int], Source] | None) -> None:
@@ -43,18 +43,18 @@ class Losses:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether an answer is awaited."""
         return bool(self._cases)
 
     def note(self, host: int, leader: int) -> None:
-        """The connection with a host, and with ``leader`` there, has ended."""
+        """Note that the connection with a host, and with its leader, has ended."""
         self._cases[host] = _Case(leader)
 
     def settled(self, is_ending: bool) -> Iterator[tuple[int, str]]:
-        """Return each host that is to be given up now, and what became of its leader, or nothing.
+        """Return each host that now counts as lost, and how its leader ended, if that is known.
 
         Args:
-            is_ending: whether there is no time left.
+            is_ending: whether to wait for no answer.
         """
         for host, case in list(self._cases.items()):
             how = ""

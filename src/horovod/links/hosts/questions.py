@@ -1,4 +1,4 @@
-"""Questions to ranks of other hosts, and their answers, on their way between the boards."""
+"""Carry questions to ranks of other hosts, and their answers, from board to board."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from horovod.links.hosts.frames import Answer, Kernel, Message, Question
-from horovod.links.hosts.mirror import Mirror
+from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.shm.board import ShmBoard
 from horovod.links.shm.peers import process_state
 
-__all__ = ["Inquiries"]
+__all__ = ["Questions"]
 
 #: How often to look at a process that owes an answer, and for how long.
 _LOOK_S, _PATIENCE_S = 0.5, 10.0
@@ -34,12 +34,12 @@ class _Open:
     looked_s: float = 0.0
 
 
-class Inquiries:
+class Questions:
     """See the module.
 
     Args:
         board: this host's.
-        mirror: what is known of other hosts.
+        remote: the state of ranks on other hosts.
         ranks: of this host.
         pids: of all ranks.
         send: sends messages towards the host of a rank.
@@ -48,12 +48,12 @@ class Inquiries:
     def __init__(
         self,
         board: ShmBoard,
-        mirror: Mirror,
+        remote: RemoteRanks,
         ranks: Sequence[int],
         pids: Sequence[int],
         send: Callable[[int, Sequence[Message]], None],
     ) -> None:
-        self._board, self._mirror, self._pids, self._send = board, mirror, pids, send
+        self._board, self._remote, self._pids, self._send = board, remote, pids, send
         self._ranks = frozenset(ranks)
         self._asked = {rank: 0 for rank in range(len(pids)) if rank not in self._ranks}
         self._open: dict[tuple[int, int], _Open] = {}
@@ -69,7 +69,7 @@ class Inquiries:
         return found
 
     def look(self, questions: Sequence[Question]) -> None:
-        """Pass on questions, and what is new on this host's board in the way of answers."""
+        """Pass on questions, and the answers that this host's board has now."""
         for question in questions:
             self._send(question.rank, [question])
         for key, item in list(self._open.items()):
@@ -82,7 +82,7 @@ class Inquiries:
                 self._tell_state(key, item)
 
     def take(self, message: Question | Answer | Kernel) -> None:
-        """Take what has come from another host: for this one, or to be passed on."""
+        """Take a message of another host: for this one, or to be passed on."""
         target = message.rank if isinstance(message, Question) else message.asker
         if target not in self._ranks:
             self._send(target, [message])
@@ -94,10 +94,10 @@ class Inquiries:
         elif isinstance(message, Answer):
             self._board.give_answer(message.number, message.text, message.rank)
         else:
-            self._mirror.set_kernel(message.rank, message.state, message.cpu_s)
+            self._remote.set_kernel(message.rank, message.state, message.cpu_s)
 
     def _tell_state(self, key: tuple[int, int], item: _Open) -> None:
-        """Say what the kernel knows of a process that owes an answer: it may be unable to give one."""
+        """Send what the kernel knows about a process that owes an answer: it may be stopped."""
         clock = time.monotonic()
         if clock - item.since_s > _PATIENCE_S:
             self._open.pop(key, None)

@@ -1,0 +1,112 @@
+"""The doorbell of a rank that is alone on its host: it sleeps until another host sends something, or it is rung."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+
+from horovod.links.hosts.wire import Wire
+from horovod.links.shm.doorbell import ShmDoorbell
+from horovod.transports.shm.control import Control
+from horovod.transports.shm.spinner import Spinner
+
+__all__ = ["WireDoorbell"]
+
+
+class _Sleeper:
+    """Descriptors on which one thread sleeps; each thread has its own, because it resets its event when it wakes.
+
+    Args:
+        wire_fd: becomes readable when another host has sent something.
+    """
+
+    def __init__(self, wire_fd: int) -> None:
+        self._wire_fd = wire_fd
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.poll = select.epoll()
+        self.poll.register(self.fd, select.EPOLLIN)
+        self.poll.register(wire_fd, 0)
+
+    def watch(self, is_watching: bool) -> None:
+        """Say whether what another host sends wakes the thread, also if it sleeps already."""
+        self.poll.modify(self._wire_fd, select.EPOLLIN if is_watching else 0)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.poll.close()
+        os.close(self.fd)
+
+
+class WireDoorbell(ShmDoorbell):
+    """See ``Doorbell``. The engine's own thread does not wake for messages while another thread looks for them.
+
+    Args:
+        control: the control page.
+        wire: the connections with other hosts.
+        has_messages: returns whether messages that were received wait for the engine.
+    """
+
+    def __init__(self, control: Control, wire: Wire, has_messages: Callable[[], bool]) -> None:
+        super().__init__(control)
+        self._wire, self._has_messages = wire, has_messages
+        self._free: list[_Sleeper] = []
+        self._asleep: list[_Sleeper] = []
+        self._parked: list[_Sleeper] = []
+        self._is_awake = False
+        # Messages come through a thread of ZeroMQ, which needs a core: give this one away between looks.
+        spinner = Spinner(crowded=True)
+        self.looks, self.succeeded = spinner.looks, spinner.succeeded
+
+    def ring(self) -> None:
+        """Wake this rank's own sleepers."""
+        super().ring()
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Wake this rank's sleepers, whose bell was rung in the control page."""
+        for sleeper in list(self._asleep):
+            os.eventfd_write(sleeper.fd, 1)
+
+    def awake(self) -> None:
+        """Say that a thread of this rank looks by itself."""
+        super().awake()
+        if not self._is_awake:
+            self._is_awake = True
+            for sleeper in list(self._parked):
+                sleeper.watch(False)
+
+    def park(self) -> None:
+        """Say that only the background thread sleeps here."""
+        super().park()
+        if self._is_awake:
+            self._is_awake = False
+            for sleeper in list(self._parked):
+                sleeper.watch(True)
+            if self._has_messages():
+                # They came while this thread sent its own last ones.
+                self.ring()
+
+    def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
+        """Sleep until this rank was rung for more often than ``heard``, or another host has sent something."""
+        sleeper = self._free.pop() if self._free else _Sleeper(self._wire.fd)
+        self._asleep.append(sleeper)
+        if parked:
+            self._parked.append(sleeper)
+        sleeper.watch(not (parked and self._is_awake))
+        try:
+            if self._words[self._bell] == heard and any(fd != sleeper.fd for fd, _ in sleeper.poll.poll(timeout_s)):
+                self._wire.pump()
+        finally:
+            self._asleep.remove(sleeper)
+            if parked:
+                self._parked.remove(sleeper)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(sleeper.fd)
+            self._free.append(sleeper)
+
+    def close(self) -> None:
+        """Close the descriptors, when no thread sleeps here any more."""
+        while self._free:
+            self._free.pop().close()
