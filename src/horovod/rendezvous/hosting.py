@@ -140,16 +140,19 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     secret = bytes.fromhex(secret)
+    service, said = None, ""
     try:
         service = Service(secret, addresses, numbers)
     except OSError as error:
-        print(json.dumps(str(error)), flush=True)
-        return 1
+        said = str(error)
     # Ports may be taken by a stranger, which does not answer, or by a service of this job.
+    listening = service.endpoints if service is not None else []
     wanted = [endpoint(addresses[-1], number) for number in numbers]
-    if (taken := [where for where in wanted if where not in service.endpoints]) and _answers(secret, taken):
-        service.close()
-        print("[]", flush=True)
+    is_second = bool(taken := [where for where in wanted if where not in listening]) and _answers(secret, taken)
+    if service is None or is_second:
+        print(json.dumps([] if is_second else said), flush=True)
+        if service is not None:
+            service.close()
         return 0
     print(json.dumps(service.endpoints), flush=True)
     select.select([0, parent_fd], [], [])
