@@ -63,7 +63,8 @@ class _TensorFlow:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-        return gradient * tf.cast(factor, gradient.dtype)
+        # tf.cast() of a number would go through float32.
+        return gradient * tf.constant(factor, gradient.dtype)
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return tf.cond(condition, then, otherwise)

@@ -94,7 +94,8 @@ def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest
 
 
 def _scale(tensor: Any, factor: float) -> Any:
-    return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
+    # tf.cast() of a number would go through float32.
+    return tensor if factor == 1.0 else tensor * tf.constant(factor, tensor.dtype)
 
 
 def _of_allgather(op: Any, *grads: Any) -> list[Any]:

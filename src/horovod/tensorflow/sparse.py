@@ -48,6 +48,25 @@ def allreduce_slices(
     found = []
     for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):
         if how.op is ReduceOp.AVERAGE:
-            values = values / tf.cast(members, values.dtype)
+            values, indices = _averaged(values, indices, members)
         found.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
     return found
+
+
+def _averaged(values: Any, indices: Any, members: int) -> tuple[Any, Any]:
+    """Divide rows by the number of ranks, so that rows that are equal on all ranks average to themselves."""
+    dtype = values.dtype
+    if not dtype.is_floating or members & (members - 1) == 0:
+        return values / tf.cast(members, dtype), indices
+    # Thirds do not add up to the whole: differences to one rank's row are divided, which are zero for equal rows.
+    if dtype in (tf.float16, tf.bfloat16):
+        values = tf.cast(values, tf.float32)
+    rows, place = tf.unique(indices)
+    count = tf.size(rows)
+    base = tf.gather(values, tf.math.unsorted_segment_min(tf.range(tf.size(indices)), place, count))
+    rest = tf.math.unsorted_segment_sum(values - tf.gather(base, place), place, count)
+    present = tf.math.unsorted_segment_sum(tf.ones_like(place), place, count)
+    present = tf.reshape(present, tf.concat([[count], tf.ones([tf.rank(values) - 1], tf.int32)], 0))
+    share = tf.cast(present, values.dtype) / tf.cast(members, values.dtype)
+    averaged = tf.where(present == members, base, base * share) + rest / tf.cast(members, values.dtype)
+    return tf.cast(averaged, dtype), rows
