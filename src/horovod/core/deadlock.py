@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod.core import labels
-from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Kind, Request
-from horovod.core.stall import BREAK_CIRCLE
+from horovod.core.stall import BREAK_CIRCLE, label
 from horovod.phrases import few, list_ranks
 
 __all__ = ["Stuck", "advice", "describe"]
@@ -56,11 +55,11 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
     for item in stuck:
         in_all = f"{item.operations} operation{'s' * (item.operations != 1)} in all"
         lines.append(
-            f"{item.who} waits in {_what(item.request, item.times)}, which {list_ranks(item.missing)} did not submit; "
+            f"{item.who} waits in {label(item.request, item.times)}, which {list_ranks(item.missing)} did not submit; "
             f"it has submitted {_count(item)}, and {in_all}"
         )
     links = [
-        f"rank {rank} in {_what(by_rank[rank].request, by_rank[rank].times)} for rank {other}"
+        f"rank {rank} in {label(by_rank[rank].request, by_rank[rank].times)} for rank {other}"
         for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
     ]
     return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle]), _AFTER_INTERRUPTS]
@@ -89,13 +88,13 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     if are_counted and never and len(never) < len(calls):
         [first, *_] = never
         return [
-            f"No rank but those that wait in it has ever called {_what(first.request)}, while "
-            f"{few([f'{_what(item.request)} was done {_often(item.times - 1)}' for item in calls if item.times > 1])}: "
+            f"No rank but those that wait in it has ever called {label(first.request)}, while "
+            f"{few([f'{label(item.request)} was done {_often(item.times - 1)}' for item in calls if item.times > 1])}: "
             f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
             f"on none. Or it comes after a loop that had fewer rounds on some ranks: {_UNEVEN}"
         ]
     if are_counted and len(set(done)) > 1:
-        counts = ", ".join(f"{_what(item.request)} {_often(item.times - 1)}" for item in calls)
+        counts = ", ".join(f"{label(item.request)} {_often(item.times - 1)}" for item in calls)
         return [
             f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
@@ -120,11 +119,6 @@ def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
         f"One line, {first.site}, made these calls under different names: {names}. A name must be the same on all "
         "ranks: neither the rank, nor chance, nor the order of a set may be a part of it."
     )
-
-
-def _what(request: Request, times: int = 0) -> str:
-    of_set = f" of process set {request.process_set}" if request.process_set else ""
-    return f"{describe_waiting(request, times)}{of_set}"
 
 
 def _count(item: Stuck) -> str:

@@ -9,7 +9,7 @@ from horovod.core.mismatch import describe_waiting
 from horovod.core.requests import Request
 from horovod.phrases import few
 
-__all__ = ["BREAK_CIRCLE", "Waiting", "circle", "deadlocked", "names", "who_waits_for_whom"]
+__all__ = ["BREAK_CIRCLE", "Waiting", "circle", "deadlocked", "label", "names", "who_waits_for_whom"]
 
 BREAK_CIRCLE = (
     "Make these calls in one order on all ranks; the steps of several optimizers count, too. Operations "
@@ -29,12 +29,13 @@ class Waiting(NamedTuple):
 
 def names(requests: Sequence[Request]) -> str:
     """Return the first few operations in words, and how many there are besides."""
-    return few([_label(request) for request in requests])
+    return few([label(request) for request in requests])
 
 
-def _label(request: Request) -> str:
+def label(request: Request, times: int = 0) -> str:
+    """Return an operation in words, with its process set; ``times`` as in ``describe_waiting``."""
     of_set = f" of process set {request.process_set}" if request.process_set else ""
-    return f"{describe_waiting(request)}{of_set}"
+    return f"{describe_waiting(request, times)}{of_set}"
 
 
 def who_waits_for_whom(waiting: Iterable[Waiting], blocked: Mapping[int, Request]) -> dict[int, Waiting]:
