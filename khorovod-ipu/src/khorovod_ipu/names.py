@@ -8,13 +8,14 @@ from collections.abc import Iterable
 __all__ = ["nearest"]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that resembles it most; empty when none does.
+def nearest(name: str, known: Iterable[str], dashes: str = "") -> str:
+    """Return ``; did you mean 'x'?`` for a misspelt name; empty when no known name resembles it.
 
     Args:
-        name: what was written.
-        known: what could have been meant.
+        name: the misspelt name.
+        known: the existing names.
+        dashes: shown before the suggestion, instead of quotes around it.
     """
     by_lower = {entry.lower(): entry for entry in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
-    return by_lower[found[0]] if found else ""
+    found = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=1)]
+    return "".join(f"; did you mean {f'{dashes}{match}' if dashes else repr(match)}?" for match in found)

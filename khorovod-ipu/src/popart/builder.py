@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from khorovod_ipu.names import nearest
 from popart.annotations import Annotations
-from popart.errors import nearest, popart_exception, unknown
+from popart.errors import popart_exception, unknown
 from popart.kernels import GraphNode, known_operators
 from popart.model import OPSETS, check_opset, load_proto, read_graph, read_subgraph
 from popart.opsets import AiGraphcore, AiOnnx

@@ -19,7 +19,7 @@ class AnchorReturnType:
 
     Args:
         artString: ``Final``, ``EveryN``, ``All`` or ``Sum``, in any case.
-        returnPeriod: N of ``EveryN``.
+        returnPeriod: N of ``EveryN``, which returns all micro-batches of every Nth batch.
 
     Raises:
         popart_exception: the type does not exist, or the period does not fit it.

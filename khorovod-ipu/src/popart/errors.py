@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-__all__ = ["OutOfMemoryException", "nearest", "popart_exception", "unknown"]
+from khorovod_ipu.names import nearest
+
+__all__ = ["OutOfMemoryException", "popart_exception", "unknown"]
 
 
 class popart_exception(RuntimeError):
@@ -14,12 +15,6 @@ class popart_exception(RuntimeError):
 
 class OutOfMemoryException(popart_exception):
     """The device has not enough memory; the software device never raises it, scripts may catch it."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for a misspelt word, or nothing."""
-    found = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> popart_exception:

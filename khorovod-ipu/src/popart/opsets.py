@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from khorovod_ipu.names import nearest
 from popart.enums import ReductionType
-from popart.errors import nearest, popart_exception
+from popart.errors import popart_exception
 from popart.kernels import known_operators
 from popart.tensors import onnx_type
 

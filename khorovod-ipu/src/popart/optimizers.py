@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from khorovod_ipu.names import nearest
 from popart.enums import AdamMode, AdaptiveMode, SGDAccumulatorAndMomentum, WeightDecayMode
-from popart.errors import nearest, popart_exception
+from popart.errors import popart_exception
 
 __all__ = [
     "SGD", "Adam", "Adaptive", "ClipNormSettings", "ConstSGD", "Optimizer", "OptimizerValue", "OptimizerValueMap",

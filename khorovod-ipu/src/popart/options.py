@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from khorovod_ipu.names import nearest
 from popart.enums import (
     AccumulateOuterFragmentSchedule,
     MergeVarUpdateType,
@@ -13,7 +14,6 @@ from popart.enums import (
     SyntheticDataMode,
     VirtualGraphMode,
 )
-from popart.errors import nearest
 from popart.locations import TensorLocationSettings
 
 __all__ = ["SessionOptions"]

@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from khorovod_ipu.names import nearest
 from popart.anchors import Anchors, anchor_infos
 from popart.dataflow import DataFlow, InputShapeInfo
 from popart.devices import DeviceInfo
 from popart.enums import IrSerializationFormat, SyntheticDataMode
-from popart.errors import nearest, popart_exception
+from popart.errors import popart_exception
 from popart.execution import Exchange, Executor
 from popart.logs import getLogger
 from popart.options import SessionOptions

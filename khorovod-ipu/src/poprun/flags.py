@@ -204,10 +204,7 @@ def _option(found: CommandLine, word: str, rest: list[str]) -> None:
     dashed, equals, text = word.partition("=")
     name = _SHORT.get(dashed, dashed.removeprefix("--"))
     if name not in OPTIONS or not (dashed.startswith("--") or dashed in _SHORT):
-        meant = nearest(name, OPTIONS)
-        raise CommandLineError(
-            f"unknown option {dashed}" + (f"; did you mean --{meant}?" if meant else "; see poprun --help")
-        )
+        raise CommandLineError(f"unknown option {dashed}{nearest(name, OPTIONS, '--') or '; see poprun --help'}")
     option = OPTIONS[name]
     if not equals:
         if option.is_flag and not _is_value(option, rest):
@@ -255,8 +252,8 @@ def read_config(path: str) -> dict[str, Any]:
     values = {}
     for name, value in data.items():
         if name not in OPTIONS or name in _NOT_IN_FILES:
-            meant = nearest(name, [known for known in OPTIONS if known not in _NOT_IN_FILES])
-            raise CommandLineError(f"{path}: unknown option {name!r}" + (f"; did you mean {meant!r}?" if meant else ""))
+            known = [option for option in OPTIONS if option not in _NOT_IN_FILES]
+            raise CommandLineError(f"{path}: unknown option {name!r}{nearest(name, known)}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         values[name] = _value(f"{path}: {name}", OPTIONS[name], text)
     return values

@@ -59,8 +59,5 @@ def setLogLevel(level: str | int) -> None:
 
 
 def __getattr__(name: str) -> object:
-    meant = _nearest(name, __all__)
-    raise AttributeError(
-        f"module 'poptorch' has no attribute {name!r}"
-        + (f"; did you mean {meant!r}?" if meant else ": PopTorch in software has what data-parallel training needs")
-    )
+    hint = _nearest(name, __all__) or ": PopTorch in software imitates data-parallel training only"
+    raise AttributeError(f"module 'poptorch' has no attribute {name!r}{hint}")

@@ -66,10 +66,7 @@ class _Group:
             raise AttributeError(name)
         if name not in type(self).without_effect:
             known = [n for n in (*dir(type(self)), *type(self).without_effect) if not n.startswith("_")]
-            meant = nearest(name, known)
-            raise AttributeError(
-                f"{type(self).__name__!r} has no option {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
-            )
+            raise AttributeError(f"{type(self).__name__!r} has no option {name!r}{nearest(name, known)}")
 
         def keep(*args: Any, **kwargs: Any) -> _Group:
             value = (args[0] if len(args) == 1 else args or True) if not kwargs else {"args": args, **kwargs}
@@ -296,7 +293,8 @@ class Options(_Group):
 
         Args:
             output_mode: ``Final`` is the default for training, ``All`` that for inference.
-            output_return_period: for ``EveryN``, its n, which divides the number of device iterations.
+            output_return_period: n of ``EveryN``, which returns all micro-batches of every n-th device iteration; must
+                divide the number of device iterations.
         """
         self._set("output_mode", OutputMode(output_mode))
         return self._set("output_return_period", _count("output_return_period", output_return_period or 1))

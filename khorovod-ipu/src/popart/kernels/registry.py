@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from popart.errors import nearest, popart_exception
+from khorovod_ipu.names import nearest
+from popart.errors import popart_exception
 
 __all__ = [
     "GRAPHCORE",
