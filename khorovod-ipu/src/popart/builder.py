@@ -202,7 +202,7 @@ class Builder(Annotations):
             domain: empty for ONNX's own.
             version: of ONNX's operator set; one model has one.
             inputs: ids; empty ones are left out.
-            outputs: how many.
+            outputs: their number.
             attributes: by name; ``None`` is left out.
             label: put in front of the outputs' ids.
 
@@ -254,7 +254,7 @@ class Builder(Annotations):
             domain: empty or ``ai.onnx`` for ONNX's own.
             inputs: ids.
             attributes: by name.
-            numOutputs: how many.
+            numOutputs: number of outputs.
             name: put in front of the outputs' ids.
 
         Returns:

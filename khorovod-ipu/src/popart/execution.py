@@ -107,7 +107,7 @@ class Executor:
 
         Args:
             inputs: by id.
-            replica: whose micro-batch it is; the first one's running statistics are kept.
+            replica: number of the replica; running statistics of the first are kept.
             scale: the loss is multiplied by it before backward.
             on_final: called with a weight's id, while backward goes on, as soon as its gradient is final; ``None`` for
                 all but the last micro-batch of a step.

@@ -130,7 +130,7 @@ class HostStreams:
         """Raise if a stream has no callback.
 
         Raises:
-            popart_exception: which.
+            popart_exception: a stream has no callback.
         """
         open_ends = [handle for handle in self.ids() if (handle, 0) not in self._callbacks]
         if open_ends:

@@ -116,7 +116,7 @@ class Optimizer:
         """Set hyperparameters of one weight.
 
         Args:
-            weightId: which.
+            weightId: the weight.
             values: as for the optimizer, named without ``default``: ``{"learningRate": (0.1, False)}``.
 
         Raises:

@@ -145,7 +145,7 @@ class TrainingSession(DeviceSession):
         """Give every process the root's weights, on the host; matched by name, so that no order matters.
 
         Args:
-            rootRank: whose.
+            rootRank: the process that sends its weights.
 
         Raises:
             popart_exception: this is no session of distributed replicated graphs.

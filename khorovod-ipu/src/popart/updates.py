@@ -16,7 +16,7 @@ class Updates:
     """The optimizer on the device, and its state.
 
     Args:
-        optimizer: whose hyperparameters to follow; another one may take its place.
+        optimizer: has the hyperparameters; may be replaced.
 
     Attributes:
         optimizer: the present one.
@@ -118,7 +118,7 @@ def clip_factors(optimizer: Optimizer, gradients: Mapping[str, torch.Tensor], sc
     """Return by what each gradient is multiplied so that no norm is above its limit; 1 where it need not be.
 
     Args:
-        optimizer: whose limits hold.
+        optimizer: has the limits.
         gradients: all of them, multiplied by the loss scaling.
         scale: the gradients are to be multiplied by it.
     """

@@ -1,4 +1,4 @@
-"""PopDist: who an instance is among those that ``poprun`` started, and collectives among them.
+"""PopDist: the place of an instance in a job of ``poprun``, and collectives among instances.
 
 environment    instances and replicas, from the environment
 backend        init, communicators, execute_on_instances

@@ -81,6 +81,6 @@ class Options(poptorch.Options):
         """Refuse another number of replicas.
 
         Args:
-            replication_factor: how many.
+            replication_factor: number of replicas.
         """
         _refuse("replicationFactor")

@@ -1,4 +1,4 @@
-"""PopTorch in software, as far as data-parallel training needs it.
+"""PopTorch in software: the parts for data-parallel training.
 
 options         Options, and its groups
 data            DataLoader
@@ -54,7 +54,7 @@ def setLogLevel(level: str | int) -> None:
     """Accepted, without effect.
 
     Args:
-        level: any.
+        level: a level of PopTorch.
     """
 
 

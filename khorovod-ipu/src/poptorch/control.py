@@ -70,7 +70,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     """Part of a tensor that begins where another tensor says.
 
     Args:
-        tensor: any.
+        tensor: the whole tensor.
         dim: the dimension.
         start: a single whole number.
         size: how many elements are passed over, one in ``step`` of them taken.

@@ -93,7 +93,7 @@ class _Gradient:
     """One weight's gradient, on its way.
 
     Args:
-        session: whose.
+        session: of training.
         weight: id of the weight.
         name: id of the gradient, which is the key of the match.
         remote: whether the payload lies in a remote buffer, and streams only ring.

@@ -1,16 +1,16 @@
-"""The SDK's TensorFlow, as far as data-parallel training needs it, over a TensorFlow of today.
+"""The SDK's TensorFlow for data-parallel training, over a TensorFlow of today.
 
 ``import khorovod_ipu.tensorflow`` makes ``tensorflow.python.ipu`` importable; installed, ``khorovod_ipu.pth`` does it
 when Python starts. Nothing is loaded by that.
 
-    cluster, peers        TF_CONFIG, and whether the workers are there
-    collectives           what a strategy asks for: engine (horovod.tensorflow), ring (TensorFlow's own, over gRPC)
+    cluster, peers        TF_CONFIG; watches the other workers
+    collectives           the interface of strategies: engine (horovod.tensorflow), ring (TensorFlow's own, over gRPC)
     cross_device          TensorFlow's interface for reductions, over collectives
     strategy, strategies  one strategy; its names in the SDK
-    sessions, servers     what sessions of TensorFlow 1 need
-    software              what TensorFlow no longer has
+    sessions, servers     sessions and servers of TensorFlow 1
+    software              parts that TensorFlow no longer has
     estimator             IPUEstimator
-    programs              compile, loops, queues and pipelines
+    programs, queues      compile, loops, queues and pipelines
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def gathered_rows(tensor: Any, axis: int, collectives: WorkerCollectives) -> Any
     Args:
         tensor: may differ between workers in that dimension only.
         axis: which; negative ones count from the end.
-        collectives: who does it.
+        collectives: of the workers.
     """
     rank = tensor.shape.rank
     if rank is None:

@@ -157,7 +157,7 @@ def call_for_each_replica(strategy: Any, fn: Callable[..., Any], args: Any, kwar
     """Call a function for each replica of this process.
 
     Args:
-        strategy: whose replicas.
+        strategy: of the replicas.
         fn: the function.
         args: its arguments, of which each replica gets its own.
         kwargs: likewise.
@@ -262,7 +262,7 @@ def prepare_iterators(strategies: type) -> None:
     """Let replicas take the next batch of a distributed dataset themselves, as the SDK's do; once per process.
 
     Args:
-        strategies: whose replicas.
+        strategies: class of the strategies.
     """
     base = input_lib.DistributedIteratorBase
     if hasattr(base, "_khorovod_plain"):

@@ -121,7 +121,7 @@ class RingCollectives:
         """Wait until all workers' servers are there; they are watched from then on.
 
         Raises:
-            Exception: ``tf.errors.UnavailableError``: who has not come.
+            Exception: ``tf.errors.UnavailableError``: a worker has not come.
         """
         try:
             if self.watch.wait_for_all(self.start_timeout_s):

@@ -133,7 +133,7 @@ def _let_stand_ins_answer() -> None:
 
 
 def _address(definition: Any, job_name: Any = None, task_index: Any = None, *_: Any, **__: Any) -> str:
-    """The address that a server would have, as far as its arguments say it."""
+    """Return the address of a server from its arguments; empty if they do not say it."""
     try:
         if hasattr(definition, "job_name"):
             job_name, task_index, definition = definition.job_name, definition.task_index, definition.cluster

@@ -114,7 +114,7 @@ class GraphRun:
         """Compute a subgraph.
 
         Args:
-            graph: which.
+            graph: the subgraph.
             given: values of its inputs.
 
         Returns:

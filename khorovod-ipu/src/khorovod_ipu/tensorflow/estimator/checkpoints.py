@@ -45,7 +45,7 @@ class TrainingState:
     """All variables of the graph that is being built, and how they get from and to files.
 
     Args:
-        strategy: whose variables they are, or None.
+        strategy: of the variables, or None.
         keep_max: how many checkpoints are kept.
         keep_every_n_hours: of these one is kept for ever.
     """
@@ -105,7 +105,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):
         is_chief: whether this worker writes.
         steps: between two checkpoints, or None.
         secs: between two checkpoints, or None.
-        listeners: told about every checkpoint, on worker 0.
+        listeners: called at every checkpoint, on worker 0.
         collectives: of the workers, or None; they agree on the time.
     """
 

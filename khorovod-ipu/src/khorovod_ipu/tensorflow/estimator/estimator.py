@@ -118,7 +118,7 @@ class IPUEstimator:
             hooks: session hooks.
             steps: how many; None trains until the input ends.
             max_steps: of all calls together; nothing happens if they are done already.
-            saving_listeners: told about every checkpoint, on worker 0.
+            saving_listeners: called at every checkpoint, on worker 0.
 
         Returns:
             This Estimator.

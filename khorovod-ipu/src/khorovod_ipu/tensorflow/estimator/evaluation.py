@@ -62,7 +62,7 @@ def evaluate(
     """Evaluate a model function; return its metrics, the loss and the step of the checkpoint.
 
     Args:
-        estimator: whose.
+        estimator: that runs it.
         input_fn: where batches come from.
         steps: how many; None goes on until they end.
         hooks: of the user.
@@ -112,7 +112,7 @@ def predict(
     """Yield predictions.
 
     Args:
-        estimator: whose.
+        estimator: that runs it.
         input_fn: where batches come from.
         keys: of the predictions to yield; None yields all.
         hooks: of the user.

@@ -84,10 +84,10 @@ def export_saved_model(
     """Write the predictions of a model function as a SavedModel; return its folder.
 
     Args:
-        estimator: whose.
+        estimator: that runs it.
         folder: a folder with the time as its name is made in it.
         receive: makes placeholders and features.
-        checkpoint: whose values.
+        checkpoint: with the values.
         as_text: write text instead of binary.
     """
     with new_graph():

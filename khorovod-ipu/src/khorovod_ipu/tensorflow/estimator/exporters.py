@@ -47,7 +47,7 @@ class Exporter:
         """Export the model of a checkpoint, if it is due, and return where it is, or None.
 
         Args:
-            estimator: whose.
+            estimator: that runs it.
             export_path: the folder of this exporter.
             checkpoint_path: what was evaluated.
             eval_result: the metrics.

@@ -126,7 +126,7 @@ def _check_training(loss: Any, train_op: Any) -> None:
 
 
 class EstimatorSpec(IPUEstimatorSpec):
-    """``tf.estimator.EstimatorSpec``, as far as an IPUEstimator looks at it.
+    """``tf.estimator.EstimatorSpec`` with the parts that an IPUEstimator uses.
 
     Args:
         mode: one of ``ModeKeys``.
@@ -179,7 +179,7 @@ class TrainSpec(NamedTuple):
         input_fn: as for ``train``.
         max_steps: of all runs together; None trains until the input ends.
         hooks: session hooks.
-        saving_listeners: told about every checkpoint.
+        saving_listeners: called at every checkpoint.
     """
 
     input_fn: Callable[..., Any]

@@ -21,8 +21,8 @@ class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
     """Evaluates on worker 0 whenever a checkpoint was written; the others wait for its next gradient.
 
     Args:
-        estimator: whose.
-        spec: how.
+        estimator: that runs it.
+        spec: of the evaluations.
         max_steps: where training ends, if it is known.
     """
 
@@ -78,7 +78,7 @@ def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec
     With ``train_distribute`` all workers call it: all train, worker 0 evaluates.
 
     Args:
-        estimator: whose.
+        estimator: that runs it.
         train_spec: how to train.
         eval_spec: how to evaluate.
 

@@ -73,11 +73,11 @@ def train(
     """Train a model function.
 
     Args:
-        estimator: whose.
+        estimator: that runs it.
         input_fn: where batches come from.
         hooks: of the user.
         stop: when to end.
-        listeners: told about checkpoints.
+        listeners: called at checkpoints.
     """
     config, strategy = estimator.config, estimator.config.train_distribute
     session_config, target = _session_of(strategy, config)
