@@ -105,14 +105,6 @@ class Handle(Work, kw_only=True, eq=False):
         self.outputs = [*outputs, tensor]
         return tensor
 
-    def join(self, index: int, parts: list[Buffer]) -> bool:
-        """Make the output of tensor ``index`` of ``parts``, one behind the other, if that takes but one step."""
-        join = getattr(self.allocator, "join", None)
-        if join is None or self.lend is not None or self.transfer is not None or index < len(self.outputs):
-            return False
-        self.outputs = [*self.outputs, join(parts)]
-        return True
-
     def _borrow(self, lend: Callable[[int], Any], shape: tuple[int, ...], dtype: str) -> Buffer | None:
         # An adapter that makes its results elsewhere, for example in a graph, has no ``over``.
         over = getattr(self.allocator, "over", None)

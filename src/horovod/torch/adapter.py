@@ -95,14 +95,6 @@ class TorchAdapter:
             prefer_large_pages(tensor)
         return tensor
 
-    @staticmethod
-    def join(parts: list[torch.Tensor]) -> torch.Tensor:
-        """Return a new tensor of several on the host, one behind the other."""
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return torch.cat(parts)
-        return torch.cat(parts)
-
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Return a tensor over a buffer."""
         if torch.is_inference_mode_enabled():

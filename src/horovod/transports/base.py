@@ -64,10 +64,6 @@ class Work(msgspec.Struct, eq=False):
         """Return the output buffer of tensor ``index``, made now if there is none."""
         raise NotImplementedError
 
-    def join(self, index: int, parts: list[Buffer]) -> bool:
-        """Make the output of tensor ``index`` of ``parts``, one behind the other, if that takes but one step."""
-        return False
-
 
 class Inline(Protocol):
     """What a transport keeps in order to send the data of one kind of request along with it, again and again."""

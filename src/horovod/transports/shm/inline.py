@@ -144,14 +144,13 @@ class Plan:
         me = self._entry.me
         for index, srcs in enumerate(_own(views)):
             srcs[me] = self._input(work, index)
-            if not work.join(index, srcs):
-                rows = [src.shape[0] for src in srcs]
-                out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
-                start = 0
-                for src, count in zip(srcs, rows, strict=True):
-                    if count:
-                        self._copy(out[start : start + count], src)
-                    start += count
+            rows = [src.shape[0] for src in srcs]
+            out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
+            start = 0
+            for src, count in zip(srcs, rows, strict=True):
+                if count:
+                    self._copy(out[start : start + count], src)
+                start += count
 
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(_own(views)):
