@@ -25,6 +25,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import def_function, record
 from tensorflow.python.framework import ops
 
+from khorovod_ipu.tensorflow import keras_input
 from khorovod_ipu.tensorflow import replicas as meetings
 from khorovod_ipu.tensorflow.collectives import WorkerCollectives
 from khorovod_ipu.tensorflow.cross_device import HostReductions
@@ -147,6 +148,7 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         return (self._host_device,) * len(self._devices) if on_host else self._devices
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        keras_input.prepare()  # also of a Keras that was loaded inside of the scope
         colocate_with = kwargs.pop("colocate_with", None)
         if isinstance(colocate_with, numpy_dataset.SingleDevice):
             with tf.device(colocate_with.device):
@@ -325,8 +327,6 @@ class HostReducedExtended(mirrored_strategy.MirroredExtended):
         return input_lib_v1.InputFunctionIterator(
             input_fn, self._input_workers, [self._make_input_context()], self._container_strategy()
         )
-
-    # -- place in the job ----------------------------------------------------------------------------------------------
 
     def _configure(
         self, session_config: Any = None, cluster_spec: Any = None, task_type: Any = None, task_id: Any = None
