@@ -1,9 +1,9 @@
 """Messages between the ranks of a host when they meet, and the descriptors that travel with them.
 
     rank to rank 0   greeting, with its arena                 Verdict: it has everything
-    rank 0 to rank                   welcome   MeetingResult, descriptors                        Verdict: all have
+    rank 0 to rank                   welcome   MeetingResult, descriptors                 Verdict: all have
 
-Greeting, welcome and answer are signed with the job's key; a greeting brings a nonce, which the signatures of what
+Greeting, welcome and result are signed with the job's key; a greeting brings a nonce, which the signatures of what
 comes back cover. A welcome comes at once, so that nobody waits long for a stranger that listens in silence.
 Source: unix(7), SO_PEERCRED and SCM_RIGHTS.
 """

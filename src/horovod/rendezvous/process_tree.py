@@ -51,7 +51,7 @@ def is_no_rank(world: World, parent: int = 0) -> str:
     """
     origin = f"started by rank {world.rank} (pid {parent})" if parent else f"forked from rank {world.rank}"
     text = (
-        f"this process was {origin} and is no rank itself. GiveUp init() and collectives to the rank, and hand over "
+        f"this process was {origin} and is no rank itself. Leave init() and collectives to the rank, and hand over "
         "what is needed, such as hvd.rank(), as an argument"
     )
     if not parent:

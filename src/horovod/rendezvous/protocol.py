@@ -1,10 +1,10 @@
 """Messages of the job service, which every host of a job reaches: who is here, how a rank ended, a shared table.
 
-    leader of a host to service   Join, again every second    GiveUp: it has given up    Failed: its host will not come
+    leader of a host to service   Join, again every second    GiveUp                  Failed: its host will not come
     any rank to service           Ask: how a rank ended       Table: read or change the shared table
-    service to leader             StillMissing: for whom           AllHere: all are here     Refusal: there is no job
+    service to leader             StillMissing: for whom      AllHere                 Refusal: there is no job
     service to any rank           Fate: how a rank ended      Value: of the table
-    leader to rank 0's leader     Connected                      Go: all have joined
+    leader to rank 0's leader     Connected                   Go: all have connected
 
 Each message travels in an envelope with the version of this package, which is checked first, and a number that its
 answer repeats. The body is a typed struct in MessagePack; a message that does not fit its type is dropped.

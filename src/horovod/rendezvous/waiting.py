@@ -1,4 +1,4 @@
-"""StillMissing during init(): until a deadline, with a log line every 30 s that names who is missing."""
+"""Waiting during init(): until a deadline, with a log line every 30 s that names who is missing."""
 
 from __future__ import annotations
 
