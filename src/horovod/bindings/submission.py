@@ -16,6 +16,7 @@ from horovod import context
 from horovod.bindings.adapter import Adapter, Passing
 from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
+from horovod.core.collectives import keeps_shape
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
 from horovod.engine.calls import Call
 from horovod.engine.handles import Handle
@@ -235,7 +236,7 @@ class Submission:
             raise RuntimeError(f"tensors of one group must be on one device, received {call.device} and {others[0]}")
         if not engine.transport.takes(call.device, call.kind, call.op, [adapter.dtype_name(t.dtype) for t in tensors]):
             stage = adapter.stage(tensors, tensors if in_place else None)
-            outputs = stage.hosts if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST) else None
+            outputs = stage.hosts if keeps_shape(call.kind) else None
             handle = engine.submit(call, adapter, stage.hosts, outputs, stage, patient)
             return _Open(handle, many, None, (), stage)
         passed = adapter.passed(tensors)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from horovod.core import labels
+from horovod.core.collectives import COLLECTIVES
 from horovod.core.requests import Kind, Request
 
 __all__ = ["compare", "describe_waiting"]
+
+_SETS = (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET)
 
 
 def compare(members: Sequence[int], requests: Sequence[Request], joined: Sequence[int] = ()) -> str:
@@ -36,14 +39,15 @@ def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
         ("number of tensors", lambda request: len(request.tensors)),
         ("data types", lambda request: _one_or_all([tensor.dtype for tensor in request.tensors])),
     ]
-    if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+    row = COLLECTIVES.get(kind)
+    if row is not None and row.reduces:
         checks += [
             ("reduction operations", lambda request: request.op.name.capitalize()),
             ("prescale and/or postscale factors", lambda request: (request.prescale, request.postscale)),
         ]
-    if kind in (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER):
+    if row is not None and not row.rows_differ:
         checks.append((f"{kind.name} tensor shapes", lambda r: _one_or_all([list(t.shape) for t in r.tensors])))
-    if kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+    if row is not None and row.rows_differ:
         checks.append((f"number of dimensions of the {kind.name} tensors", lambda r: [len(t.shape) for t in r.tensors]))
         checks.append(
             (
@@ -51,8 +55,8 @@ def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
                 lambda r: _one_or_all([list(t.shape[1:]) for t in r.tensors]),
             )
         )
-    if kind is Kind.BROADCAST:
-        checks.append(("BROADCAST root ranks", lambda request: request.root))
+    if row is not None and row.has_root:
+        checks.append((f"{kind.name} root ranks", lambda request: request.root))
     if kind is Kind.ADD_PROCESS_SET:
         checks.append(("ranks of the new process set", lambda request: list(request.ranks)))
     if kind is Kind.REMOVE_PROCESS_SET:
@@ -62,15 +66,15 @@ def _checks(first: Request) -> list[tuple[str, Callable[[Request], object]]]:
 
 
 def _semantics(first: Request, members: Sequence[int], requests: Sequence[Request], joined: Sequence[int]) -> str:
-    if joined and first.kind in (Kind.ALLTOALL, Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+    row = COLLECTIVES.get(first.kind)
+    if joined and (row.needs_all if row is not None else first.kind in _SETS):
         verb = first.kind.name.capitalize().replace("_", " ")
         return f"{verb} is not supported with Join at this time: ranks {list(joined)} have joined." + _sites(
             members, requests
         )
-    if first.kind is Kind.BROADCAST and first.root in joined:
-        return f"broadcast {_label(first)} from rank {first.root}, which has called join() and has no data." + _sites(
-            members, requests
-        )
+    if row is not None and row.has_root and first.root in joined:
+        what = f"{first.kind.name.lower()} {_label(first)} from rank {first.root}"
+        return f"{what}, which has called join() and has no data." + _sites(members, requests)
     return ""
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request
+from horovod.core.collectives import COLLECTIVES, is_reduction
+from horovod.core.requests import ITEMSIZE, ReduceOp, Request
 
 __all__ = ["REDUCIBLE", "check", "markdown"]
 
-_REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _COMPLEX = ("complex64", "complex128")
-_MOST_ROWS = 2**31 - 1
 
 #: The reductions that each dtype allows; Adasum needs an inner product, so a real floating dtype.
 REDUCIBLE: dict[str, frozenset[ReduceOp]] = {
@@ -38,40 +37,16 @@ def check(request: Request, members: Sequence[int] | None, rank: int) -> str:
         return f"{verb} on process set {request.process_set}, which does not exist; was it removed?"
     if rank not in members:
         return f"{verb} on process set {request.process_set}, of which rank {rank} is no member: it holds {[*members]}"
+    row = COLLECTIVES.get(request.kind)
     for tensor in request.tensors:
         if tensor.dtype not in ITEMSIZE:
             return f"Tensor type {tensor.dtype} is not supported. Supported: {', '.join(ITEMSIZE)}"
-        if request.kind in _REDUCTIONS and request.op not in REDUCIBLE[tensor.dtype]:
+        if is_reduction(request.kind) and request.op not in REDUCIBLE[tensor.dtype]:
             allowed = ", ".join(sorted(op.name.capitalize() for op in REDUCIBLE[tensor.dtype]))
             return f"{request.op.name.capitalize()} of a {tensor.dtype} tensor is not defined; use one of {allowed}"
-        if request.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER) and not tensor.shape:
+        if row is not None and row.has_rows and not tensor.shape:
             return f"{verb} of a tensor without dimensions: there is no first dimension to work on; use reshape(1)"
-    if request.kind is Kind.BROADCAST and request.root not in members:
-        return f"broadcast received invalid root rank {request.root}; members are {[*members]}"
-    if request.kind is Kind.ALLTOALL:
-        return _check_splits(request, len(members))
-    return ""
-
-
-def _check_splits(request: Request, parts: int) -> str:
-    rows = request.tensors[0].shape[0]
-    splits = request.splits
-    if not splits:
-        if rows % parts:
-            return f"alltoall of {rows} rows to {parts} ranks: not divisible, so pass splits="
-        return ""
-    if len(splits) != parts:
-        return f"alltoall got {len(splits)} splits for {parts} ranks: {[*splits]}"
-    if min(splits) < 0:
-        return f"alltoall got a negative split: {[*splits]}"
-    if max(splits) > _MOST_ROWS:
-        return (
-            f"alltoall got splits {[*splits]}: at most {_MOST_ROWS} rows can go to one rank at a time, since received "
-            "splits are 32-bit integers; send them in parts, or in wider rows"
-        )
-    if sum(splits) != rows:
-        return f"alltoall got splits {[*splits]}, which make {sum(splits)} rows, for a tensor of {rows}"
-    return ""
+    return "" if row is None else row.check(request, members)
 
 
 _ORDER = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.ADASUM)
@@ -114,7 +89,10 @@ def markdown() -> str:
         "",
         "| operation | what ranks must share | dimensions |",
         "|---|---|---|",
-        *(f"| `{kind.name.lower()}` | {shared} | {dims} |" for kind, (shared, dims) in _SHAPES.items()),
+        *(
+            f"| `{kind.name.lower()}` | {_SHARED[row.rows_differ]} | {row.dimensions} |"
+            for kind, row in COLLECTIVES.items()
+        ),
         "",
         "A tensor may have no elements. Grouped operations take tensors of different shapes and dtypes.",
         "",
@@ -149,13 +127,7 @@ def _row(dtype: str) -> str:
     return f"| {dtype} | {ITEMSIZE[dtype]} | {marks} | {numpy} | {_NOTES.get(dtype, _WHOLE)} |"
 
 
-_SHAPES = {
-    Kind.ALLREDUCE: ("the whole shape", "any number"),
-    Kind.ALLGATHER: ("all dimensions but the first", "one or more"),
-    Kind.BROADCAST: ("the whole shape", "any number"),
-    Kind.ALLTOALL: ("all dimensions but the first", "one or more; the first divides evenly, or `splits` add up to it"),
-    Kind.REDUCESCATTER: ("the whole shape", "one or more; the first ranks get a row more where it does not divide"),
-}
+_SHARED = {False: "the whole shape", True: "all dimensions but the first"}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from horovod.core import rules
+from horovod.core.collectives import has_rows_of_others
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Request, TensorSpec
 from horovod.engine import callsite
@@ -28,7 +29,7 @@ __all__ = ["RequestCache"]
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: Here members write to each other's results, unless a framework makes these in memory of its own.
-_EXCHANGES = (Kind.ALLGATHER, Kind.ALLTOALL)
+_EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4
 

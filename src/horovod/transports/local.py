@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
+from horovod.core.collectives import is_reduction
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
 from horovod.transports.base import Entry, Work
 from horovod.transports.libraries import kernels_named
@@ -19,17 +20,15 @@ def run_alone(entry: Entry, work: Work) -> None:
     kernels = kernels_named(work.kernels)
     for index, spec in enumerate(request.tensors):
         source = work.inputs[index]
-        if response.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-            out = work.allocate(index, spec.shape)
+        out = work.allocate(index, spec.shape)
+        if is_reduction(response.kind):
             # The Adasum of one tensor is that tensor.
             op = ReduceOp.SUM if request.op is ReduceOp.ADASUM else request.op
             reduce = kernels.reducer(spec.dtype, op, request.prescale, request.postscale, response.divisor)
             if spec.count:
                 reduce(out.reshape(-1), [source.reshape(-1)])
-        elif response.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.BROADCAST):
-            out = work.allocate(index, spec.shape)
-            if out is not source:
-                kernels.copy(out, source)
+        elif out is not source:
+            kernels.copy(out, source)
 
 
 class LocalTransport:

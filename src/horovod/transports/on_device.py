@@ -8,25 +8,26 @@ has no arithmetic for travels through host memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from horovod.core.collectives import is_reduction
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp, Request, Response
 from horovod.errors import RequestError
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Transport, Work
 
-__all__ = ["DeviceGroup", "DeviceGroups", "DeviceTransport", "execute"]
+__all__ = ["ROUTINES", "DeviceGroup", "DeviceGroups", "DeviceTransport", "execute"]
 
-_REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
-_MOVES = (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL)
 #: Of which NCCL can take sums; it moves everything.
 _ARITHMETIC = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 _HALF = (torch.float16, torch.bfloat16)
 #: Of truth values, as bytes of 0 and 1.
 _OF_TRUTH = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
+
+_Batch = Sequence[tuple[Entry, Work]]
 
 #: By device; of this process.
 _streams: dict[torch.device, Any] = {}
@@ -126,9 +127,9 @@ class DeviceTransport:
     def _moves(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
         if device.partition(":")[0] != self._device:
             return False
-        if kind in _REDUCTIONS:
-            return op is not ReduceOp.ADASUM and _ARITHMETIC.issuperset(dtypes)
-        return kind in _MOVES
+        if is_reduction(kind) and (op is ReduceOp.ADASUM or not _ARITHMETIC.issuperset(dtypes)):
+            return False
+        return kind in ROUTINES
 
     def _takes(self, request: Request) -> bool:
         return self._moves(request.device, request.kind, request.op, [spec.dtype for spec in request.tensors])
@@ -194,18 +195,8 @@ def execute(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> N
         batch: as in ``Transport.run``.
     """
     entry, work = batch[0]
-    kind = entry.response.kind
     with _on_stream(work.inputs[0].device) as stream:
-        if kind is Kind.ALLREDUCE:
-            _allreduce(group, batch)
-        elif kind is Kind.REDUCESCATTER:
-            _reducescatter(group, entry, work)
-        elif kind is Kind.BROADCAST:
-            _broadcast(group, entry, work)
-        elif kind is Kind.ALLGATHER:
-            _allgather(group, entry, work)
-        else:
-            _alltoall(group, entry, work)
+        ROUTINES[entry.response.kind](group, batch)
         if group is not None:
             group.wait()
         elif stream is not None:
@@ -225,7 +216,7 @@ def _on_stream(device: torch.device) -> Iterator[Any]:
         yield stream
 
 
-def _allreduce(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -> None:
+def _allreduce(group: DeviceGroup | None, batch: _Batch) -> None:
     """Reduce the tensors of all works, which have the same arguments: those of one dtype at once."""
     outputs: dict[torch.dtype, list[torch.Tensor]] = {}
     for entry, work in batch:
@@ -239,8 +230,9 @@ def _allreduce(group: DeviceGroup | None, batch: Sequence[tuple[Entry, Work]]) -
         _reduce(group, batch[0][0].response, alike)
 
 
-def _reducescatter(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+def _reducescatter(group: DeviceGroup | None, batch: _Batch) -> None:
     """Reduce, and keep this rank's rows."""
+    entry, work = batch[0]
     response = entry.response
     for index, spec in enumerate(response.requests[0].tensors):
         members = len(response.members)
@@ -340,8 +332,9 @@ def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
         tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
 
 
-def _broadcast(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+def _broadcast(group: DeviceGroup | None, batch: _Batch) -> None:
     """Copy the root's tensors to everybody."""
+    entry, work = batch[0]
     response = entry.response
     root = response.members.index(response.requests[0].root)
     for index, spec in enumerate(response.requests[0].tensors):
@@ -352,8 +345,9 @@ def _broadcast(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
             group.broadcast(_as_bytes(output), root)
 
 
-def _allgather(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+def _allgather(group: DeviceGroup | None, batch: _Batch) -> None:
     """Concatenate every member's rows."""
+    entry, work = batch[0]
     response = entry.response
     for index, spec in enumerate(response.requests[0].tensors):
         specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
@@ -365,8 +359,9 @@ def _allgather(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
             group.gather(_as_bytes(work.inputs[index]), _as_bytes(output), counts)
 
 
-def _alltoall(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
+def _alltoall(group: DeviceGroup | None, batch: _Batch) -> None:
     """Give each member its rows, and take theirs."""
+    entry, work = batch[0]
     spec = entry.response.requests[0].tensors[0]
     row = spec.shape[1:]
     nbytes = ITEMSIZE[spec.dtype] * torch.Size(row).numel()
@@ -382,3 +377,13 @@ def _alltoall(group: DeviceGroup | None, entry: Entry, work: Work) -> None:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     # A view of something empty as another dtype is refused.
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+ROUTINES: dict[Kind, Callable[[DeviceGroup | None, _Batch], None]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.ALLGATHER: _allgather,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALLTOALL: _alltoall,
+    Kind.REDUCESCATTER: _reducescatter,
+}
+"""How to execute entries of each kind on a device; other kinds go through host memory."""

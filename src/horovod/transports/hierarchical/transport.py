@@ -6,7 +6,7 @@ no shared memory, has buffers of its own instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,7 +30,9 @@ from horovod.transports.shm.transport import ShmTransport
 from horovod.transports.threads import on_one_thread
 from horovod.transports.topology import Topology
 
-__all__ = ["HierarchicalTransport"]
+__all__ = ["ROUTINES", "HierarchicalTransport"]
+
+_Batch = Sequence[tuple[Entry, Work]]
 
 #: From this size on, to reduce a tensor of the arena in its place saves more than to meet seldom.
 _IN_PLACE_BYTES = 256 << 10
@@ -170,27 +172,13 @@ class HierarchicalTransport:
         return replace(response, members=tuple([indices[rank] for rank in response.members]), requests=requests)
 
     def _execute(self, sequence: int, batch: Sequence[tuple[Entry, Work]], library: Kernels) -> None:
-        entry, work = batch[0]
-        response = entry.response
+        response = batch[0][0].response
         is_on_host = not response.requests or response.requests[0].device == "cpu"
         team = self._team(response.members, self._groups if is_on_host else self._device_groups)
         stage = team.stage
         self._last = stage.begin(sequence, self._last)
-        kind, request = response.kind, response.requests[0] if response.requests else None
-        if kind is Kind.ALLREDUCE and request is not None and request.op is ReduceOp.ADASUM:
-            direct.adasum(team, entry, work)
-        elif kind is Kind.ALLREDUCE:
-            places = in_place(entry, team.local, team.arenas) if len(batch) == 1 else ()
-            for stream in streams_of(batch, team.hosts, team.here):
-                allreduce(team, stream, () if stream.is_converted else places)
-        elif kind is Kind.ALLGATHER:
-            assemble.allgather(team, entry, work)
-        elif kind is Kind.BROADCAST:
-            assemble.broadcast(team, entry, work)
-        elif kind is Kind.ALLTOALL:
-            direct.alltoall(team, entry, work)
-        elif kind is Kind.REDUCESCATTER:
-            reducescatter.reducescatter(team, entry, work)
+        if (routine := ROUTINES.get(response.kind)) is not None:
+            routine(team, batch)
         # Of a barrier, the log entry itself proves that everybody has come.
         stage.end()
 
@@ -238,3 +226,28 @@ class HierarchicalTransport:
         self._memories.clear()
         if self._shm is not None:
             self._shm.close()
+
+
+def _allreduce(team: Team, batch: _Batch) -> None:
+    entry, work = batch[0]
+    if entry.response.requests[0].op is ReduceOp.ADASUM:
+        direct.adasum(team, entry, work)
+        return
+    places = in_place(entry, team.local, team.arenas) if len(batch) == 1 else ()
+    for stream in streams_of(batch, team.hosts, team.here):
+        allreduce(team, stream, () if stream.is_converted else places)
+
+
+def _alone(routine: Callable[[Team, Entry, Work], None]) -> Callable[[Team, _Batch], None]:
+    """Return a routine for entries that are never executed together with others."""
+    return lambda team, batch: routine(team, *batch[0])
+
+
+ROUTINES: dict[Kind, Callable[[Team, _Batch], None]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.ALLGATHER: _alone(assemble.allgather),
+    Kind.BROADCAST: _alone(assemble.broadcast),
+    Kind.ALLTOALL: _alone(direct.alltoall),
+    Kind.REDUCESCATTER: _alone(reducescatter.reducescatter),
+}
+"""How to execute an entry of each kind over several hosts; a barrier needs nothing, as all members have come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from horovod.core.collectives import is_reduction
 from horovod.core.requests import Kind
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
@@ -12,9 +13,9 @@ from horovod.transports.kernels import Buffer, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.reuse import Budget
-from horovod.transports.shm.slots import REDUCTIONS, factor_on_send, left_to_reduce, most_views, padded
+from horovod.transports.shm.slots import factor_on_send, left_to_reduce, most_views, padded
 
-__all__ = ["Plan"]
+__all__ = ["ROUTINES", "Plan"]
 
 #: Of how many combinations of places the views are found at once; ranks that keep in step have few.
 _MOST_ROWS = 64
@@ -40,12 +41,15 @@ class Plan:
         budget: for views of everybody's places.
         entry: which entry.
         kernels: name of the kernels that understand this rank's buffers.
+
+    Attributes:
+        me: this rank's place among the members.
     """
 
     def __init__(self, arenas: Sequence[Arena], budget: Budget, entry: Entry, kernels: str) -> None:
         self._arenas = arenas
         self._budget = budget
-        self._entry = entry
+        self._entry, self.me = entry, entry.me
         self._kernels = kernels
         response = entry.response
         request, members = response.requests[0], response.members
@@ -56,7 +60,7 @@ class Plan:
         library = self._library = kernels_named(kernels)
         self._copy = library.copy
         self._reductions: list[_Reduction] = []
-        if request.kind in REDUCTIONS:
+        if is_reduction(request.kind):
             for spec in request.tensors:
                 scaled = factor_on_send(request, spec, response.divisor) != 1.0
                 how = left_to_reduce(request, spec, response.divisor)
@@ -67,18 +71,11 @@ class Plan:
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own))
         # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
         self._taken = self._rows_for_each()
-        self._run: Callable[[Work, list[list[Buffer]]], None] = {
-            Kind.ALLREDUCE: self._reduce,
-            Kind.BROADCAST: self._broadcast,
-            Kind.ALLGATHER: self._gather,
-            Kind.ALLTOALL: self._gather,
-            Kind.REDUCESCATTER: self._scatter,
-            Kind.BARRIER: self._nothing,
-        }[request.kind]
+        self._routine = ROUTINES[request.kind]
 
     def run(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Execute the entry; every member's data lies at its offset."""
-        self._run(work, self._rows.get(offsets) or self._find(offsets))
+        self._routine(self, work, self._rows.get(offsets) or self._find(offsets))
 
     def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         try:
@@ -185,3 +182,14 @@ class Plan:
 def _own(views: list[list[Buffer]]) -> list[list[Buffer]]:
     """Return copies: to what is kept this rank's own tensor must not be added."""
     return [row.copy() for row in views]
+
+
+ROUTINES: dict[Kind, Callable[[Plan, Work, list[list[Buffer]]], None]] = {
+    Kind.ALLREDUCE: Plan._reduce,
+    Kind.BROADCAST: Plan._broadcast,
+    Kind.ALLGATHER: Plan._gather,
+    Kind.ALLTOALL: Plan._gather,
+    Kind.REDUCESCATTER: Plan._scatter,
+    Kind.BARRIER: Plan._nothing,
+}
+"""How to execute an entry of each kind whose data was sent along; other kinds are never sent along."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from horovod.core.collectives import result_shapes
 from horovod.core.requests import ITEMSIZE
 from horovod.transports.base import Entry, Work
 from horovod.transports.kernels import Buffer
@@ -65,12 +66,12 @@ class _Gathered(NamedTuple):
 
 
 def _rows(entry: Entry) -> _Gathered:
-    response, me, found = entry.response, entry.me, _Gathered(is_direct(entry), [], [], [], [])
+    response, me = entry.response, entry.me
+    found = _Gathered(is_direct(entry), [], [], result_shapes(response, me), [])
     for index, spec in enumerate(response.requests[0].tensors):
         specs = [response.request_of(i).tensors[index] for i in range(len(response.members))]
         counts = [s.count for s in specs]
         starts = [sum(counts[:i]) for i in range(len(specs))]
-        found.shapes.append((sum(s.shape[0] for s in specs), *spec.shape[1:]))
         found.counts.append(counts)
         found.starts.append(starts)
         rows = slice(starts[me], starts[me] + counts[me])
@@ -183,8 +184,9 @@ def _splits(entry: Entry) -> _Exchanged:
         rows = slice(low, low + count * row)
         parts.append(_Part(spec.dtype, rows, start * ITEMSIZE[spec.dtype], (count * row,)))
     first = sum(splits[me] for splits in matrix[:me]) * row
-    shape = (sum(splits[me] for splits in matrix), *spec.shape[1:])
-    return _Exchanged(is_direct(entry), shape, row, slice(first, first + matrix[me][me] * row), parts)
+    return _Exchanged(
+        is_direct(entry), result_shapes(entry.response, me)[0], row, slice(first, first + matrix[me][me] * row), parts
+    )
 
 
 def _exchange(

@@ -6,7 +6,8 @@ import collections
 
 import msgspec
 
-from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request, TensorSpec
+from horovod.core.collectives import COLLECTIVES, is_reduction
+from horovod.core.requests import NO_NOTE, ReduceOp, Request, TensorSpec
 from horovod.transports.base import Work
 from horovod.transports.kernels import Buffer, scale_on_entry
 from horovod.transports.libraries import kernels_named
@@ -16,10 +17,8 @@ from horovod.transports.shm.flags import Flags
 from horovod.transports.shm.reuse import Budget
 from horovod.transports.threads import are_spread
 
-__all__ = ["KINDS", "REDUCTIONS", "Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views", "padded"]
+__all__ = ["Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views", "padded"]
 
-KINDS = frozenset({Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER})
-REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _ALIGN = 64
 #: Places that the data of one kind of request takes in turn; views of each are kept. What is small is quick to write
 #: anywhere, and there may be thousands of its kinds.
@@ -44,7 +43,7 @@ _SCALED_BYTES = 16 << 10
 
 def factor_on_send(request: Request, spec: TensorSpec, members: int) -> float:
     """Return by what each rank multiplies a tensor as it sends it; then what remains is a plain sum."""
-    if request.kind not in REDUCTIONS or spec.nbytes > _SCALED_BYTES:
+    if not is_reduction(request.kind) or spec.nbytes > _SCALED_BYTES:
         return 1.0
     return scale_on_entry(spec.dtype, request.op, request.prescale, request.postscale, members)
 
@@ -94,8 +93,9 @@ class Sender:
         self._most = most_views(self.nbytes)
         self.rotation = max(self.step, min(ROTATION_BYTES, _places_of(self.nbytes) * self.step))
         library = kernels_named(kernels)
-        # Of a broadcast nobody reads what the others have.
-        shown = request.tensors if request.kind is not Kind.BROADCAST or request.root == rank else ()
+        # Of a broadcast only the root's data is read.
+        has_root = request.kind in COLLECTIVES and COLLECTIVES[request.kind].has_root
+        shown = request.tensors if not has_root or request.root == rank else ()
         self._copiers = [library.copier(spec.dtype, factor_on_send(request, spec, members)) for spec in shown]
 
     def send(self, work: Work, offset: int) -> None:

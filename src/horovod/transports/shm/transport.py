@@ -27,9 +27,9 @@ from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.control import PHASE_BITS, Control
 from horovod.transports.shm.direct import FRESH, allreduce_direct, is_fresh, is_placed
 from horovod.transports.shm.flags import DONE, Flags
-from horovod.transports.shm.inline import Plan
+from horovod.transports.shm.inline import ROUTINES, Plan
 from horovod.transports.shm.reuse import Recurring
-from horovod.transports.shm.slots import KINDS, Sender, SlotRing
+from horovod.transports.shm.slots import Sender, SlotRing
 from horovod.transports.shm.staged import allreduce_staged
 from horovod.transports.shm.staging import Staging
 from horovod.transports.threads import on_one_thread
@@ -117,7 +117,7 @@ class ShmTransport:
 
     def inline(self, kernels: str, request: Request, members: int) -> Sender | None:
         """Return what it takes to send the data along; None for what is too large or not on the host."""
-        if request.kind not in KINDS or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
+        if request.kind not in ROUTINES or request.op is ReduceOp.ADASUM or request.device != "cpu" or members < 2:
             return None
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)

@@ -1,0 +1,145 @@
+"""The table of collectives: what each kind needs of its tensors, and what comes out of it. Pure.
+
+A row says everything about a kind that is not the moving of bytes: which rules hold for one rank's request, what the
+ranks must share, the shapes of the results, and which collective its gradient is. Transports register a routine per
+kind (``ShmTransport.runners``, ``hierarchical.transport.ROUTINES``, ``on_device.ROUTINES``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from horovod.core.requests import Kind, Request, Response
+from horovod.splits import part_of
+
+__all__ = ["COLLECTIVES", "Collective", "Shape", "has_rows_of_others", "is_reduction", "keeps_shape", "result_shapes"]
+
+Shape = tuple[int, ...]
+_MOST_ROWS = 2**31 - 1
+
+
+def _no_rule(request: Request, members: Sequence[int]) -> str:
+    return ""
+
+
+def _root_is_member(request: Request, members: Sequence[int]) -> str:
+    if request.root in members:
+        return ""
+    return f"broadcast received invalid root rank {request.root}; members are {[*members]}"
+
+
+def _splits_fit(request: Request, members: Sequence[int]) -> str:
+    rows, splits, parts = request.tensors[0].shape[0], request.splits, len(members)
+    if not splits:
+        return f"alltoall of {rows} rows to {parts} ranks: not divisible, so pass splits=" if rows % parts else ""
+    if len(splits) != parts:
+        return f"alltoall got {len(splits)} splits for {parts} ranks: {[*splits]}"
+    if min(splits) < 0:
+        return f"alltoall got a negative split: {[*splits]}"
+    if max(splits) > _MOST_ROWS:
+        return (
+            f"alltoall got splits {[*splits]}: at most {_MOST_ROWS} rows can go to one rank at a time, since received "
+            "splits are 32-bit integers; send them in parts, or in wider rows"
+        )
+    if sum(splits) != rows:
+        return f"alltoall got splits {[*splits]}, which make {sum(splits)} rows, for a tensor of {rows}"
+    return ""
+
+
+def _same(response: Response, index: int, me: int) -> Shape:
+    return response.requests[0].tensors[index].shape
+
+
+def _rows_of_all(response: Response, index: int, me: int) -> Shape:
+    shapes = [response.request_of(i).tensors[index].shape for i in range(len(response.members))]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def _rows_for_me(response: Response, index: int, me: int) -> Shape:
+    return (sum(row[me] for row in response.splits()), *response.requests[0].tensors[index].shape[1:])
+
+
+def _part_of_rows(response: Response, index: int, me: int) -> Shape:
+    shape = response.requests[0].tensors[index].shape
+    low, high = part_of(shape[0], len(response.members), me)
+    return (high - low, *shape[1:])
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One row of the table.
+
+    Attributes:
+        shape: the shape of a result: of a response, an index of a tensor, and this rank's place among the members.
+        gradient: which collective the gradient of this one is.
+        reduces: whether values are combined, so that dtype and reduction must fit, and factors count.
+        has_rows: whether it works on the first dimension, which then must exist.
+        rows_differ: whether ranks may have different numbers of rows; else they share the whole shape.
+        has_root: whether the data is that of one rank, the root, which must have data.
+        needs_all: whether it is refused beside ranks that have joined.
+        check: a rule of its own for one rank's request; returns the error, or an empty string.
+        dimensions: what the documentation says of the dimensions.
+    """
+
+    shape: Callable[[Response, int, int], Shape]
+    gradient: Kind
+    reduces: bool = False
+    has_rows: bool = False
+    rows_differ: bool = False
+    has_root: bool = False
+    needs_all: bool = False
+    check: Callable[[Request, Sequence[int]], str] = _no_rule
+    dimensions: str = "any number"
+
+
+COLLECTIVES: dict[Kind, Collective] = {
+    Kind.ALLREDUCE: Collective(_same, Kind.ALLREDUCE, reduces=True),
+    Kind.ALLGATHER: Collective(
+        _rows_of_all, Kind.REDUCESCATTER, has_rows=True, rows_differ=True, dimensions="one or more"
+    ),
+    Kind.BROADCAST: Collective(_same, Kind.ALLREDUCE, has_root=True, check=_root_is_member),
+    Kind.ALLTOALL: Collective(
+        _rows_for_me,
+        Kind.ALLTOALL,
+        has_rows=True,
+        rows_differ=True,
+        needs_all=True,
+        check=_splits_fit,
+        dimensions="one or more; the first divides evenly, or `splits` add up to it",
+    ),
+    Kind.REDUCESCATTER: Collective(
+        _part_of_rows,
+        Kind.ALLGATHER,
+        reduces=True,
+        has_rows=True,
+        dimensions="one or more; the first ranks get a row more where it does not divide",
+    ),
+}
+"""The collectives that move tensors; barriers, joins and process sets are no part of this."""
+
+
+def is_reduction(kind: Kind) -> bool:
+    """Whether a kind combines values."""
+    return kind in COLLECTIVES and COLLECTIVES[kind].reduces
+
+
+def keeps_shape(kind: Kind) -> bool:
+    """Whether each result has the shape of its tensor, so that the operation can be done in place."""
+    return kind in COLLECTIVES and COLLECTIVES[kind].shape is _same
+
+
+def has_rows_of_others(kind: Kind) -> bool:
+    """Whether results are made of rows that other members own, which these may write to their place."""
+    return kind in COLLECTIVES and COLLECTIVES[kind].rows_differ
+
+
+def result_shapes(response: Response, me: int) -> list[Shape]:
+    """Return the shapes of a rank's results.
+
+    Args:
+        response: an entry of the log.
+        me: this rank's place among its members.
+    """
+    shape = COLLECTIVES[response.kind].shape
+    return [shape(response, index, me) for index in range(len(response.requests[0].tensors))]
