@@ -128,7 +128,7 @@ def _averages_large_integers() -> str:
 
     pretend(((0,), (1,)), hvd.init)
     try:
-        hvd.allreduce(torch.full((3,), 1 << 62), name="large")
+        hvd.allreduce(torch.full((100_000,), 1 << 62), name="large")
     except HorovodInternalError as error:
         return str(error)
     return "no error"
