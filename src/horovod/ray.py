@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 
 raise ImportError(explain("ray"), name=__name__)

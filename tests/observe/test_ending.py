@@ -10,7 +10,7 @@ import pytest
 from commands import run
 from harness import Ranks, run_ranks
 
-from horovod.bindings.gradients.wording import ADASUM, PREFIX
+from horovod.bindings.gradients.names import ADASUM, PREFIX
 from horovod.core import labels
 from horovod.core.departures import LEFT, waited_in_vain
 from horovod.core.mismatch import describe_waiting

@@ -12,7 +12,7 @@ from harness import run_ranks
 import horovod.torch as hvd
 from horovod.bindings.gradients.collective import Allreduce, ReduceScatter
 from horovod.bindings.gradients.reducer import Reducer
-from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.torch.gradient_adapter import TorchGradients
 
 
@@ -26,7 +26,7 @@ def gradients(collective: type, widths: list[int], compression: Any, op: int) ->
     """Two steps; the last but one layer gets a gradient on rank 0 only, the last one on none."""
     model = net(widths)
     adapter = TorchGradients()
-    settings = Settings(hvd.Average if op == 0 else hvd.Sum, 1.0, 1.0, compression, hvd.global_process_set, False)
+    settings = ReduceSettings(hvd.Average if op == 0 else hvd.Sum, 1.0, 1.0, compression, hvd.global_process_set, False)
     reducer = Reducer(
         model.named_parameters(), settings, 1, (), 4096, adapter, collective(adapter.comm, settings)
     )  # fmt: skip

@@ -13,9 +13,9 @@ from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch import mpi_ops as hvd
-from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression
 from horovod.torch.runtime import comm
+from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["backend"]
 

@@ -1,4 +1,4 @@
-"""What a framework must offer so that everything else can be written once."""
+"""Interface of a framework; all other code of the bindings is written once, over it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, Protocol
 
 from horovod.transports.kernels import Buffer
 
-__all__ = ["Adapter", "Passed", "Passing", "Stage"]
+__all__ = ["Adapter", "DeviceTensors", "StagedTensors", "TensorTransfer"]
 
 
-class Passing(Protocol):
+class TensorTransfer(Protocol):
     """Passes the tensors of one operation on from a device, and the results back."""
 
     def before(self) -> None:
-        """Block until the tensors are there; called by whoever executes the operation."""
+        """Block until the tensors are there; called by the thread that executes the operation."""
 
     def after(self, outputs: Sequence[Buffer]) -> None:
-        """Take the results; called by whoever executed it."""
+        """Take the results; called by the thread that executed it."""
 
     def collect(self) -> Sequence[Any]:
         """Return the results."""
 
 
-class Passed(Passing, Protocol):
+class DeviceTensors(TensorTransfer, Protocol):
     """Hands the tensors of one operation over where they are."""
 
     @property
@@ -34,7 +34,7 @@ class Passed(Passing, Protocol):
         """Note that the caller has put all in its way that writes them."""
 
 
-class Stage(Passing, Protocol):
+class StagedTensors(TensorTransfer, Protocol):
     """Brings the tensors of one operation to host memory, and the results back to the device."""
 
     @property
@@ -43,7 +43,7 @@ class Stage(Passing, Protocol):
 
 
 class Adapter(Protocol):
-    """A framework, as the collectives see it; about as small as it can be.
+    """A framework, as the collectives see it; kept small.
 
     Attributes:
         name: of the framework.
@@ -56,8 +56,8 @@ class Adapter(Protocol):
     writable: bool
 
     def buffer(self, tensor: Any) -> Buffer | None:
-        """Return a contiguous alias of ``tensor`` that no autograd watches, and that is only read; None if it is
-        not contiguous or not in host memory.
+        """Return a contiguous alias of ``tensor`` without gradient history, to read; None if it is not contiguous
+        or not in host memory.
 
         Raises:
             TypeError: it is no tensor of this framework.
@@ -81,10 +81,10 @@ class Adapter(Protocol):
     def device(self, tensor: Any) -> str:
         """Return ``cpu``, or the framework's name of the device."""
 
-    def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> Stage:
+    def stage(self, tensors: Sequence[Any], targets: Sequence[Any] | None) -> StagedTensors:
         """Begin to bring tensors of a device to the host."""
 
-    def passed(self, tensors: Sequence[Any]) -> Passed:
+    def passed(self, tensors: Sequence[Any]) -> DeviceTensors:
         """Begin to hand tensors of a device over where they are."""
 
     def contiguous(self, tensor: Any) -> Buffer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import process_set_ids_and_ranks
-from horovod.bindings.worldly import Worldly
 from horovod.core.requests import ReduceOp
 
 __all__ = ["HorovodBasics"]
 
 
-class HorovodBasics(Worldly):
+class HorovodBasics(JobFunctions):
     """Horovod's class of this name.
 
     Args:

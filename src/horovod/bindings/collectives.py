@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from horovod import context
+from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Average, refuse_adasum, resolve_op
 from horovod.bindings.submission import Submission, id_of
 from horovod.bindings.variants import asynchronous, grouped, synchronous
-from horovod.bindings.worldly import Worldly
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 
@@ -127,7 +127,7 @@ def check_root(root_rank: Any) -> int:
     return number
 
 
-class Collectives(Submission, Worldly):
+class Collectives(Submission, JobFunctions):
     """The collectives of one framework.
 
     Args:

@@ -17,7 +17,7 @@ from horovod.phrases import few
 
 __all__ = ["compare_once", "fingerprint"]
 
-#: So many elements of each parameter are compared: enough to see that nobody made them equal, and soon done.
+#: Number of elements of each parameter that are compared: a model that was not broadcast differs there already.
 _LOOK_AT = 1024
 _INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -42,7 +42,7 @@ def compare_once(
 ) -> None:
     """Compare parameters over the ranks, the first time that this is called for ``name`` and ``names`` in a job.
 
-    The first member warns if they differ: nobody broadcast them.
+    The first member warns if they differ because they were not broadcast.
 
     Args:
         name: key of the match.

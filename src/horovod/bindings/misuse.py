@@ -1,4 +1,4 @@
-"""What is said when something is used wrongly: what was done, where, on which rank, and what to do."""
+"""Errors and warnings about wrong use: the action, the user's line, the rank, and what to do instead."""
 
 from __future__ import annotations
 

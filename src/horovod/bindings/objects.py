@@ -1,6 +1,6 @@
 """Python objects between ranks, for every framework: pickled, then moved as bytes of numpy arrays.
 
-What arrives is unpickled. That is safe because every member was authenticated by the rendezvous.
+Received bytes are unpickled. That is safe because the rendezvous has authenticated every member.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Unpicklable:
-    """What a rank sends when its object cannot be pickled, so that no rank waits for it.
+    """Sent by a rank whose object cannot be pickled, so that no rank waits for it.
 
     Args:
         rank: the sender.

@@ -53,11 +53,11 @@ class ProcessSet:
             return
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
-                f"ProcessSet needs a sequence of ranks or a communicator of mpi4py, received {ranks_or_comm!r}"
+                f"ProcessSet needs a sequence of ranks or a communicator of mpi4py. Received: {ranks_or_comm!r}"
             )
         ranks = list(ranks_or_comm)
         if any(isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) for rank in ranks):
-            raise ValueError(f"ProcessSet needs integer ranks, received {ranks!r}")
+            raise ValueError(f"ProcessSet needs integer ranks. Received: {ranks!r}")
         self.ranks = sorted(int(rank) for rank in ranks)
 
     def size(self) -> int | None:
@@ -95,10 +95,10 @@ class ProcessSet:
 
 
 def _make_global() -> ProcessSet:
-    everybody = ProcessSet([])
-    everybody.ranks = None
-    everybody.process_set_id = 0
-    return everybody
+    whole = ProcessSet([])
+    whole.ranks = None
+    whole.process_set_id = 0
+    return whole
 
 
 #: All ranks; its ``ranks`` are known after init().
@@ -187,8 +187,8 @@ def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
         if process_set.mpi_comm is not None:
             process_set.ranks = communicators.ranks_in(process_set.mpi_comm, comm)
     own = {tuple(process_set.ranks or ()): process_set for process_set in given}
-    everybodys = communicators.all_sets([list(ranks) for ranks in own], comm)
-    return [own.get(tuple(ranks)) or ProcessSet(ranks) for ranks in everybodys]
+    wholes = communicators.all_sets([list(ranks) for ranks in own], comm)
+    return [own.get(tuple(ranks)) or ProcessSet(ranks) for ranks in wholes]
 
 
 def shutdown() -> None:

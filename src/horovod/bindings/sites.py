@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
+from horovod.bindings.unsafe import as_if_called_from
 from horovod.engine import callsite
 
 __all__ = ["Site", "user_site"]
@@ -40,13 +40,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
 
         With this frame on the stack, errors and reports of stuck ranks name the user's line as they do everywhere else.
         """
-        code = _call.__code__.replace(
-            co_filename=self.file, co_firstlineno=self.line, co_name=self.function or "<module>"
-        )
-        return types.FunctionType(code, {"__name__": "__main__"})
-
-
-_call = lambda function: function()  # noqa: E731  on one line, whose number is replaced
+        return as_if_called_from(self.file, self.line, self.function or "<module>")
 
 
 def user_site() -> Site:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from horovod import context
-from horovod.bindings.adapter import Adapter, Passing
+from horovod.bindings.adapter import Adapter, TensorTransfer
 from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.collectives import keeps_shape
@@ -43,7 +43,7 @@ class _Open(msgspec.Struct):
     many: bool
     targets: Sequence[Any] | None = None
     copies: Sequence[tuple[Any, Any]] = ()
-    passing: Passing | None = None
+    passing: TensorTransfer | None = None
 
 
 class Submission:
@@ -57,7 +57,7 @@ class Submission:
         self.adapter = adapter
         self._open: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
-        # What the kernels of others would find out themselves, and too late, is looked at here.
+        # Kernels of numpy find a read-only target only while the operation runs, so it is checked here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
 
     # -- handles -------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Submission:
         try:
             outputs = _wait(inner)
         except BaseException:
-            # Who was interrupted may wait for it again.
+            # After an interrupt the caller may wait again.
             if inner.done:
                 self._open.pop(handle, None)
             raise

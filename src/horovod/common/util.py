@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 from horovod.errors import HorovodVersionMismatchError
 from horovod.splits import part_of
 
@@ -106,10 +106,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def _built(part: str) -> bool | int:
-    """What ``horovod.torch`` and its siblings answer; asked late, so that this page alone loads no engine."""
-    from horovod.bindings.worldly import Worldly
+    """Return the answer of ``horovod.torch`` and the like; imports late, so that this module loads no engine."""
+    from horovod.bindings.job import JobFunctions
 
-    answer: bool | int = getattr(Worldly(), f"{part}_built")()
+    answer: bool | int = getattr(JobFunctions(), f"{part}_built")()
     return answer
 
 

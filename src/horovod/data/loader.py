@@ -23,7 +23,7 @@ __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
 
 class BaseDataLoader:
-    """What a loader must define: how many batches there are, and how to iterate over them."""
+    """Base of loaders: a subclass defines the number of batches, and the iteration over them."""
 
     def __len__(self) -> int:
         """Return the number of batches of one epoch."""
@@ -92,7 +92,7 @@ class AsyncDataLoaderMixin:
     """Makes a ``BaseDataLoader`` prepare batches in a thread, up to a number of them ahead.
 
     Put it before the loader's class. Each epoch has a thread of its own, which ends with the epoch, with
-    ``close_async_loader()``, or when the loop over it is left early. What the loader raises is raised in
+    ``close_async_loader()``, or when the loop over it is left early. Errors of the loader are raised in
     the loop.
 
     Args:

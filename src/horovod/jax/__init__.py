@@ -1,15 +1,16 @@
 """horovod for JAX: ``import horovod.jax as hvd``.
 
     ops                 the collectives, on arrays and pytrees; eagerly and under jit, grad, vmap, scan
-    functions           parameters, states and Python objects of all ranks made the same
+    functions           broadcast parameters, states and Python objects
     optimizer           DistributedOptimizer for optax, allreduce_gradients
     trees               pytrees taken apart: what travels, what stays
     failures            horovod's own errors out of compiled programs
     placing             whether a call is carried out now, or becomes part of a program
     primitives          the JAX primitive: shapes, derivatives, batching
     lowering            how it gets into a compiled program
-    calls               how it is carried out, eagerly and there
-    adapter, runtime    what the framework-free bindings need to know about JAX
+    unsafe              the parts of that which depend on JAX's internals
+    calls               one collective, carried out eagerly or in a program
+    adapter, runtime    JAX for horovod.bindings
 
 This module gathers the names of a training script.
 """
@@ -18,9 +19,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from horovod.bindings import everywhere
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.later import explain
+from horovod.bindings import common_names
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -49,7 +50,7 @@ __all__ = [
     "typed_errors",
 ]
 __all__ += ops.__all__
-__all__ += everywhere.__all__
+__all__ += common_names.__all__
 
 
 def __getattr__(name: str) -> NoReturn:

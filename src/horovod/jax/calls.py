@@ -25,7 +25,7 @@ from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
 __all__ = [
-    "Call",
+    "CollectiveCall",
     "Rows",
     "Started",
     "finish",
@@ -47,8 +47,8 @@ _NOWHERE = Site()
 
 
 @dataclass(frozen=True)
-class Call:
-    """What is asked for; static, so that a compiled program holds it.
+class CollectiveCall:
+    """A collective without its arrays; static, so that a compiled program holds it.
 
     Attributes:
         kind: which collective.
@@ -91,11 +91,11 @@ class Call:
         """The operation in the user's words."""
         return self.kind.name.lower()
 
-    def tangent(self, **changes: Any) -> Call:
+    def tangent(self, **changes: Any) -> CollectiveCall:
         """Return the call that does to derivatives what this one does to values."""
         return replace(self, suffix=self.suffix + _TANGENT, watched=(), **changes)
 
-    def gradient(self, **changes: Any) -> Call:
+    def gradient(self, **changes: Any) -> CollectiveCall:
         """Return the call that brings gradients back through this one."""
         return replace(self, suffix=self.suffix.removesuffix(_TANGENT) + ".gradient", **changes)
 
@@ -116,12 +116,12 @@ class Started(NamedTuple):
         arrays: JAX arrays, as given.
     """
 
-    call: Call
+    call: CollectiveCall
     handles: Sequence[int]
     arrays: Sequence[Any]
 
 
-def start_eagerly(call: Call, arrays: Sequence[Any]) -> Started:
+def start_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> Started:
     """Start a call now.
 
     Args:
@@ -165,18 +165,18 @@ def finish(started: Started) -> tuple[list[Any], Any]:
     return [place(result, array) for result, array in zip(found, started.arrays, strict=True)], received
 
 
-def run_eagerly(call: Call, arrays: Sequence[Any]) -> list[Any]:
+def run_eagerly(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     """Carry a call out now: ``start_eagerly``, then ``finish``."""
     return finish(start_eagerly(call, arrays))[0]
 
 
-def split_watched(call: Call, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def split_watched(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the arrays that travel, and the parameters that are only looked at."""
     count = len(arrays) - len(call.watched)
     return arrays[:count], arrays[count:]
 
 
-def _compare(call: Call, name: str, parameters: Sequence[Any]) -> None:
+def _compare(call: CollectiveCall, name: str, parameters: Sequence[Any]) -> None:
     if parameters:
         compare_once(
             name, call.watched, lambda: [np.asarray(parameter) for parameter in parameters],
@@ -191,7 +191,7 @@ def place(result: Any, like: Any) -> Any:
     return jax.device_put(result, like.sharding if result.shape == like.shape else next(iter(like.devices())))
 
 
-def _described(call: Call, name: str | None) -> engine_calls.Call:
+def _described(call: CollectiveCall, name: str | None) -> engine_calls.Call:
     return engine_calls.call(
         call.kind, name, id_of(call.process_set), call.op, call.prescale, call.postscale, call.root, call.splits
     )
@@ -228,7 +228,7 @@ _adapter = NumpyAdapter()
 
 
 def run_in_program(
-    call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array], parameters: Sequence[Any] = ()
+    call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array], parameters: Sequence[Any] = ()
 ) -> None:
     """Carry a call out on XLA's memory.
 
@@ -269,7 +269,7 @@ def run_in_program(
         _move(call, name, inputs, outputs)
 
 
-def _gather_evenly(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _gather_evenly(call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Gather along a new dimension, so that other numbers of rows on other ranks are a mismatch, and no other shape."""
     stacked = [output.reshape(call.size, *source.shape) for source, output in zip(inputs, outputs, strict=True)]
     try:
@@ -281,14 +281,14 @@ def _gather_evenly(call: Call, name: str, inputs: Sequence[Array], outputs: Sequ
         ) from None
 
 
-def _reduce(call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _reduce(call: CollectiveCall, name: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     context.engine().run(_described(call, name), _adapter, inputs, outputs)
     if call.only_root not in (-1, context.world().rank):
         for output in outputs:
             output.fill(0)
 
 
-def _submit(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> Any:
+def _submit(call: CollectiveCall, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> Any:
     return context.engine().submit(_described(call, name), _adapter, inputs, outputs, patient=True)
 
 
@@ -298,7 +298,7 @@ def _wait_for(handles: Sequence[Any]) -> None:
         engine.wait(handle)
 
 
-def _move(call: Call, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _move(call: CollectiveCall, name: str | None, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run what makes results of shapes that ranks which joined may change."""
     handle = context.engine().run(_described(call, name), _Into(outputs), inputs)
     for result, output in zip(handle.outputs, outputs, strict=True):

@@ -30,7 +30,7 @@ def remember(error: BaseException) -> None:
 def let_go(memory: Sequence[Any]) -> None:
     """Let nothing that is in flight touch XLA's memory any more, which XLA takes back when a call of it fails.
 
-    What failed in all ranks is over. What was broken off here by Ctrl-C goes on, for the others' sake, on copies.
+    Operations that failed on all ranks have ended. Those that Ctrl-C interrupted go on with copies, for other ranks.
 
     Args:
         memory: arrays of numpy on it.
@@ -62,7 +62,7 @@ def _original(error: BaseException) -> BaseException | None:
 def typed_errors() -> Iterator[None]:
     """Raise horovod's own exceptions for collectives that fail inside compiled programs.
 
-    JAX raises ``jax.errors.JaxRuntimeError``, or ``ValueError``, for whatever happens in a program, when the program
+    JAX raises ``jax.errors.JaxRuntimeError``, or ``ValueError``, for any error in a program, when the program
     runs or when its results are used. Inside this block, also as a decorator, what a collective raised is raised again
     as what it is, such as ``PeerLostError``; Ctrl-C while it waited is ``KeyboardInterrupt``.
 

@@ -33,7 +33,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     Args:
         params: a pytree of the same structure on every rank. Numbers of Python and numpy are broadcast, too, and keep
             their type. Texts, functions and other leaves that are neither arrays nor numbers stay this rank's own.
-        root_rank: global rank whose values everybody gets.
+        root_rank: global rank whose values all ranks get.
         process_set: ranks that take part.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Whose GPU is whose: in JAX every rank sees all GPUs of its host, computes on the first, and takes memory of each."""
+"""GPUs of ranks: in JAX every rank sees all GPUs of its host, computes on the first, and takes memory of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["is_left_to_chance", "warn_once"]
 
 
 def is_left_to_chance(local_rank: int, platform: str, visible: str, environment: Mapping[str, str]) -> bool:
-    """Return whether this is the second rank of a host, and nobody has said which GPU it is to use, or share.
+    """Return whether this is the second rank of a host, and no setting says which GPU it uses or shares.
 
     Args:
         local_rank: of this rank; the second one speaks for all.

@@ -28,24 +28,21 @@ from jax.interpreters import mlir
 
 from horovod.core.requests import Kind
 from horovod.errors import RequestError
-from horovod.jax.calls import Call, run_in_program, split_watched
+from horovod.jax import unsafe
+from horovod.jax.calls import CollectiveCall, run_in_program, split_watched
 from horovod.jax.failures import let_go, remember
 from horovod.jax.gpus import warn_once
-from horovod.jax.ordering import results_before
 from horovod.jax.primitives import collective_p
 
 __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: What JAX notes of an argument that is donated.
-_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 #: Of values that loops and branches give.
 _DTYPES = (
     bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, jnp.bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
 )  # fmt: skip
-_TARGET = "xla_buffer_python_cpu_callback"
 #: Two calls that look the same are two calls. Older versions of JAX lower each by itself anyway.
 _EACH_BY_ITSELF = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 
@@ -68,7 +65,7 @@ class InProgram:
         token: what it leaves for the next one in its block; None once it runs.
     """
 
-    def __init__(self, call: Call, base: str, number: int, operands: int, block: Any) -> None:
+    def __init__(self, call: CollectiveCall, base: str, number: int, operands: int, block: Any) -> None:
         self.base = base
         self.block = block
         self.token: Any = None
@@ -111,7 +108,7 @@ def _are_one(source: Any, target: Any) -> bool:
     return bool(source.ctypes.data == target.ctypes.data)
 
 
-def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+def _lower(way: Way, ctx: Any, *operands: Any, call: CollectiveCall) -> Sequence[Any]:
     from jaxlib.mlir import ir
 
     module = ctx.module_context
@@ -125,7 +122,7 @@ def _lower(way: Way, ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     avals = [_TOKEN] * len(before)
     if any(other.block != block for other in earlier):
         since = before[0].owner.operation if before else None
-        nested = results_before(block, since, module.module)
+        nested = unsafe.results_before(block, since, module.module)
         before += nested
         avals += [ShapedArray(tuple(value.type.shape), _dtype_of(value)) for value in nested]
     ctx = ctx.replace(avals_in=[*ctx.avals_in, *avals], avals_out=[*ctx.avals_out, _TOKEN])
@@ -145,13 +142,13 @@ def _dtypes() -> dict[str, Any]:
     return {str(mlir.dtype_to_ir_type(np.dtype(dtype))): np.dtype(dtype) for dtype in _DTYPES}
 
 
-def _key(call: Call, module: Any) -> str:
+def _key(call: CollectiveCall, module: Any) -> str:
     """Return the user's name for a call, or else its program and line; the same on all ranks."""
     program = str(module.module.operation.attributes["sym_name"].value).removeprefix("jit_")
     return (call.name or f"{program}/{call.site.short}") + call.suffix
 
 
-def _refuse_several_devices(axis: Any, call: Call) -> None:
+def _refuse_several_devices(axis: Any, call: CollectiveCall) -> None:
     """Refuse what would run once for each local device: a rank has one."""
     mesh = getattr(axis, "mesh", None)
     count = mesh.size if mesh is not None else getattr(axis, "num_devices", 1)
@@ -173,12 +170,8 @@ def _directly(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[An
         here(buffers[:count], buffers[count:])
         return ()
 
-    module = ctx.module_context
-    module.add_host_callback(called)
-    aliases = {index: to for index, to in _aliases(here).items() if not _is_borrowed(operands[index])}
-    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
-    results: Sequence[Any] = rule(ctx, *operands, index=np.uint64(len(module.host_callbacks) - 1))
-    return results
+    aliases = {index: to for index, to in _aliases(here).items() if not unsafe.is_borrowed(operands[index])}
+    return unsafe.call_directly(ctx, called, operands, aliases)
 
 
 def _through_buffers(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
@@ -218,33 +211,9 @@ def _aliases(here: InProgram) -> dict[int, int]:
     return {index: index for index in range(count)} if here.call.kind in _IN_PLACE else {}
 
 
-def _is_borrowed(value: Any) -> bool:
-    """Return whether a value is an argument that the program may not write over: XLA would copy it first."""
-    from jaxlib.mlir import ir
-
-    block = value.owner
-    if not isinstance(block, ir.Block):
-        return False
-    function = block.owner.operation
-    if function.name != "func.func" or function.attributes["sym_name"].value != "main":
-        return False
-    given = ir.DictAttr(function.attributes["arg_attrs"][ir.BlockArgument(value).arg_number])
-    return not any(name in given for name in _DONATED)
-
-
 def _flat(results: Sequence[Any]) -> list[Any]:
     """Return the values of results, which may be lists of one."""
     return [value for result in results for value in (result if isinstance(result, list | tuple) else (result,))]
-
-
-def _can_go_directly() -> bool:
-    """Return whether jaxlib's parts are where ``_directly`` looks for them."""
-    try:
-        from jaxlib.mlir import ir
-    except ImportError:
-        return False
-    fields = getattr(mlir.ModuleContext, "__annotations__", {})
-    return hasattr(mlir.ModuleContext, "add_host_callback") and "host_callbacks" in fields and hasattr(ir, "Block")
 
 
 def register(on_cpu: Way | None = None) -> None:
@@ -253,6 +222,6 @@ def register(on_cpu: Way | None = None) -> None:
     Args:
         on_cpu: the way to go on the CPU; None for the best one there is.
     """
-    way = on_cpu or (_directly if _can_go_directly() else _through_buffers)
+    way = on_cpu or (_directly if unsafe.can_call_directly() else _through_buffers)
     mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", **_EACH_BY_ITSELF)
     mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), **_EACH_BY_ITSELF)

@@ -15,7 +15,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import refuse_adasum, resolve_op
 from horovod.bindings.variants import derive
 from horovod.core.requests import Kind
-from horovod.jax.calls import Call, Started, finish, start_eagerly
+from horovod.jax.calls import CollectiveCall, Started, finish, start_eagerly
 from horovod.jax.placing import (
     carry_out,
     carry_out_splits,
@@ -53,7 +53,7 @@ __all__ = [
 P = ParamSpec("P")
 
 
-class Order(NamedTuple):
+class TreeCall(NamedTuple):
     """A collective on a pytree.
 
     Attributes:
@@ -63,15 +63,15 @@ class Order(NamedTuple):
         splits: of an alltoall, as given.
     """
 
-    call: Call
+    call: CollectiveCall
     leaves: Leaves
     compression: type[Compressor] = Compression.none
     splits: Any = None
 
 
 _numbers = itertools.count(1)
-#: The order, the operations and the contexts of the compressor, by handle.
-_started: dict[int, tuple[Order, Started, list[Any]]] = {}
+#: The call, the operations and the contexts of the compressor, by handle.
+_started: dict[int, tuple[TreeCall, Started, list[Any]]] = {}
 
 
 def _allreduce(
@@ -82,7 +82,7 @@ def _allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Order:
+) -> TreeCall:
     """Combine an array, or all arrays of a pytree, over all ranks, element by element.
 
     Collective over ``process_set``; works eagerly and under ``jit``, ``grad``, ``vmap``, ``scan`` and so on. A pytree
@@ -107,15 +107,15 @@ def _allreduce(
         RequestError: the call is wrong by itself.
         NotInitializedError: ``init()`` was not called.
 
-    Blocks until all ranks called; inside a program, when that is executed. What fails there reaches the caller as a
+    Blocks until all ranks called; inside a program, when that is executed. An error there reaches the caller as a
     ``JaxRuntimeError``, see ``typed_errors``.
     """
     how = resolve_op(op, None)
     call = make_call(Kind.ALLREDUCE, name, process_set, op=how, prescale=prescale_factor, postscale=postscale_factor)
-    return Order(call, Leaves(tensor, verb="allreduce"), compression)
+    return TreeCall(call, Leaves(tensor, verb="allreduce"), compression)
 
 
-def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Order:
+def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> TreeCall:
     """Concatenate every rank's array, or every array of a pytree, along the first dimension, in rank order.
 
     Args:
@@ -135,12 +135,12 @@ def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = g
 
     Blocks until all ranks called.
     """
-    return Order(make_call(Kind.ALLGATHER, name, process_set), Leaves(tensor, verb="allgather"))
+    return TreeCall(make_call(Kind.ALLGATHER, name, process_set), Leaves(tensor, verb="allgather"))
 
 
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Order:
+) -> TreeCall:
     """Return the root's array, or pytree of arrays.
 
     Args:
@@ -160,12 +160,12 @@ def _broadcast(
 
     Blocks until all ranks called.
     """
-    return Order(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
+    return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
 
 
 def _alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Order:
+) -> TreeCall:
     """Send the i-th split of the rows to the i-th rank.
 
     Args:
@@ -187,7 +187,7 @@ def _alltoall(
 
     Blocks until all ranks called.
     """
-    return Order(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
+    return TreeCall(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
 
 
 def _reducescatter(
@@ -197,7 +197,7 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Order:
+) -> TreeCall:
     """Combine an array, or all arrays of a pytree, over all ranks and return this rank's rows of the result.
 
     Args:
@@ -221,26 +221,26 @@ def _reducescatter(
     """
     how = refuse_adasum(resolve_op(op, None))
     factors = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return Order(
+    return TreeCall(
         make_call(Kind.REDUCESCATTER, name, process_set, op=how, **factors), Leaves(tensor, verb="reducescatter")
     )
 
 
-def _blocking(describe: Callable[P, Order]) -> Callable[P, Any]:
+def _blocking(describe: Callable[P, TreeCall]) -> Callable[P, Any]:
     """Return the function that waits for the result, or makes the call part of a program."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Any:
-        order = describe(*args, **kwargs)
-        wires, contexts = compress(order.compression, order.leaves.arrays)
-        if order.splits is None:
-            return _rebuild(order, carry_out(order.call, wires), contexts)
-        results, received = carry_out_splits(order.call, wires, order.splits)
-        return _rebuild(order, results, contexts), received
+        tree_call = describe(*args, **kwargs)
+        wires, contexts = compress(tree_call.compression, tree_call.leaves.arrays)
+        if tree_call.splits is None:
+            return _rebuild(tree_call, carry_out(tree_call.call, wires), contexts)
+        results, received = carry_out_splits(tree_call.call, wires, tree_call.splits)
+        return _rebuild(tree_call, results, contexts), received
 
     return derive(run, describe)
 
 
-def _starting(describe: Callable[P, Order]) -> Callable[P, int]:
+def _starting(describe: Callable[P, TreeCall]) -> Callable[P, int]:
     """Return the function that returns a handle for ``synchronize``."""
 
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -248,18 +248,18 @@ def _starting(describe: Callable[P, Order]) -> Callable[P, int]:
             f"{describe.__name__[1:]}_async",
             "use the operation without _async there: XLA computes other things meanwhile",
         )
-        order = describe(*args, **kwargs)
-        wires, contexts = compress(order.compression, order.leaves.arrays)
-        started = start_eagerly(with_splits(order.call, order.splits), wires)
+        tree_call = describe(*args, **kwargs)
+        wires, contexts = compress(tree_call.compression, tree_call.leaves.arrays)
+        started = start_eagerly(with_splits(tree_call.call, tree_call.splits), wires)
         number = next(_numbers)
-        _started[number] = order, started, contexts
+        _started[number] = tree_call, started, contexts
         return number
 
     return derive(start, describe, begins=True)
 
 
 def _grouped(
-    describe: Callable[Concatenate[Any, P], Order],
+    describe: Callable[Concatenate[Any, P], TreeCall],
 ) -> tuple[Callable[Concatenate[Any, P], Any], Callable[Concatenate[Any, P], int]]:
     """Return Horovod's forms for several tensors."""
     run, start = _blocking(describe), _starting(describe)
@@ -280,8 +280,8 @@ barrier = outside_programs(
 join = outside_programs(comm.join, "call it when this rank has no more batches to run the program on")
 
 
-def _rebuild(order: Order, results: Sequence[Any], contexts: Sequence[Any]) -> Any:
-    return order.leaves.rebuild(decompress(order.compression, results, contexts))
+def _rebuild(tree_call: TreeCall, results: Sequence[Any], contexts: Sequence[Any]) -> Any:
+    return tree_call.leaves.rebuild(decompress(tree_call.compression, results, contexts))
 
 
 def poll(handle: int) -> bool:
@@ -315,7 +315,7 @@ def synchronize(handle: int) -> Any:
     found = _started.pop(handle, None)
     if found is None:
         return None
-    order, started, contexts = found
+    tree_call, started, contexts = found
     results, received = finish(started)
-    tree = _rebuild(order, results, contexts)
-    return (tree, received) if order.call.kind is Kind.ALLTOALL else tree
+    tree = _rebuild(tree_call, results, contexts)
+    return (tree, received) if tree_call.call.kind is Kind.ALLTOALL else tree

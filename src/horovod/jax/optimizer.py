@@ -94,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
     All gradients travel as one operation. With ``backward_passes_per_step=k`` they add up on each rank, and travel at
     every k-th ``update``; the others return zeros. Give ``params`` to ``update``, as optax allows: the first step then
-    warns if the ranks began with different ones, because nobody called ``broadcast_parameters``.
+    warns if the ranks began with different ones, because ``broadcast_parameters`` was not called.
 
     Args:
         optimizer: an ``optax.GradientTransformation``.

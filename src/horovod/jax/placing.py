@@ -18,7 +18,7 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, Request, TensorSpec
-from horovod.jax.calls import Call, finish, run_eagerly, split_watched, start_eagerly
+from horovod.jax.calls import CollectiveCall, finish, run_eagerly, split_watched, start_eagerly
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 _numbers = Collectives(NumpyAdapter())
 
 
-def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> Call:
+def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any) -> CollectiveCall:
     """Return the description of a collective that the user calls here."""
     if isinstance(root := how.get("root"), jax.core.Tracer):
         raise wrong_argument(
@@ -40,16 +40,16 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
     if root is not None:
         how["root"] = check_root(root)
     if not is_tracing():
-        return Call(kind, name, process_set=process_set, **how)
+        return CollectiveCall(kind, name, process_set=process_set, **how)
     rank = context.world().rank
     if process_set.included() is False:
         raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is no member")
     id_of(process_set)
     how |= {"size": process_set.size(), "place": process_set.rank()}
-    return Call(kind, name, user_site(), process_set=process_set, **how)
+    return CollectiveCall(kind, name, user_site(), process_set=process_set, **how)
 
 
-def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:
+def carry_out(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     """Do it now, or make it part of what JAX traces.
 
     Args:
@@ -72,7 +72,7 @@ def carry_out(call: Call, arrays: Sequence[Any]) -> list[Any]:
     return collective(call, arrays)
 
 
-def _check(call: Call, arrays: Sequence[Any]) -> None:
+def _check(call: CollectiveCall, arrays: Sequence[Any]) -> None:
     """Refuse at the call what every execution of the program would refuse."""
     number, check = id_of(call.process_set), context.engine().check
     for array in arrays:
@@ -82,14 +82,14 @@ def _check(call: Call, arrays: Sequence[Any]) -> None:
             raise wrong_argument(error)
 
 
-def _rows_of_all(call: Call, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def _rows_of_all(call: CollectiveCall, arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Ask the members for their numbers of rows, which the derivative needs to know."""
     own = np.array([[array.shape[0] for array in arrays]])
     table = _numbers.allgather(own, name=call.name and f"{call.name}.rows", process_set=call.process_set)
     return tuple(tuple(column) for column in table.T.tolist())
 
 
-def carry_out_splits(call: Call, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
+def carry_out_splits(call: CollectiveCall, arrays: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
     """Do an alltoall with splits.
 
     Args:
@@ -117,7 +117,7 @@ def carry_out_splits(call: Call, arrays: Sequence[Any], splits: Any) -> tuple[li
     return carry_out(replace(call, rows=rows), arrays), received
 
 
-def with_splits(call: Call, splits: Any) -> Call:
+def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
     """Return an alltoall with splits; even ones if these are None.
 
     Raises:

@@ -1,6 +1,6 @@
 """The one JAX primitive behind all collectives: shapes, derivatives, batching, and how it is carried out eagerly.
 
-A rank's loss depends on other ranks' inputs. What "the gradient" means then is a convention, and it is that of
+A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, that of
 ``horovod.torch``: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast
 that of their *average*; reducescatter n times that of the average when it averages, and n times that of the sum when
 it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties share evenly). Tangents, in
@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from horovod.core.requests import Kind, ReduceOp
-from horovod.jax.calls import Call, run_eagerly, split_watched
+from horovod.jax.calls import CollectiveCall, run_eagerly, split_watched
 from horovod.splits import part_of
 
 __all__ = ["collective", "collective_p"]
@@ -32,7 +32,7 @@ collective_p = Primitive("horovod")
 collective_p.multiple_results = True
 
 
-def collective(call: Call, arrays: Sequence[Any]) -> list[Any]:
+def collective(call: CollectiveCall, arrays: Sequence[Any]) -> list[Any]:
     """Carry a call out, or make it part of what JAX traces.
 
     Args:
@@ -46,7 +46,7 @@ def collective(call: Call, arrays: Sequence[Any]) -> list[Any]:
 
 
 @collective_p.def_impl
-def _run(*arrays: Any, call: Call) -> list[jax.Array]:
+def _run(*arrays: Any, call: CollectiveCall) -> list[jax.Array]:
     # Under grad, what was given as a numpy array comes as one.
     return run_eagerly(call, [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays])
 
@@ -55,14 +55,14 @@ def _run(*arrays: Any, call: Call) -> list[jax.Array]:
 
 
 @collective_p.def_abstract_eval
-def _shapes(*arrays: Any, call: Call) -> list[ShapedArray]:
+def _shapes(*arrays: Any, call: CollectiveCall) -> list[ShapedArray]:
     return [
         ShapedArray(_shape(call, index, array.shape), array.dtype)
         for index, array in enumerate(split_watched(call, arrays)[0])
     ]
 
 
-def _shape(call: Call, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _shape(call: CollectiveCall, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     if call.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         return shape
     if call.kind is Kind.REDUCESCATTER:
@@ -72,7 +72,7 @@ def _shape(call: Call, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] * call.size if call.kind is Kind.ALLGATHER else shape[0], *shape[1:])
 
 
-def _shares(call: Call, rows: int) -> tuple[int, ...]:
+def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
     """Return how many of so many rows each member gets from a reducescatter."""
     return tuple(len(range(*part_of(rows, call.size, index))) for index in range(call.size))
 
@@ -80,7 +80,7 @@ def _shares(call: Call, rows: int) -> tuple[int, ...]:
 # -- forward mode ------------------------------------------------------------------------------------------------
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
     results = collective(call, primals)
     # Which inputs have no derivative follows from the program, so all ranks leave out the same ones.
     moving = [i for i, tangent in enumerate(tangents[: len(results)]) if not isinstance(tangent, ad.Zero)]
@@ -111,7 +111,7 @@ def _tangent_type(result: Any) -> Any:
     return jax.typeof(result).to_tangent_aval()
 
 
-def _slopes(call: Call, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+def _slopes(call: CollectiveCall, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Return d output / d this rank's input, elementwise, for the operations that are not linear."""
     factor = call.prescale * call.postscale
     total = {"op": ReduceOp.SUM, "prescale": 1.0, "postscale": 1.0}
@@ -133,14 +133,14 @@ def _slopes(call: Call, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[A
     ]
 
 
-def _aside(call: Call, what: str, **changes: Any) -> Call:
+def _aside(call: CollectiveCall, what: str, **changes: Any) -> CollectiveCall:
     return replace(call, suffix=f"{call.suffix}.{what}", watched=(), **changes)
 
 
 # -- reverse mode ------------------------------------------------------------------------------------------------
 
 
-def _transpose(cotangents: Sequence[Any], *inputs: Any, call: Call) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *inputs: Any, call: CollectiveCall) -> list[Any]:
     gradients: list[Any] = [None] * len(inputs)
     # Again the same ones on all ranks.
     needed = [i for i, x in enumerate(inputs) if ad.is_undefined_primal(x) and not isinstance(cotangents[i], ad.Zero)]
@@ -158,7 +158,7 @@ def _transpose(cotangents: Sequence[Any], *inputs: Any, call: Call) -> list[Any]
 ad.primitive_transposes[collective_p] = _transpose
 
 
-def _back(call: Call, grads: list[Any], shapes: list[tuple[int, ...]], rows: Any) -> list[Any]:
+def _back(call: CollectiveCall, grads: list[Any], shapes: list[tuple[int, ...]], rows: Any) -> list[Any]:
     """Return the gradients of the inputs, which have ``shapes``, from those of the results."""
     if call.kind is Kind.ALLREDUCE:
         if call.only_root >= 0:
@@ -191,7 +191,7 @@ def _back(call: Call, grads: list[Any], shapes: list[tuple[int, ...]], rows: Any
 # -- vmap --------------------------------------------------------------------------------------------------------
 
 
-def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
     """One collective for the whole batch; the new dimension is not the one that rows are counted in."""
     if call.op is ReduceOp.ADASUM and call.kind is Kind.ALLREDUCE:
         raise NotImplementedError(

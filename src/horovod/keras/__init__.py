@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 from horovod._keras import choice
-from horovod.bindings import everywhere
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.later import explain
+from horovod.bindings import common_names
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -62,7 +62,7 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
-__all__ += everywhere.__all__
+__all__ += common_names.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import keras
 from horovod._keras import choice
 from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
 from horovod._keras.members import DistributedMembers
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 from horovod.keras.loss_scale import innermost
 from horovod.keras.values import broadcast_variables
 

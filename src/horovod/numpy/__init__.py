@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from horovod.bindings import everywhere
+from horovod.bindings import common_names
 from horovod.bindings.collectives import Collectives
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
 
@@ -71,4 +71,4 @@ __all__ = [
     "synchronize",
     "zeros",
 ]
-__all__ += everywhere.__all__
+__all__ += common_names.__all__

@@ -6,7 +6,7 @@ the script has imported, the vendor's or the one in software (khorovod-ipu).
 
 from __future__ import annotations
 
-from horovod.bindings.everywhere import (
+from horovod.bindings.common_names import (
     HorovodInternalError,
     cross_rank,
     cross_size,

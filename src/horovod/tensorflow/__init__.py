@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:

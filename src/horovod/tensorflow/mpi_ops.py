@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from horovod.bindings import everywhere
+from horovod.bindings import common_names
 from horovod.bindings.basics import HorovodBasics
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.tensorflow.ops import (
     allgather,
     allreduce,
@@ -42,7 +42,7 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-__all__ += everywhere.__all__
+__all__ += common_names.__all__
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:

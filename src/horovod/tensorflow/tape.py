@@ -11,7 +11,7 @@ from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.reducing import GradientSettings, divided, key_of, make_reducer
+from horovod.tensorflow.reducing import ReduceSettings, divided, key_of, make_reducer
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "groups_argument", "layers_argument"]
 
@@ -21,7 +21,7 @@ _NONE = tf.UnconnectedGradients.NONE
 class _Distributed:
     """The methods that a distributed tape has besides those of its class."""
 
-    _horovod_settings: GradientSettings
+    _horovod_settings: ReduceSettings
     _horovod_scale_local: bool
     _horovod_local: dict[int, Any]
 
@@ -154,7 +154,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: arguments do not fit together.
     """
-    settings = GradientSettings(
+    settings = ReduceSettings(
         name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
         predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
     )  # fmt: skip

@@ -1,15 +1,16 @@
 """horovod for PyTorch: ``import horovod.torch as hvd``.
 
     mpi_ops             every operation on tensors; from ops (differentiable) and the plain collectives
-    functions           parameters, optimizer state and Python objects of all ranks made the same
+    functions           broadcast parameters, optimizer state and Python objects
     optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
-    gradient_adapter    what horovod.bindings.gradients needs to know about torch
+    gradient_adapter    torch for horovod.bindings.gradients
     sync_batch_norm     BatchNorm over all ranks' batches
     uneven              ranks with different numbers of batches
-    compression         what goes over the wire
-    adapter             what the framework-free bindings need to know about torch
-    inference           tensors made in inference mode, as any thread may use them
-    runtime             the one object that all of the above go through
+    compression         Horovod's import path of the compressors
+    adapter             torch for horovod.bindings
+    inference           tensors of inference mode
+    runtime             the one ``Collectives`` of torch
+    unsafe              code that depends on torch's internals
 
 This module gathers the names of a training script.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from horovod.torch.inference import ordinary
-from horovod.torch.pages import prefer_large_pages
-from horovod.torch.staging import Passed, Stage
+from horovod.torch.staging import CudaTensors, StagedCudaTensors
 from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
@@ -46,8 +45,8 @@ class TorchAdapter:
             step == 0 and dim > 1 for step, dim in zip(tensor.stride(), tensor.shape, strict=True)
         ):
             raise ValueError(
-                "an expanded tensor, several elements of which are one in memory, cannot be the target of an operation "
-                "in place; pass tensor.clone()"
+                "an expanded tensor cannot be the target of an operation in place: several of its elements share "
+                "memory; pass tensor.clone()"
             )
         return buffer
 
@@ -58,18 +57,18 @@ class TorchAdapter:
 
     def device(self, tensor: torch.Tensor) -> str:
         """Return ``cpu``, or the device's name."""
-        # What is no tensor is refused by ``buffer``, which says so.
+        # ``buffer`` refuses an argument that is no tensor.
         return "cpu" if getattr(tensor, "is_cpu", True) else str(tensor.device)
 
-    def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> Stage:
+    def stage(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None) -> StagedCudaTensors:
         """Begin to bring tensors of a CUDA device to the host."""
         if not tensors[0].is_cuda:
             raise ValueError(f"tensors on {tensors[0].device} are not supported; move them to the CPU or to CUDA")
-        return Stage(tensors, targets)
+        return StagedCudaTensors(tensors, targets)
 
-    def passed(self, tensors: Sequence[torch.Tensor]) -> Passed:
+    def passed(self, tensors: Sequence[torch.Tensor]) -> CudaTensors:
         """Begin to hand tensors of a CUDA device over where they are."""
-        return Passed([_alias(t) if _is_plain(t) else self.contiguous(t) for t in tensors])
+        return CudaTensors([_alias(t) if _is_plain(t) else self.contiguous(t) for t in tensors])
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous copy, conjugated or negated if the tensor only says so."""
@@ -85,15 +84,7 @@ class TorchAdapter:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.empty(shape, dtype, like)
-        kind = DTYPES[dtype]
-        if like.dtype is kind and type(like) is torch.Tensor:
-            # The same in half the time.
-            tensor = like.new_empty(shape)
-        else:
-            tensor = torch.empty(shape, dtype=kind, device=like.device)
-        if tensor.is_cpu:
-            prefer_large_pages(tensor)
-        return tensor
+        return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
 
     def over(self, memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Return a tensor over a buffer."""

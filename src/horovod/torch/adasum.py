@@ -10,19 +10,19 @@ import torch
 
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.wording import ADASUM
+from horovod.bindings.gradients.names import ADASUM
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.parameters import Named, trained
 from horovod.torch.runtime import comm
 
-__all__ = ["AdasumMembers"]
+__all__ = ["AdasumMethods"]
 
 
-class AdasumMembers:
-    """What a distributed optimizer for Adasum has besides its own class.
+class AdasumMethods:
+    """Methods of a distributed optimizer for Adasum, in front of those of its own class.
 
     Every rank steps with its own gradients; the parameters then move by the Adasum of these steps.
     """
@@ -33,9 +33,11 @@ class AdasumMembers:
     process_set: ProcessSet
     _groups: list[list[torch.Tensor]] | None
     _parameter_names: dict[torch.Tensor, str]
-    _settings: Settings | None = None
+    _settings: ReduceSettings | None = None
 
-    def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
+    def _set_up(
+        self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
+    ) -> None:
         self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
         self.backward_passes_per_step = passes
         self._groups = groups

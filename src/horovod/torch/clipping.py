@@ -21,7 +21,7 @@ _TINY = 1e-6
 def clip_norm(
     gradients: Sequence[torch.Tensor], most: float, kind: float, error_if_nonfinite: bool, process_set: ProcessSet
 ) -> torch.Tensor:
-    """Scale gradients by the norm of all ranks' together; see ``HostMembers.clip_grad_norm_``."""
+    """Scale gradients by the norm of all ranks' together; see ``HostMethods.clip_grad_norm_``."""
     norms = [torch.linalg.vector_norm(gradient, kind).double() for gradient in gradients]
     own = torch.stack(norms) if norms else torch.zeros(1, dtype=torch.float64)
     name = "DistributedOptimizer.norm"
@@ -33,7 +33,7 @@ def clip_norm(
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(
             f"the total norm of order {kind} of the gradients of all ranks is {total.item()}, so they cannot be "
-            "clipped; to go on with what comes, pass error_if_nonfinite=False"
+            "clipped; pass error_if_nonfinite=False to continue all the same"
         )
     factor = (most / (total + _TINY)).clamp(max=1.0)
     for gradient in gradients:

@@ -11,7 +11,7 @@ from horovod.bindings.agreement import agree_on_names
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.torch.host_optimizer import HostMembers
+from horovod.torch.host_optimizer import HostMethods
 from horovod.torch.optimizer_state import apply_state, describe_state, tensors_of
 from horovod.torch.runtime import comm
 
@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     Args:
         params: a dict of names to tensors (a ``state_dict()``), or an iterable of tensors or of
             ``(name, tensor)``. Entries that are ``None`` are passed over.
-        root_rank: global rank whose values everybody gets.
+        root_rank: global rank whose values all ranks get.
         process_set: ranks that take part.
 
     Raises:
@@ -103,7 +103,7 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: over the same parameters, in the same groups, on every rank.
-        root_rank: global rank whose state everybody gets.
+        root_rank: global rank whose state all ranks get.
         model: tells which embeddings have sparse gradients.
         process_set: ranks that take part.
 
@@ -119,7 +119,7 @@ def broadcast_optimizer_state(
         raise wrong_argument(
             f"broadcast_optimizer_state needs an optimizer of torch. Received: {type(optimizer).__name__}{hint}"
         )
-    in_shards = isinstance(optimizer, HostMembers) and optimizer._share_before_broadcast(root_rank, process_set)
+    in_shards = isinstance(optimizer, HostMethods) and optimizer._share_before_broadcast(root_rank, process_set)
     if not optimizer.state and not in_shards:
         _fill_gradients(optimizer, model)
     is_sender = comm.rank() == root_rank and not isinstance(optimizer, torch.optim.LBFGS)

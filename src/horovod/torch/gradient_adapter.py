@@ -1,4 +1,4 @@
-"""What ``horovod.bindings.gradients`` needs to know about torch."""
+"""The adapter of torch for ``horovod.bindings.gradients``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.bindings.gradients.adapter import Hook
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
 from horovod.torch.unbucketed import start_unbucketed
@@ -19,7 +19,7 @@ from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchGradients"]
 
-#: So many elements of each parameter are compared: enough to see that nobody made them equal, and soon done.
+#: Number of elements of each parameter that are compared: a model that was not broadcast differs there already.
 _LOOK_AT = 1024
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -93,7 +93,7 @@ class TorchGradients:
         grad = parameter.grad
         return grad is not None and (grad is not mark[0] or mark[1] not in (-1, grad._version))
 
-    def adopt(self, slot: Slot) -> bool:
+    def adopt(self, slot: GradSlot) -> bool:
         """Make the gradient, if there is one, lie in ``slot.view``; return whether there is one."""
         parameter, view = slot.parameter, slot.view
         grad = parameter.grad
@@ -110,15 +110,15 @@ class TorchGradients:
         parameter.grad = view
         return True
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: GradSlot) -> None:
         """Make ``slot.view`` the gradient."""
         slot.parameter.grad = slot.view
 
-    def make_sparse(self, slot: Slot) -> None:
+    def make_sparse(self, slot: GradSlot) -> None:
         """Make a sparse copy of ``slot.view`` the gradient."""
         slot.parameter.grad = slot.view.to_sparse(slot.sparse_dim)
 
-    def start_unbucketed(self, slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+    def start_unbucketed(self, slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
         """Start the reduction of a gradient in no bucket; the returned function waits and puts the result in place."""
         return start_unbucketed(slot, settings, name)
 

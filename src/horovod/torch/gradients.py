@@ -1,6 +1,6 @@
 """The derivatives of the collectives, as autograd functions.
 
-A rank's loss depends on other ranks' inputs. What "the gradient" means then is a convention, and it is
+A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, and this is
 Horovod's: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and
 broadcast that of their *average*; reducescatter n times that of the average when it averages, and n times that of
 the sum when it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties
@@ -22,13 +22,13 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.runtime import comm
 
-__all__ = ["Reduction", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
+__all__ = ["ReduceArgs", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReduceArgs:
     """How tensors are combined, and by whom."""
 
     op: ReduceOp
@@ -55,14 +55,11 @@ class _Allreduce(torch.autograd.Function):
     """allreduce of several tensors at once."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, name: str | None, how: ReduceArgs, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce."""
         ctx.name, ctx.how = name, how
         inputs = [tensor.detach() for tensor in tensors]
-        if len(inputs) == 1:
-            outputs = (comm.allreduce(inputs[0], name=name, **how.keywords),)
-        else:
-            outputs = tuple(comm.grouped_allreduce(inputs, name=name, **how.keywords))
+        outputs = tuple(comm.grouped_allreduce(inputs, name=name, **how.keywords))
         if how.op not in _LINEAR:
             ctx.save_for_backward(*inputs, *outputs)
         return outputs
@@ -71,30 +68,27 @@ class _Allreduce(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Reduce the gradients as the tensors were, and chain with the derivative of the operation."""
-        how: Reduction = ctx.how
+        how: ReduceArgs = ctx.how
         if how.op in _LINEAR:
             reduced = _allreduce(grads, ctx.name, how)
             return (None, None, *reduced)
         count = len(grads)
         inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        summed = _allreduce(grads, ctx.name, Reduction(ReduceOp.SUM, 1.0, 1.0, how.process_set))
+        summed = _allreduce(grads, ctx.name, ReduceArgs(ReduceOp.SUM, 1.0, 1.0, how.process_set))
         local = _local_derivatives(inputs, outputs, ctx.name, how)
         return (None, None, *(total * slope for total, slope in zip(summed, local, strict=True)))
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> list[torch.Tensor]:
-    contiguous = [tensor.contiguous() for tensor in tensors]
-    if len(contiguous) == 1:
-        return [comm.allreduce(contiguous[0], name=_name(name), **how.keywords)]
-    return list(comm.grouped_allreduce(contiguous, name=_name(name), **how.keywords))
+def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: ReduceArgs) -> list[torch.Tensor]:
+    return comm.grouped_allreduce([tensor.contiguous() for tensor in tensors], name=_name(name), **how.keywords)
 
 
 def _local_derivatives(
-    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: Reduction
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: ReduceArgs
 ) -> list[torch.Tensor]:
     """d output / d this rank's input, elementwise, for the operations that are not linear."""
     factor = how.prescale * how.postscale
-    total = Reduction(ReduceOp.SUM, 1.0, 1.0, how.process_set)
+    total = ReduceArgs(ReduceOp.SUM, 1.0, 1.0, how.process_set)
     if how.op in (ReduceOp.MIN, ReduceOp.MAX):
         # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
         winners = [(x * how.prescale * how.postscale == y).to(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
@@ -104,7 +98,7 @@ def _local_derivatives(
     zero = [x == 0 for x in scaled]
     zeros = _allreduce([z.to(x.dtype) for z, x in zip(zero, scaled, strict=True)], name and f"{name}.zeros", total)
     nonzero = [torch.where(z, torch.ones_like(x), x) for z, x in zip(zero, scaled, strict=True)]
-    product = _allreduce(nonzero, name and f"{name}.product", Reduction(ReduceOp.PRODUCT, 1.0, 1.0, how.process_set))
+    product = _allreduce(nonzero, name and f"{name}.product", ReduceArgs(ReduceOp.PRODUCT, 1.0, 1.0, how.process_set))
     return [
         torch.where(found - z.to(found.dtype) == 0, whole / own, torch.zeros_like(whole)) * factor
         for found, z, whole, own in zip(zeros, zero, product, nonzero, strict=True)
@@ -122,8 +116,6 @@ class _Allgather(torch.autograd.Function):
         ctx.name, ctx.process_set = name, process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
         inputs = [tensor.detach() for tensor in tensors]
-        if len(inputs) == 1:
-            return (comm.allgather(inputs[0], name=name, process_set=process_set),)
         return tuple(comm.grouped_allgather(inputs, name=name, process_set=process_set))
 
     @staticmethod
@@ -134,7 +126,7 @@ class _Allgather(torch.autograd.Function):
         rows = torch.tensor([ctx.rows], device="cpu")
         rows = comm.allgather(rows, name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
         before = rows[: process_set.rank()].sum(dim=0).tolist()
-        average = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
+        average = ReduceArgs(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
         reduced = _allreduce(grads, ctx.name, average)
         own = zip(reduced, before, ctx.rows, strict=True)
         return (None, None, *(grad.narrow(0, start, length) for grad, start, length in own))
@@ -156,7 +148,7 @@ class _Broadcast(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients for the root; the others' inputs had no effect."""
-        (reduced,) = _allreduce([grad], ctx.name, Reduction(ReduceOp.AVERAGE, 1.0, 1.0, ctx.process_set))
+        (reduced,) = _allreduce([grad], ctx.name, ReduceArgs(ReduceOp.AVERAGE, 1.0, 1.0, ctx.process_set))
         return None, None, None, reduced if comm.rank() == ctx.root_rank else torch.zeros_like(grad)
 
 
@@ -186,19 +178,17 @@ class _Reducescatter(torch.autograd.Function):
     """reducescatter of several tensors at once."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, name: str | None, how: ReduceArgs, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce and scatter."""
         ctx.name, ctx.how = name, how
         inputs = [tensor.detach() for tensor in tensors]
-        if len(inputs) == 1:
-            return (comm.reducescatter(inputs[0], name=name, **how.keywords),)
         return tuple(comm.grouped_reducescatter(inputs, name=name, **how.keywords))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Gather every rank's gradient of its rows."""
-        how: Reduction = ctx.how
+        how: ReduceArgs = ctx.how
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise NotImplementedError(
                 f"reducescatter is differentiable for Sum and Average only. Received: {how.op.name.capitalize()}"
@@ -207,11 +197,7 @@ class _Reducescatter(torch.autograd.Function):
         if how.op is ReduceOp.SUM:
             factor *= how.process_set.size() or 1
         scaled = [(grad if factor == 1.0 else grad * factor).contiguous() for grad in grads]
-        if len(scaled) == 1:
-            gathered = [comm.allgather(scaled[0], name=_name(ctx.name), process_set=how.process_set)]
-        else:
-            gathered = list(comm.grouped_allgather(scaled, name=_name(ctx.name), process_set=how.process_set))
-        return (None, None, *gathered)
+        return (None, None, *comm.grouped_allgather(scaled, name=_name(ctx.name), process_set=how.process_set))
 
 
 #: ``(name, how, *tensors)``

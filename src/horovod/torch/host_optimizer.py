@@ -14,28 +14,28 @@ from typing import Any
 import torch
 
 from horovod.bindings.gradients.collective import BucketCollective, ReduceScatter
-from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.objects import broadcast_object
 from horovod.bindings.overlaps import find_overlaps
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
-from horovod.torch.ahead import watch_model
 from horovod.torch.clipping import clip_norm, clip_value
 from horovod.torch.elementwise import check_elementwise, unhooked_step
-from horovod.torch.members import Members
+from horovod.torch.forward_hooks import watch_model
+from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.parameters import parameters_of
 from horovod.torch.runtime import comm
 from horovod.torch.shard_state import cut, gather
-from horovod.torch.shards import Piece, Shard
+from horovod.torch.shards import Shard, WeightPiece
 
-__all__ = ["HostMembers", "check_shardable"]
+__all__ = ["HostMethods", "check_shardable"]
 
 #: In the state_dict() of the ranks that do not get it.
 _ELSEWHERE = "state_is_on_rank"
 
 
-def check_shardable(optimizer: torch.optim.Optimizer, settings: Settings, model: bool | torch.nn.Module) -> None:
+def check_shardable(optimizer: torch.optim.Optimizer, settings: ReduceSettings, model: bool | torch.nn.Module) -> None:
     """Raise RequestError for what cannot be combined with ``host_optimizer``."""
     if not isinstance(model, bool | torch.nn.Module):
         raise wrong_argument(f"host_optimizer must be True, or the model. Received: {type(model).__name__}")
@@ -57,8 +57,8 @@ def check_shardable(optimizer: torch.optim.Optimizer, settings: Settings, model:
         )
 
 
-class HostMembers(Members):
-    """What such an optimizer has besides its own class."""
+class HostMethods(OptimizerMethods):
+    """Methods of a distributed optimizer with ``host_optimizer``, in front of those of its own class."""
 
     # A copy has only these.
     _shards: Mapping[str, Shard] = MappingProxyType({})
@@ -67,7 +67,7 @@ class HostMembers(Members):
     _model: torch.nn.Module | None = None
     state: Any
 
-    def _collective(self, settings: Settings) -> BucketCollective:
+    def _collective(self, settings: ReduceSettings) -> BucketCollective:
         return ReduceScatter(comm, settings)
 
     def _shard(self, kind: type, model: bool | torch.nn.Module) -> None:
@@ -88,7 +88,7 @@ class HostMembers(Members):
         self._step_pieces = unhooked_step(kind)
         if isinstance(model, torch.nn.Module):
             self._model = model
-            watch_model(model, self, HostMembers._need)
+            watch_model(model, self, HostMethods._need)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -143,10 +143,10 @@ class HostMembers(Members):
 
     def _own_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._works_alone():
-            return HostMembers._step_shards(self, *args, **kwargs)
+            return HostMethods._step_shards(self, *args, **kwargs)
         if self._inner is not None and self._inner.state:
             raise out_of_turn(
-                "optimizer.step() was called on a rank that is alone now, and has only its share of the state",
+                "optimizer.step() was called on a rank that works alone now, but has only its share of the state",
                 "Load a checkpoint of the optimizer after ranks have changed.",
             )
         return super()._own_step(*args, **kwargs)
@@ -268,8 +268,8 @@ class HostMembers(Members):
     def __getstate__(self) -> Any:
         if self._shards:
             raise out_of_turn(
-                "an optimizer with host_optimizer was copied or pickled, of whose state this rank has a part",
-                "Pass on its state_dict(), called on every rank.",
+                "an optimizer with host_optimizer was copied or pickled, but this rank has only a part of its state",
+                "Call its state_dict() on every rank, and pass that on.",
             )
         return super().__getstate__()  # type: ignore[misc]
 
@@ -316,8 +316,8 @@ class HostMembers(Members):
         """
         if _ELSEWHERE in state_dict:
             raise wrong_argument(
-                f"this state_dict() holds no state, which was given to rank {state_dict[_ELSEWHERE]} alone; save that "
-                "rank's, and load it on every rank"
+                f"this state_dict() holds no state: rank {state_dict[_ELSEWHERE]} alone got it. Save that rank's, and "
+                "load it on every rank"
             )
         self.wait_for_weights()
         super().load_state_dict(state_dict)
@@ -326,7 +326,7 @@ class HostMembers(Members):
     def _sharded(self) -> list[tuple[str, torch.Tensor]]:
         return [(slot.name, slot.parameter) for shard in self._shards.values() for slot in shard.bucket.slots]
 
-    def _pieces(self) -> dict[int, tuple[Piece, dict[str, Any]]]:
+    def _pieces(self) -> dict[int, tuple[WeightPiece, dict[str, Any]]]:
         known = self._inner.state
         return {
             key: (piece, known.get(piece.weights, {}))
@@ -349,7 +349,7 @@ class HostMembers(Members):
         in_shards: bool = broadcast_object(not has_whole and bool(self._inner.state), root_rank, None, process_set)
         if in_shards and has_whole:
             raise out_of_turn(
-                f"a state was loaded on this rank, but not on rank {root_rank}, whose state everybody is to get",
+                f"a state was loaded on this rank, but not on rank {root_rank}, whose state all ranks would get",
                 "Load it on the root rank, or on every rank.",
             )
         if not in_shards:

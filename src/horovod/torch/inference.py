@@ -1,7 +1,7 @@
-"""Tensors of inference mode, as any thread may use them.
+"""Tensors of inference mode, made usable on any thread.
 
-The mode belongs to a thread. What was made in it cannot be written outside of it, and the engine works on
-whatever thread has time, and keeps what it made for the next call.
+The mode belongs to a thread. A tensor that was made in it cannot be written outside of it, but the engine works on
+several threads, and keeps its tensors for the next call.
 """
 
 from __future__ import annotations

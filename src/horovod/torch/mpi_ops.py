@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from horovod.bindings import everywhere
+from horovod.bindings import common_names
 from horovod.bindings.basics import HorovodBasics
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.later import explain
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.missing import explain
 from horovod.bindings.process_sets import at_init
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
-from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
     allgather,
@@ -32,6 +31,7 @@ from horovod.torch.ops import (
 from horovod.torch.runtime import comm
 from horovod.torch.sparse import sparse_allreduce_async
 from horovod.torch.uneven import uneven_inputs
+from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = [
     "Compression",
@@ -66,7 +66,7 @@ __all__ = [
     "uneven_inputs",
     "zeros",
 ]
-__all__ += everywhere.__all__
+__all__ += common_names.__all__
 
 # Private in Horovod as well, and used outside of it all the same.
 _NULL = ""

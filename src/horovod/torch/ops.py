@@ -17,7 +17,7 @@ from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.torch import gradients
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.gradients import Reduction
+from horovod.torch.gradients import ReduceArgs
 from horovod.torch.runtime import comm
 
 __all__ = [
@@ -35,7 +35,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
-    # What is no tensor is refused further down, with a better word than AttributeError.
+    # An argument that is no tensor is refused later, with a clear error.
     return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
@@ -76,14 +76,9 @@ def allreduce(
     if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
         return plain
-    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    (wire,), contexts = compress(compression, [tensor])
-    if _wanted([wire]):
-        (reduced,) = gradients.allreduce(name, how, wire.contiguous())
-    else:
-        reduced = comm.allreduce(wire, name=name, **how.keywords)
-    result: torch.Tensor = decompress(compression, [reduced], contexts)[0]
-    return result
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
+        0
+    ]
 
 
 def grouped_allreduce(
@@ -103,9 +98,7 @@ def grouped_allreduce(
     Returns:
         New tensors, in the order of ``tensors``.
     """
-    if compression is Compression.none and not _wanted(tensors):
-        return list(comm.grouped_allreduce(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
-    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    how = ReduceArgs(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
@@ -137,8 +130,7 @@ def allgather(
     if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allgather(tensor, name, process_set)
         return plain
-    (gathered,) = gradients.allgather(name, process_set, tensor.contiguous())
-    return gathered
+    return grouped_allgather([tensor], name, process_set)[0]
 
 
 def grouped_allgather(
@@ -263,13 +255,11 @@ def grouped_reducescatter(
     Returns:
         This rank's rows of each, in the order of ``tensors``.
     """
-    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    how = ReduceArgs(ReduceOp(op), prescale_factor, postscale_factor, process_set)
     wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
         reduced = gradients.reducescatter(name, how, *(wire.contiguous() for wire in wires))
-    elif len(wires) == 1:
-        reduced = [comm.reducescatter(wires[0], name=name, **how.keywords)]
     else:
         reduced = comm.grouped_reducescatter(wires, name=name, **how.keywords)
     return decompress(compression, reduced, contexts)

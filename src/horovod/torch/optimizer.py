@@ -10,17 +10,17 @@ import torch
 from horovod import context
 from horovod.bindings.compression import BucketCompressor, check_compression
 from horovod.bindings.gradients.parameters import check_groups, check_names, check_passes
-from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
-from horovod.torch.adasum import AdasumMembers
-from horovod.torch.compiling import keep_out_of_graphs
+from horovod.torch.adasum import AdasumMethods
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.host_optimizer import HostMembers, check_shardable
-from horovod.torch.members import Members
+from horovod.torch.host_optimizer import HostMethods, check_shardable
+from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.parameters import check_optimizer, parameters_of
+from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["DistributedOptimizer"]
 
@@ -74,7 +74,7 @@ def DistributedOptimizer(
     op = resolve_op(op, None)
     context.world()
     keep_out_of_graphs()
-    if isinstance(optimizer, Members | AdasumMembers):
+    if isinstance(optimizer, OptimizerMethods | AdasumMethods):
         raise wrong_argument("optimizer is a DistributedOptimizer already; wrap the plain one, once")
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise wrong_argument(
@@ -92,11 +92,11 @@ def DistributedOptimizer(
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     together = check_groups(learning, groups, lambda entry: isinstance(entry, torch.Tensor))
     factor = float(gradient_predivide_factor)
-    members: type = AdasumMembers if op is ReduceOp.ADASUM and (process_set.size() or 1) > 1 else Members
-    settings = Settings(op, 1.0 / factor, factor, compression, process_set, sparse_as_dense)
+    members: type = AdasumMethods if op is ReduceOp.ADASUM and (process_set.size() or 1) > 1 else OptimizerMethods
+    settings = ReduceSettings(op, 1.0 / factor, factor, compression, process_set, sparse_as_dense)
     if host_optimizer:
         check_shardable(optimizer, settings, host_optimizer)
-        members = HostMembers
+        members = HostMethods
     cls = type(optimizer)
     distributed: Any = object.__new__(
         type(cls.__name__, (members, cls), {"__doc__": cls.__doc__, "__module__": __name__})
@@ -107,6 +107,6 @@ def DistributedOptimizer(
     if "step" in vars(optimizer):
         optimizer._opt_called = True  # type: ignore[attr-defined]  # else it says that this never steps
     distributed._set_up(settings, backward_passes_per_step, named, together)
-    if isinstance(distributed, HostMembers):
+    if isinstance(distributed, HostMethods):
         distributed._shard(cls, host_optimizer)
     return distributed

@@ -57,7 +57,7 @@ class _Blank:
 
 @dataclass(frozen=True)
 class StateDescription:
-    """What an optimizer holds.
+    """The state and options of an optimizer.
 
     Attributes:
         kind: name of the optimizer's class.
@@ -102,7 +102,7 @@ def describe_state(optimizer: torch.optim.Optimizer) -> StateDescription:
 def apply_state(optimizer: torch.optim.Optimizer, description: StateDescription) -> None:
     """Make ``optimizer`` hold what the description says; new tensors hold no values yet.
 
-    Tensors that fit are kept, so that whoever else refers to them sees the new values.
+    Tensors that fit are kept, so that other references to them see the new values.
     """
     states, extras = _split_state(optimizer)
     parameters = _parameters(optimizer)

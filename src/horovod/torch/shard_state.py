@@ -14,12 +14,12 @@ from horovod.bindings.objects import allgather_object
 from horovod.bindings.process_sets import ProcessSet
 from horovod.torch.optimizer_state import dense_stride
 from horovod.torch.runtime import comm
-from horovod.torch.shards import Piece
+from horovod.torch.shards import WeightPiece
 
 __all__ = ["cut", "gather"]
 
 
-def cut(state: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
+def cut(state: Mapping[str, Any], piece: WeightPiece) -> dict[str, Any]:
     """Return the part of a parameter's state that belongs to a piece of it.
 
     Raises:
@@ -48,7 +48,7 @@ def cut(state: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
 
 def gather(
     parameters: Iterable[tuple[str, torch.Tensor]],
-    pieces: Mapping[int, tuple[Piece, Mapping[str, Any]]],
+    pieces: Mapping[int, tuple[WeightPiece, Mapping[str, Any]]],
     process_set: ProcessSet,
     to_all: bool,
 ) -> dict[torch.Tensor, dict[str, Any]] | None:
@@ -85,15 +85,15 @@ def _exchange(mine: Any, name: str, process_set: ProcessSet, to_all: bool) -> Se
     data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
     splits = [len(data), *[0] * ((process_set.size() or 1) - 1)]
     received, counts = comm.synchronize(comm.alltoall_async(data, splits, name=label, process_set=process_set))
-    # What arrives is unpickled: every member was authenticated by the rendezvous.
+    # Unpickling is safe: the rendezvous has authenticated every member.
     return [pickle.loads(part.numpy().tobytes()) for part in received.split(counts.tolist()) if len(part)]
 
 
 def _join(parts: Sequence[tuple[int, int, dict[str, Any]]], parameter: torch.Tensor, name: str) -> dict[str, Any]:
     if (there := sum(count for _, count, _ in parts)) != parameter.numel():
         raise out_of_turn(
-            f"the optimizer's state of {name} is not all there: {there} of {parameter.numel()} elements; a rank that "
-            "had a part of it is gone",
+            f"the optimizer's state of {name} is incomplete, {there} of {parameter.numel()} elements: a rank that had "
+            "a part of it has left",
             "Load a checkpoint of the optimizer on every rank after ranks have changed.",
         )
     whole: dict[str, Any] = {}

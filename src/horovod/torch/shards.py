@@ -13,19 +13,19 @@ from typing import Any
 import torch
 
 from horovod.bindings.gradients.buckets import Bucket
-from horovod.bindings.gradients.slots import Slot
-from horovod.bindings.gradients.wording import WEIGHTS
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.names import WEIGHTS
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
-from horovod.torch.members import gradients
+from horovod.torch.optimizer_methods import gradients
 from horovod.torch.runtime import comm
 
-__all__ = ["Piece", "Shard"]
+__all__ = ["Shard", "WeightPiece"]
 
 
 @dataclass(eq=False)
-class Piece:
-    """What this rank steps of one parameter.
+class WeightPiece:
+    """The part of one parameter that this rank steps.
 
     Attributes:
         slot: whose.
@@ -33,7 +33,7 @@ class Piece:
         weights: them; part of the buffer.
     """
 
-    slot: Slot
+    slot: GradSlot
     start: int
     weights: torch.Tensor
 
@@ -54,7 +54,7 @@ class Shard:
     def __init__(self, bucket: Bucket, process_set: ProcessSet) -> None:
         self.bucket = bucket
         self.parameters = [id(slot.parameter) for slot in bucket.slots]
-        self.pieces: dict[int, Piece] = {}
+        self.pieces: dict[int, WeightPiece] = {}
         self._process_set = process_set
         self._handle: int | None = None
         self._versions: list[int] = []
@@ -71,7 +71,7 @@ class Shard:
         for slot, offset in zip(bucket.slots, layout.offsets, strict=True):
             begin, end = max(offset, low), min(offset + slot.parameter.numel(), low + share)
             if begin < end:
-                self.pieces[id(slot.parameter)] = Piece(slot, begin - offset, self._weights[begin:end])
+                self.pieces[id(slot.parameter)] = WeightPiece(slot, begin - offset, self._weights[begin:end])
         self.settle()
 
     @property

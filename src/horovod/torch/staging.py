@@ -20,7 +20,7 @@ from horovod.torch.inference import ordinary
 if TYPE_CHECKING:
     from horovod.engine.ports import Transport
 
-__all__ = ["Passed", "Stage"]
+__all__ = ["CudaTensors", "StagedCudaTensors"]
 
 
 def _not_while_capturing() -> None:
@@ -36,7 +36,7 @@ def _not_while_capturing() -> None:
         )
 
 
-class Passed:
+class CudaTensors:
     """Hands the tensors of one operation over where they are.
 
     Args:
@@ -131,7 +131,7 @@ class _Pool:
 _pool = _Pool()
 
 
-class Stage:
+class StagedCudaTensors:
     """Brings the tensors of one operation to the host, and the results back.
 
     Args:
@@ -153,7 +153,7 @@ class Stage:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for tensor in tensors:
-                # What is only said to be negated would be negated on the host before it has arrived.
+                # Resolve lazy conj and neg before the asynchronous copy.
                 source = tensor.detach().resolve_conj().resolve_neg().contiguous()
                 block = _pool.take(source.nbytes)
                 host = block.memory[: source.nbytes].view(source.dtype).view(source.shape)
@@ -164,11 +164,11 @@ class Stage:
             self._arrived = self._stream.record_event()
 
     def before(self) -> None:
-        """Block until the tensors are in host memory; called by whoever executes the entry."""
+        """Block until the tensors are in host memory; called by the thread that executes the entry."""
         self._arrived.synchronize()
 
     def after(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Start copying the results to the device; called by whoever executed the entry."""
+        """Start copying the results to the device; called by the thread that executed the entry."""
         with torch.cuda.stream(self._stream):
             for index, output in enumerate(outputs):
                 if self._targets is not None:

@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
-from horovod.torch.compiling import keep_out_of_graphs
 from horovod.torch.runtime import comm
+from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["SyncBatchNorm"]
 

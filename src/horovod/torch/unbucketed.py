@@ -8,8 +8,8 @@ import torch
 
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.gradients.collective import begin_allreduce
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.torch.runtime import comm
 from horovod.torch.sparse import sparse_allreduce_async
 
@@ -17,13 +17,13 @@ __all__ = ["start_unbucketed"]
 
 
 @torch.no_grad()
-def start_unbucketed(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+def start_unbucketed(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
     """Start the reduction of one gradient; the returned function waits and puts the result in place."""
     start = _start_sparse if slot.sparse_dim and not settings.sparse_as_dense else _start_compressed
     return start(slot, settings, name)
 
 
-def _start_sparse(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+def _start_sparse(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
     parameter, grad = slot.parameter, slot.parameter.grad
     if grad is None:
         grad = _nothing(parameter, slot.sparse_dim)
@@ -45,14 +45,14 @@ def _nothing(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
-def _start_compressed(slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
     parameter, grad = slot.parameter, slot.parameter.grad
     if grad is None:
         grad = torch.zeros_like(parameter)
     elif grad.layout is not torch.strided:
         grad = grad.to_dense()
     (wire,), contexts = compress(settings.compression, [grad.detach()])
-    # What the engine writes is no change by the user, should this be the gradient itself.
+    # If this is the gradient itself, writes of the engine must not count as changes by the user.
     handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
 
     def finish() -> None:

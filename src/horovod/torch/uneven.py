@@ -16,7 +16,7 @@ __all__ = ["UnevenInputs", "uneven_inputs"]
 
 @dataclass
 class UnevenInputs:
-    """What ``uneven_inputs`` tells.
+    """Result of ``uneven_inputs``.
 
     Attributes:
         last_rank: the rank that had the most to do; -1 before the end of the block.
@@ -33,7 +33,7 @@ def uneven_inputs(
 
     Collective over all ranks. A rank that has come to the end stands by while the others go on: what they
     call inside the block is done without it. An average is still divided by the number of all ranks, so that
-    a step counts as much as one that everybody takes part in.
+    a step counts as much as one in which all ranks take part.
 
     A rank that stands by takes no steps. Given the model and the optimizer, all ranks leave the block with
     those of the rank that worked longest.

@@ -1,4 +1,4 @@
-"""What a framework must offer so that its gradients can be reduced while backward runs."""
+"""Interface of a framework whose gradients are reduced while backward runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from horovod.bindings.collectives import Collectives
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 
 __all__ = ["GradientAdapter", "Hook"]
 
@@ -71,20 +71,20 @@ class GradientAdapter(Protocol):
     def has_changed(self, parameter: Any, mark: Any) -> bool:
         """Whether the gradient is another one than when it was marked. To take it away is no change."""
 
-    def adopt(self, slot: Slot) -> bool:
+    def adopt(self, slot: GradSlot) -> bool:
         """Make the gradient, if there is one, lie in ``slot.view``, and note its sparse dimensions.
 
         Returns:
             Whether there is one.
         """
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: GradSlot) -> None:
         """Make ``slot.view`` the gradient."""
 
-    def make_sparse(self, slot: Slot) -> None:
+    def make_sparse(self, slot: GradSlot) -> None:
         """Make a sparse copy of ``slot.view`` the gradient."""
 
-    def start_unbucketed(self, slot: Slot, settings: Settings, name: str) -> Callable[[], None]:
+    def start_unbucketed(self, slot: GradSlot, settings: ReduceSettings, name: str) -> Callable[[], None]:
         """Start the reduction of a gradient in no bucket; the returned function waits and puts the result in place."""
 
     # -- buffers -------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.collective import BucketCollective, Reduced
+from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.layout import BucketLayout
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import changed_gradient
 from horovod.core.requests import ReduceOp
 from horovod.phrases import few
@@ -27,7 +27,7 @@ _FLAGS = {ReduceOp.MIN: (0.0, -1.0), ReduceOp.PRODUCT: (1.0, 0.0)}
 
 @dataclass(frozen=True)
 class ShardPart:
-    """What a shard holds of one gradient.
+    """The part of one gradient that a shard holds.
 
     Attributes:
         slot: whose gradient.
@@ -35,7 +35,7 @@ class ShardPart:
         values: the reduced elements from there on.
     """
 
-    slot: Slot
+    slot: GradSlot
     start: int
     values: Any
 
@@ -57,8 +57,8 @@ class Bucket:
     """
 
     def __init__(
-        self, name: str, layout: BucketLayout, slots: Sequence[Slot], settings: Settings, adapter: GradientAdapter,
-        collective: BucketCollective,
+        self, name: str, layout: BucketLayout, slots: Sequence[GradSlot], settings: ReduceSettings,
+        adapter: GradientAdapter, collective: BucketCollective,
     ) -> None:  # fmt: skip
         self.name = name
         self.slots = tuple(slots)
@@ -105,7 +105,7 @@ class Bucket:
             self._adapter.copy(self._wire, self._buffer)
         self._version = self._adapter.version(self._buffer)
         self._reduced = None
-        # What the engine writes is no change by the user.
+        # Writes of the engine must not count as changes by the user.
         self.pending = self._collective.begin(self._adapter.unwatched(self._wire), self.layout, self.name)
         self.in_flight = True
 

@@ -9,8 +9,8 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.compression import BucketCompressor
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.layout import BucketLayout
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.wording import FLAGS, PREFIX
+from horovod.bindings.gradients.names import FLAGS, PREFIX
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.errors import HorovodInternalError
 
 __all__ = [
@@ -74,7 +74,7 @@ class BucketCollective(Protocol):
         """
 
 
-def begin_allreduce(comm: Collectives, tensor: Any, settings: Settings, name: str) -> int:
+def begin_allreduce(comm: Collectives, tensor: Any, settings: ReduceSettings, name: str) -> int:
     """Start the allreduce of a tensor in place, as the settings say; return its handle for ``comm.synchronize``."""
     return comm.allreduce_async_(tensor, name=name, **settings.reduction)
 
@@ -93,7 +93,7 @@ class Allreduce:
         "`with optimizer.skip_synchronize():`."
     )
 
-    def __init__(self, comm: Collectives, settings: Settings) -> None:
+    def __init__(self, comm: Collectives, settings: ReduceSettings) -> None:
         self._comm = comm
         self._settings = settings
 
@@ -120,7 +120,7 @@ class CompressedAllreduce:
     shards = 1
     instead = Allreduce.instead
 
-    def __init__(self, adapter: GradientAdapter, settings: Settings, compressor: BucketCompressor) -> None:
+    def __init__(self, adapter: GradientAdapter, settings: ReduceSettings, compressor: BucketCompressor) -> None:
         self._adapter = adapter
         self._settings = settings
         self._compressor = compressor
@@ -158,7 +158,7 @@ class ReduceScatter:
 
     instead = "No rank has all of it: to clip, call optimizer.clip_grad_norm_(max_norm) before optimizer.step()."
 
-    def __init__(self, comm: Collectives, settings: Settings) -> None:
+    def __init__(self, comm: Collectives, settings: ReduceSettings) -> None:
         self._comm = comm
         self._settings = settings
 

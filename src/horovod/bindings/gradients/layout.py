@@ -58,7 +58,7 @@ def plan_buckets(
         items: in the order in which their gradients become ready.
         bucket_bytes: a bucket is closed before it would grow beyond this; one larger item has a bucket
             of its own.
-        groups: indexes that must share a bucket whatever its size. A group of several kinds becomes one
+        groups: indexes that must share a bucket of any size. A group of several kinds becomes one
             bucket per kind. Indexes that are no item are passed over.
         shards: the part before the flags divides into so many equal runs, each on a 64-byte boundary.
 

@@ -4,7 +4,7 @@ Each parameter has a hook that runs when its gradient is accumulated. In the fir
 notes; ``synchronize`` then exchanges them (the *survey*): which parameters have a gradient on any rank, dense
 or sparse, and in which order they came. From the common answer every rank plans the same buckets. From
 the second step on a hook moves the gradient into its bucket, and the last one of a bucket starts its
-allreduce. Parameters that nobody had a gradient for stay outside, cost no memory, and are asked about again
+allreduce. Parameters without a gradient on any rank stay outside, cost no memory, and are asked about again
 in each step.
 
 Nobody can wait for ever: ``synchronize`` submits on every rank everything that was agreed on, with zeros
@@ -22,11 +22,11 @@ from horovod import context
 from horovod.bindings.gradients.adapter import GradientAdapter
 from horovod.bindings.gradients.buckets import Bucket
 from horovod.bindings.gradients.collective import Allreduce, BucketCollective, CompressedAllreduce
+from horovod.bindings.gradients.gradient_slots import GradSlot
 from horovod.bindings.gradients.layout import Item, plan_buckets
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.names import PREFIX
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.gradients.survey import survey
-from horovod.bindings.gradients.wording import PREFIX
 from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
@@ -74,7 +74,7 @@ class Reducer:
     def __init__(
         self,
         named: Iterable[tuple[str, Any]],
-        settings: Settings,
+        settings: ReduceSettings,
         passes: int,
         groups: Sequence[Sequence[Any]],
         bucket_bytes: int,
@@ -88,7 +88,7 @@ class Reducer:
         self.passes = passes
         self._fresh = True
         self._left_with: list[int] = []
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, GradSlot] = {}
         self._groups = [[id(parameter) for parameter in group] for group in groups]
         self._bucket_bytes = bucket_bytes
         self._generation = self._joins = -1
@@ -97,8 +97,8 @@ class Reducer:
         self._arrivals = 0
         self._lost = ""
         self.buckets: list[Bucket] = []
-        self._unbucketed: list[Slot] = []
-        self._undecided: list[Slot] = []
+        self._unbucketed: list[GradSlot] = []
+        self._undecided: list[GradSlot] = []
         self._hooks: dict[int, Any] = {}
         weakref.finalize(self, _dismantle, self.slots, self._hooks).atexit = False
         self.follow_job()
@@ -109,7 +109,7 @@ class Reducer:
         """Whether no gradient came since the last ``synchronize``."""
         if self.active:
             return self._fresh
-        # Who works alone has no hooks. Should a gradient come to lie where another one was, a warning too much is all.
+        # A rank that works alone has no hooks. If a new gradient has the id of an old one, it is only a warning.
         now = (id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values())
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
@@ -128,7 +128,7 @@ class Reducer:
         for name, parameter in named:
             if id(parameter) in self.slots:
                 continue
-            slot = self.slots[id(parameter)] = Slot(parameter, name, self.passes)
+            slot = self.slots[id(parameter)] = GradSlot(parameter, name, self.passes)
             if self.active:
                 self._undecided.append(slot)
                 self._hook(slot)
@@ -138,7 +138,7 @@ class Reducer:
         generation = context.init_count()
         if generation == self._generation:
             if self._joins != self._comm.joins:
-                # Who had joined knows nothing of what the others have agreed on since: all of them ask anew.
+                # A rank that had joined missed what the others agreed on, so all of them agree anew.
                 self._joins = self._comm.joins
                 self.drain()
                 self._start_over()
@@ -164,7 +164,7 @@ class Reducer:
                 self._undecided.append(slot)
                 self._hook(slot)
 
-    def _hook(self, slot: Slot) -> None:
+    def _hook(self, slot: GradSlot) -> None:
         key = id(slot.parameter)
         if key in self._hooks:
             return
@@ -182,7 +182,7 @@ class Reducer:
         )
         self._hooks.pop(id(parameter)).remove()
 
-    def on_gradient(self, slot: Slot) -> None:
+    def on_gradient(self, slot: GradSlot) -> None:
         """Take a gradient that was just accumulated; runs inside backward."""
         if self._generation != context.init_count() or self._joins != self._comm.joins:
             self.follow_job()
@@ -208,7 +208,7 @@ class Reducer:
         elif left == 0:
             self._note(slot)
 
-    def _note(self, slot: Slot) -> None:
+    def _note(self, slot: GradSlot) -> None:
         if slot.unbucketed:
             self._start_unbucketed(slot)
             return
@@ -217,7 +217,7 @@ class Reducer:
             slot.arrival = self._arrivals
             self._arrivals += 1
 
-    def _start_unbucketed(self, slot: Slot) -> None:
+    def _start_unbucketed(self, slot: GradSlot) -> None:
         slot.pending = self._adapter.start_unbucketed(slot, self.settings, f"{self._name}.{slot.name}")
         slot.mark = self._adapter.mark(slot.parameter)
 
@@ -341,12 +341,12 @@ class Reducer:
         return Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter))
 
 
-def _allreduce(adapter: GradientAdapter, settings: Settings) -> BucketCollective:
+def _allreduce(adapter: GradientAdapter, settings: ReduceSettings) -> BucketCollective:
     compressor = settings.bucket_compressor
     return CompressedAllreduce(adapter, settings, compressor) if compressor else Allreduce(adapter.comm, settings)
 
 
-def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[Any], None]:
+def _hook_for(reducer: weakref.ref[Reducer], slot: GradSlot) -> Callable[[Any], None]:
     def hook(_: Any) -> None:
         owner = reducer()
         if owner is not None:
@@ -355,7 +355,7 @@ def _hook_for(reducer: weakref.ref[Reducer], slot: Slot) -> Callable[[Any], None
     return hook
 
 
-def _dismantle(slots: dict[int, Slot], hooks: dict[int, Any]) -> None:
+def _dismantle(slots: dict[int, GradSlot], hooks: dict[int, Any]) -> None:
     """Give everything back when the reducer is gone; slots and buckets refer to each other."""
     for hook in hooks.values():
         hook.remove()

@@ -9,11 +9,11 @@ from horovod.bindings.compression import BucketCompressor, CastCompressor, Compr
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Settings"]
+__all__ = ["ReduceSettings"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReduceSettings:
     """How gradients are reduced.
 
     Attributes:

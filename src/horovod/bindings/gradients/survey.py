@@ -1,4 +1,4 @@
-"""What the ranks tell each other about their gradients before buckets are planned."""
+"""Exchange between ranks, before buckets are planned: which gradients exist, of which kind, in which order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.gradients.adapter import GradientAdapter
-from horovod.bindings.gradients.settings import Settings
-from horovod.bindings.gradients.slots import Slot
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
@@ -36,25 +36,25 @@ class Survey:
         sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
-    order: tuple[Slot, ...]
+    order: tuple[GradSlot, ...]
     kinds: dict[int, frozenset[int]]
     sparse_as_dense: bool
 
-    def seen(self, slot: Slot) -> bool:
+    def seen(self, slot: GradSlot) -> bool:
         """Whether any rank had a gradient."""
         return self.kinds[id(slot.parameter)] != {_ABSENT}
 
-    def sparse_dim(self, slot: Slot) -> int:
+    def sparse_dim(self, slot: GradSlot) -> int:
         """Return the number of sparse dimensions; 0 where any rank had a dense gradient."""
         kinds = self.kinds[id(slot.parameter)] - {_ABSENT}
         return max(kinds) - _SPARSE if kinds and _DENSE not in kinds else 0
 
-    def travels_sparse(self, slot: Slot) -> bool:
+    def travels_sparse(self, slot: GradSlot) -> bool:
         """Whether the gradient is gathered instead of reduced."""
         return self.sparse_dim(slot) > 0 and not self.sparse_as_dense
 
 
-def survey(slots: Sequence[Slot], name: str, settings: Settings, adapter: GradientAdapter) -> Survey:
+def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapter: GradientAdapter) -> Survey:
     """Exchange what is known about ``slots``.
 
     Raises:
@@ -87,15 +87,15 @@ def survey(slots: Sequence[Slot], name: str, settings: Settings, adapter: Gradie
     return Survey(tuple(slots[i] for i in positions), kinds, settings.sparse_as_dense)
 
 
-def _kind(slot: Slot, adapter: GradientAdapter) -> int:
+def _kind(slot: GradSlot, adapter: GradientAdapter) -> int:
     if adapter.gradient(slot.parameter) is None:
         return _ABSENT
     sparse = adapter.sparse_dim(slot.parameter)
     return _SPARSE + sparse if sparse else _DENSE
 
 
-def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[Slot], settings: Settings) -> None:
-    """Say which parameters differ between ranks that have a gradient for them: nobody broadcast them."""
+def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[GradSlot], settings: ReduceSettings) -> None:
+    """Warn about parameters that were not broadcast: they differ between ranks that have a gradient for them."""
     count, names, others = len(slots), [], set()
     for i, slot in enumerate(slots):
         found = {place: row[_HEADER + 2 * count + i] for place, row in enumerate(rows) if row[_HEADER + i] != _ABSENT}
@@ -113,13 +113,13 @@ def _warn_of_other_values(rows: Sequence[Sequence[int]], slots: Sequence[Slot], 
         )
 
 
-def _members(settings: Settings, count: int) -> Sequence[int]:
+def _members(settings: ReduceSettings, count: int) -> Sequence[int]:
     """Return whose ``count`` answers these are, in their order; their places in the set when some are missing."""
     ranks = settings.process_set.ranks or []
     return ranks if len(ranks) == count else range(count)
 
 
-def _difference(everywhere: Sequence[Sequence[str]], settings: Settings) -> str:
+def _difference(everywhere: Sequence[Sequence[str]], settings: ReduceSettings) -> str:
     """Name the first parameter that is not the same one on all ranks."""
     ranks = _members(settings, len(everywhere))
     most = max(len(described) for described in everywhere)

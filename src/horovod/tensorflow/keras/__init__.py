@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from horovod._keras.on_tensorflow import backend
 from horovod._keras.values import Values
-from horovod.bindings import everywhere
-from horovod.bindings.everywhere import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.later import explain
+from horovod.bindings import common_names
+from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
+from horovod.bindings.missing import explain
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables, broadcast_variables
@@ -51,7 +51,7 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
-__all__ += everywhere.__all__
+__all__ += common_names.__all__
 
 
 def __getattr__(name: str) -> Any:

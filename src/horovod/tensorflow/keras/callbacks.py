@@ -9,7 +9,7 @@ import tensorflow as tf
 from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
 from horovod._keras.members import Distributed
 from horovod._keras.on_tensorflow import backend
-from horovod.bindings.later import explain
+from horovod.bindings.missing import explain
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras.kind import LEGACY
 

@@ -1,4 +1,7 @@
-"""torch.compile beside horovod: collectives stay outside of compiled graphs."""
+"""Code that depends on torch's internals: it keeps collectives out of the graphs of torch.compile.
+
+Without those internals torch finds the collectives by itself, with a warning for each.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _RULES = "torch._dynamo.trace_rules"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch's rules of what to look inside as everybody does, and adds one once they are loaded."""
+    """Adds a rule to those by which torch looks inside functions, as soon as that module of torch is loaded."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Return nothing for any other module."""

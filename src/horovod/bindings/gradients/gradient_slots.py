@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Slot", "Vehicle"]
+__all__ = ["GradSlot", "SlotBucket"]
 
 
-class Vehicle(Protocol):
-    """What a bucket is to its slots.
+class SlotBucket(Protocol):
+    """A bucket, as its slots see it.
 
     Attributes:
         incomplete: how many of its gradients are not ready.
@@ -30,7 +30,7 @@ class Vehicle(Protocol):
 
 
 @dataclass(eq=False)
-class Slot:
+class GradSlot:
     """One parameter and where its gradient goes.
 
     Attributes:
@@ -50,7 +50,7 @@ class Slot:
     name: str
     passes_left: int
     arrival: int = -1
-    bucket: Vehicle | None = None
+    bucket: SlotBucket | None = None
     view: Any = None
     sparse_dim: int = 0
     unbucketed: bool = False

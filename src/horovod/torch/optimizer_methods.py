@@ -1,4 +1,4 @@
-"""What a distributed optimizer has besides its own class; see ``DistributedOptimizer``."""
+"""Methods of a distributed optimizer, in front of those of its own class; see ``DistributedOptimizer``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod.bindings.compression import compress
 from horovod.bindings.gradients.collective import BucketCollective, begin_allreduce
 from horovod.bindings.gradients.parameters import check_passes, find_duplicates
 from horovod.bindings.gradients.reducer import Reducer
-from horovod.bindings.gradients.settings import Settings
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
@@ -22,17 +22,17 @@ from horovod.torch.gradient_adapter import TorchGradients
 from horovod.torch.parameters import Named, trained
 from horovod.torch.runtime import comm
 
-__all__ = ["Members", "gradients"]
+__all__ = ["OptimizerMethods", "gradients"]
 
 gradients = TorchGradients()
 
 
-class Members:
+class OptimizerMethods:
     """See the module."""
 
     # A copy of an optimizer (copy.deepcopy, pickle) has only these, and is a plain optimizer again.
     _reducer: Reducer | None = None
-    _settings: Settings | None = None
+    _settings: ReduceSettings | None = None
     _synchronized = False
     _should_synchronize = True
 
@@ -43,7 +43,9 @@ class Members:
     _groups: list[list[torch.Tensor]] | None
     _parameter_names: dict[torch.Tensor, str]
 
-    def _set_up(self, settings: Settings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None) -> None:
+    def _set_up(
+        self, settings: ReduceSettings, passes: int, named: Named, groups: list[list[torch.Tensor]] | None
+    ) -> None:
         self._settings, self.op, self.process_set = settings, settings.op, settings.process_set
         self.backward_passes_per_step = passes
         self._groups = groups
@@ -54,7 +56,7 @@ class Members:
             self._trained(), settings, passes, groups or (), bucket_bytes, gradients, self._collective(settings)
         )
 
-    def _collective(self, settings: Settings) -> BucketCollective | None:
+    def _collective(self, settings: ReduceSettings) -> BucketCollective | None:
         """Return how buckets travel; None for the usual way."""
         return None
 
@@ -204,7 +206,7 @@ class Members:
                 "Call it before loss.backward() or after optimizer.step(); to drop gradients, as in a step that is "
                 "skipped, call optimizer.synchronize() first, on all ranks.",
             )
-        # What was synchronized is gone.
+        # The synchronized gradients are gone.
         self._synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 

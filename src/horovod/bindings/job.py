@@ -1,4 +1,4 @@
-"""Who am I, and what can this build do: the part of Horovod's API that moves no tensors."""
+"""Functions of Horovod's API that move no tensors: rank and size, timeline, statistics, build information."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from horovod import context
 from horovod.bindings import process_sets as sets
 from horovod.engine.stats import Stats
 
-__all__ = ["Worldly"]
+__all__ = ["JobFunctions"]
 
 
-class Worldly:
+class JobFunctions:
     """Functions of Horovod's API that are the same for every framework."""
 
     init = staticmethod(sets.init)

@@ -1,4 +1,4 @@
-"""What the operations of a ``DistributedOptimizer`` mean to the user; see ``horovod.core.labels``."""
+"""Names of the operations of a ``DistributedOptimizer``, and their form in messages; see ``horovod.core.labels``."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What every framework's module has, named once: who and how many we are, process sets, reductions, what was built.
+"""Names that every framework's module has: rank and size, process sets, reductions, build information.
 
-A framework's module takes it over with ``import *`` and ``__all__ += everywhere.__all__``, which is as much as mypy,
+A framework's module takes it over with ``import *`` and ``__all__ += common_names.__all__``, which is as much as mypy,
 pyright and editors follow; a list that is computed they do not.
 """
 
 from __future__ import annotations
 
+from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
-from horovod.bindings.worldly import Worldly
 from horovod.errors import HorovodInternalError
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "stop_timeline",
 ]
 
-_comm = Worldly()
+_comm = JobFunctions()
 
 init = _comm.init
 shutdown = _comm.shutdown

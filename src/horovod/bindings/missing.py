@@ -1,0 +1,39 @@
+"""Names of Horovod that this version does not have, and the feature each of them belongs to.
+
+Each module among them is a file that raises ImportError with the reason, so that scripts that try the import and go on
+without it keep working.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LATER", "NOT_PLANNED", "explain"]
+
+_ELASTIC = "elastic jobs, which go on when hosts come and go"
+
+#: Name below ``horovod`` to feature.
+LATER: dict[str, str] = {
+    "common.elastic": _ELASTIC,
+    "torch.elastic": _ELASTIC,
+    "tensorflow.elastic": _ELASTIC,
+    "tensorflow.keras.elastic": _ELASTIC,
+    "keras.elastic": _ELASTIC,
+}
+
+NOT_PLANNED: dict[str, str] = {
+    "mxnet": "MXNet, which is retired",
+    "ray": "Ray",
+    "spark": "Apache Spark",
+}
+
+
+def explain(name: str) -> str:
+    """Return what to say to somebody who asks for ``name``, or an empty text.
+
+    Args:
+        name: without the leading ``horovod.``.
+    """
+    if name in LATER:
+        return f"horovod.{name} belongs to {LATER[name]}: a later version of khorovod will have it, this one does not"
+    if name in NOT_PLANNED:
+        return f"horovod.{name} belongs to {NOT_PLANNED[name]}: khorovod does not have it"
+    return ""

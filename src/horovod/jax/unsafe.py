@@ -1,0 +1,121 @@
+"""Code that depends on how JAX builds programs; ``can_call_directly`` checks whether it does so here.
+
+Without ``call_directly`` collectives go through ``jax.experimental.buffer_callback``, see ``horovod.jax.lowering``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+__all__ = ["call_directly", "can_call_directly", "is_borrowed", "results_before"]
+
+#: XLA's target for Python callbacks that get buffers.
+_TARGET = "xla_buffer_python_cpu_callback"
+#: Attributes of an argument that is donated.
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+_CALL, _CUSTOM_CALL = "func.call", "stablehlo.custom_call"
+#: Targets by which XLA calls Python: here, and for JAX's own callbacks on any device.
+_PYTHON = re.compile(r"xla_.*python_.*callback")
+
+
+def can_call_directly() -> bool:
+    """Return whether the parts of jaxlib that ``call_directly`` needs are in their places."""
+    try:
+        from jaxlib.mlir import ir
+    except ImportError:
+        return False
+    fields = getattr(mlir.ModuleContext, "__annotations__", {})
+    return hasattr(mlir.ModuleContext, "add_host_callback") and "host_callbacks" in fields and hasattr(ir, "Block")
+
+
+def call_directly(
+    ctx: Any, function: Callable[..., tuple[()]], operands: Sequence[Any], aliases: Mapping[int, int]
+) -> Sequence[Any]:
+    """Make XLA call a function with the buffers of operands and results, without an effect that JAX would order.
+
+    Args:
+        ctx: JAX's context of the lowering.
+        function: gets a context, the operands and the results.
+        operands: values of MLIR.
+        aliases: operands that may share their memory with a result, by index.
+    """
+    module = ctx.module_context
+    module.add_host_callback(function)
+    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=dict(aliases))
+    results: Sequence[Any] = rule(ctx, *operands, index=np.uint64(len(module.host_callbacks) - 1))
+    return results
+
+
+def is_borrowed(value: Any) -> bool:
+    """Return whether a value is an argument that the program must not overwrite: XLA would copy it first."""
+    from jaxlib.mlir import ir
+
+    block = value.owner
+    if not isinstance(block, ir.Block):
+        return False
+    function = block.owner.operation
+    if function.name != "func.func" or function.attributes["sym_name"].value != "main":
+        return False
+    given = ir.DictAttr(function.attributes["arg_attrs"][ir.BlockArgument(value).arg_number])
+    return not any(name in given for name in _DONATED)
+
+
+def results_before(block: Any, since: Any, module: Any) -> list[Any]:
+    """Return the results of the loops, branches and functions of a block that have collectives in them.
+
+    An operation that takes these values runs after those collectives, so that XLA cannot swap the two.
+
+    Args:
+        block: of the program that is being made.
+        since: the operation behind which to look; None for all of the block.
+        module: the program.
+
+    Returns:
+        Values of MLIR.
+    """
+    holding = _functions_with(module)
+    found: list[Any] = []
+    for op in (op.operation for op in block.operations):
+        if since is not None and op == since:
+            found.clear()
+        elif op.name != _CUSTOM_CALL and _has(op, holding):
+            found += op.results
+    return found
+
+
+def _functions_with(module: Any) -> set[str]:
+    """Return the names of the functions of a program that have collectives in them, or call one that has."""
+    functions = [op.operation for op in module.body.operations if "sym_name" in op.operation.attributes]
+    found: set[str] = set()
+    while more := {name for name, op in _named(functions) if name not in found and _has(op, found)}:
+        found |= more
+    return found
+
+
+def _named(functions: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [(function.attributes["sym_name"].value, function) for function in functions]
+
+
+def _has(op: Any, functions: set[str]) -> bool:
+    """Return whether there is a collective, or a call of one of ``functions``, in an operation or what is inside."""
+    from jaxlib.mlir import ir
+
+    found = False
+
+    def visit(inner: Any) -> Any:
+        nonlocal found
+        operation = inner.operation
+        if operation.name == _CALL:
+            found |= operation.attributes["callee"].value in functions
+        elif operation.name == _CUSTOM_CALL:
+            found |= _PYTHON.fullmatch(operation.attributes["call_target_name"].value) is not None
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    op.walk(visit)
+    return found
