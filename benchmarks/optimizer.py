@@ -45,10 +45,6 @@ class _Arms:
         """Every rank steps a share; ``step()`` waits for all weights."""
         return self._horovod("host_optimizer", task, True)
 
-    def ahead(self, task: Task) -> Arm:
-        """The same, but layers wait for their own weights."""
-        return self._horovod("host_optimizer=model", task, task.model)
-
     def zero(self, task: Task) -> Arm:
         """DDP over Gloo with torch's ZeroRedundancyOptimizer."""
         model, parameters = wrap_in_ddp(task.model), task.model.parameters()
@@ -59,21 +55,13 @@ class _Arms:
         self.states[arm.name] = optimizer.optim.state.values
         return arm
 
-    def _horovod(self, name: str, task: Task, host: bool | torch.nn.Module) -> Arm:
+    def _horovod(self, name: str, task: Task, host: bool) -> Arm:
         plain = torch.optim.AdamW(task.model.parameters(), **_OPTIONS)
         hvd.broadcast_parameters(task.model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(plain, task.model.named_parameters(), host_optimizer=host)
         arm = self._arm(name, task, optimizer)
-        if not host:
-            return arm
-        self.states[name] = optimizer._inner.state.values
-        weights = arm.weights
-
-        def all_weights() -> Any:
-            optimizer.wait_for_weights()
-            return weights()
-
-        arm.weights = all_weights
+        if host:
+            self.states[name] = optimizer._inner.state.values
         return arm
 
     def _arm(self, name: str, task: Task, optimizer: Any, model: torch.nn.Module | None = None) -> Arm:
@@ -90,7 +78,7 @@ def main(model: str, rounds: int = 7, steps: int = 3) -> None:
     hvd.init()
     control, arms, is_tiny = HorovodControl(hvd), _Arms(), model.startswith("tiny-")
     start_gloo(control)
-    makers = (arms.local, arms.everywhere, arms.sharded, arms.ahead, arms.zero)
+    makers = (arms.local, arms.everywhere, arms.sharded, arms.zero)
     scale = {"rounds": 1, "steps": 1, "tiny": True} if is_tiny else {"rounds": rounds, "steps": steps}
     [row] = run_train([model.removeprefix("tiny-")], make_task, makers, control, lambda *_: None, **scale)
     for name, state in arms.states.items():

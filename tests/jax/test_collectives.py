@@ -67,8 +67,7 @@ def _compiles_of_many_lengths() -> int:
             x = jax.device_put(np.ones(length, np.float32))
             assert hvd.allreduce(x).shape == hvd.broadcast(x, root_rank=0).shape == (length,)
         unusual = len(compiled)
-        for _ in range(20):
-            np.testing.assert_array_equal(hvd.allgather(jax.device_put(np.ones(7))), np.ones(7))
+        jax.jit(lambda x: x + 1)(x)
     finally:
         jax.monitoring.clear_event_listeners()
     assert len(compiled) > unusual, "what is compiled is not seen here"

@@ -218,7 +218,7 @@ def test_a_nested_tensor_is_refused_with_a_remedy() -> None:
 def test_an_expanded_tensor_in_place_is_refused_at_the_call() -> None:
     expanded = torch.zeros(1).expand(4)
     for operation in (hvd.allreduce_, hvd.allreduce_async_):
-        with pytest.raises(ValueError, match=r"several elements of which are one in memory.*pass tensor.clone"):
+        with pytest.raises(ValueError, match=r"several of its elements share memory; pass tensor.clone"):
             operation(expanded)
     assert torch.equal(hvd.allreduce(expanded), torch.zeros(4))
 

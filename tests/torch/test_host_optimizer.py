@@ -115,9 +115,8 @@ def test_every_kind_equals_torch(hosts: tuple[int, ...], kinds: list[str], place
         found = {}
         for kind in kinds:
             model = place()
-            host = model if kind == "adamw" else True
             optimizer = hvd.DistributedOptimizer(
-                KINDS[kind](groups(model)), model.named_parameters(), host_optimizer=host
+                KINDS[kind](groups(model)), model.named_parameters(), host_optimizer=True
             )
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             for step in range(4):
@@ -298,7 +297,7 @@ def test_what_is_wrong_is_said_at_the_call() -> None:
         twin = torch.nn.Parameter(model[2].weight.detach()[:3])
         both = torch.optim.SGD([*model.parameters(), twin], lr=0.1)
         texts.append(raised(RequestError, lambda: make(both, host_optimizer=True)))
-        optimizer = make(KINDS["momentum"](groups(model)), model.named_parameters(), host_optimizer=model)
+        optimizer = make(KINDS["momentum"](groups(model)), model.named_parameters(), host_optimizer=True)
 
         def backward() -> None:
             optimizer.zero_grad()
@@ -316,11 +315,6 @@ def test_what_is_wrong_is_said_at_the_call() -> None:
         with optimizer.skip_synchronize():
             texts.append(raised(OptimizerUseError, optimizer.step))
         backward()
-        optimizer.step()
-        with torch.no_grad():
-            model[2].bias.zero_()
-        texts.append(raised(OptimizerUseError, lambda: model(batch(0, 0))))
-        backward()
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(()))
         texts.append(raised(OptimizerUseError, lambda: scaler.step(optimizer)))
@@ -334,10 +328,10 @@ def test_what_is_wrong_is_said_at_the_call() -> None:
     wanted = [
         "Received: LBFGS", "Received: Adafactor", "Received: op=MIN", "Received: str", "share no memory",
         "state_dict() was called after loss.backward()", "optimizer.clip_grad_norm_", "has no effect",
-        "2.bias was changed after optimizer.step()", "GradScaler", "state_dict(), called on every rank",
+        "GradScaler", "Call its state_dict() on every rank",
     ]  # fmt: skip
     assert all(want in found for found, want in zip(first, wanted, strict=True)), first
-    assert "given to rank 0 alone" in second[-1]
+    assert "rank 0 alone got it" in second[-1]
 
 
 def optimizer_state(optimizer: Any) -> Any:
@@ -372,7 +366,7 @@ def test_sparse_gradients() -> None:
 def test_the_model_outlives_the_job_and_hooks_run_once() -> None:
     def train() -> Any:
         model = net()
-        optimizer = hvd.DistributedOptimizer(KINDS["adamw"](groups(model)), host_optimizer=model)
+        optimizer = hvd.DistributedOptimizer(KINDS["adamw"](groups(model)), host_optimizer=True)
         calls: list[Any] = []
         optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
         optimizer.register_step_post_hook(lambda *_: calls.append("post"))
@@ -384,7 +378,6 @@ def test_the_model_outlives_the_job_and_hooks_run_once() -> None:
             return loss
 
         losses = [float(optimizer.step(closure)) for _ in range(3)]
-        optimizer.wait_for_weights()
         hvd.shutdown()
         return calls, losses, model(batch(0, 0)).detach()
 

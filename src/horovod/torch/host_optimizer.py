@@ -7,7 +7,7 @@ class, over flat pieces of the parameters; then all ranks get all weights. State
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,6 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.clipping import clip_norm, clip_value
 from horovod.torch.elementwise import check_elementwise, unhooked_step
-from horovod.torch.forward_hooks import watch_model
 from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.parameters import parameters_of
 from horovod.torch.runtime import comm
@@ -35,10 +34,10 @@ __all__ = ["HostMethods", "check_shardable"]
 _ELSEWHERE = "state_is_on_rank"
 
 
-def check_shardable(optimizer: torch.optim.Optimizer, settings: ReduceSettings, model: bool | torch.nn.Module) -> None:
+def check_shardable(optimizer: torch.optim.Optimizer, settings: ReduceSettings, wanted: Any) -> None:
     """Raise RequestError for what cannot be combined with ``host_optimizer``."""
-    if not isinstance(model, bool | torch.nn.Module):
-        raise wrong_argument(f"host_optimizer must be True, or the model. Received: {type(model).__name__}")
+    if not isinstance(wanted, bool):
+        raise wrong_argument(f"host_optimizer must be True or False. Received: {type(wanted).__name__}")
     check_elementwise(optimizer)
     if settings.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise wrong_argument(f"host_optimizer needs op=Average or op=Sum. Received: op={settings.op.name}")
@@ -62,33 +61,23 @@ class HostMethods(OptimizerMethods):
 
     # A copy has only these.
     _shards: Mapping[str, Shard] = MappingProxyType({})
-    _in_flight: Mapping[int, Shard] = MappingProxyType({})
     _inner: Any = None
-    _model: torch.nn.Module | None = None
     state: Any
 
     def _collective(self, settings: ReduceSettings) -> BucketCollective:
         return ReduceScatter(comm, settings)
 
-    def _shard(self, kind: type, model: bool | torch.nn.Module) -> None:
-        """Finish making it.
-
-        Args:
-            kind: the optimizer's own class.
-            model: whose layers wait for their own weights; True for none.
-        """
-        self._forget_shards()
+    def _shard(self, kind: type) -> None:
+        """Make the optimizer of the pieces; ``kind`` is the optimizer's own class."""
+        self._shards = {}
         # An optimizer of the pieces, with the same options, which does not call the user's hooks again.
         self._inner = object.__new__(kind)
         self._inner.__dict__.update(vars(self), state=defaultdict(dict), param_groups=[])
-        for name in ("_reducer", "_shards", "_in_flight", "_inner", "_parameter_names"):
+        for name in ("_reducer", "_shards", "_inner", "_parameter_names"):
             self._inner.__dict__.pop(name, None)
         self._inner._optimizer_step_pre_hooks = OrderedDict()
         self._inner._optimizer_step_post_hooks = OrderedDict()
         self._step_pieces = unhooked_step(kind)
-        if isinstance(model, torch.nn.Module):
-            self._model = model
-            watch_model(model, self, HostMethods._need)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -105,7 +94,6 @@ class HostMethods(OptimizerMethods):
 
         Blocks until all ranks called it.
         """
-        self.wait_for_weights()
         super().synchronize()
         if self._works_alone():
             return
@@ -127,7 +115,7 @@ class HostMethods(OptimizerMethods):
         if any(buckets.get(name) is not shard.bucket for name, shard in self._shards.items()):
             # The ranks have agreed anew, after join().
             self._whole_state()
-            self._forget_shards()
+            self._shards = {}
             self._inner.state.clear()
         new = {name: Shard(bucket, self.process_set) for name, bucket in buckets.items() if name not in self._shards}
         self._shards = {**self._shards, **new}
@@ -173,45 +161,14 @@ class HostMethods(OptimizerMethods):
             if self._inner.param_groups:
                 self._step_pieces(self._inner)
             shard.send()
-        self._in_flight = {key: shard for shard in self._shards.values() for key in shard.parameters}
         self._inner.param_groups = []
-        if self._model is None:
-            self.wait_for_weights()
-        return loss
-
-    # -- weights -------------------------------------------------------------------------------------------------
-
-    def wait_for_weights(self) -> None:
-        """Wait until the weights of the last step are here.
-
-        ``step()`` does so itself, unless the optimizer was made with ``host_optimizer=model``. Then call it before
-        you read or write parameters other than by the model's ``forward`` and ``state_dict()``.
-
-        Raises:
-            OptimizerUseError: a parameter was written meanwhile.
-            PeerLostError: a rank died.
-        """
-        if not self._in_flight:
-            return
-        self._in_flight = {}
         try:
             for shard in self._shards.values():
                 shard.arrive()
         finally:
             for shard in self._shards.values():
                 shard.abandon()
-
-    def _need(self, parameters: Iterator[torch.Tensor] | None) -> None:
-        """Wait for some weights; None for all."""
-        if not self._in_flight:
-            return
-        if parameters is None:
-            self.wait_for_weights()
-            return
-        for parameter in parameters:
-            shard = self._in_flight.get(id(parameter))
-            if shard is not None and shard.in_flight:
-                shard.arrive()
+        return loss
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
@@ -290,7 +247,6 @@ class HostMethods(OptimizerMethods):
                 "optimizer.state_dict() was called after loss.backward() and before optimizer.step()",
                 "Call it after optimizer.step(), on every rank.",
             )
-        self.wait_for_weights()
         if self._works_alone() or not self._shards:
             return own()
         before = dict(self.state)
@@ -319,7 +275,6 @@ class HostMethods(OptimizerMethods):
                 f"this state_dict() holds no state: rank {state_dict[_ELSEWHERE]} alone got it. Save that rank's, and "
                 "load it on every rank"
             )
-        self.wait_for_weights()
         super().load_state_dict(state_dict)
         self._inner.state.clear()
 
@@ -339,12 +294,8 @@ class HostMethods(OptimizerMethods):
         whole = gather(self._sharded(), self._pieces(), self.process_set, to_all=True)
         self.state.update(whole or {})
 
-    def _forget_shards(self) -> None:
-        self._shards, self._in_flight = {}, {}
-
     def _share_before_broadcast(self, root_rank: int, process_set: ProcessSet) -> bool:
         """Prepare for ``broadcast_optimizer_state``; return whether there is state, which is in shards already."""
-        self.wait_for_weights()
         has_whole = bool(self.state)
         in_shards: bool = broadcast_object(not has_whole and bool(self._inner.state), root_rank, None, process_set)
         if in_shards and has_whole:

@@ -36,7 +36,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    host_optimizer: bool | torch.nn.Module = False,
+    host_optimizer: bool = False,
 ) -> Any:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -59,10 +59,8 @@ def DistributedOptimizer(
             they travel in buckets of HOROVOD_BUCKET_BYTES.
         sparse_as_dense: send sparse gradients as dense ones.
         process_set: ranks that take part; on other ranks the optimizer works alone.
-        host_optimizer: each rank steps with its share of every bucket, in host memory, and the others get its fresh
-            weights, so that state such as Adam's exists once and not on every rank. Given the model instead of True,
-            its layers wait for their own weights in the next forward instead of ``step()`` for all. See
-            docs/host_optimizer.md.
+        host_optimizer: each rank steps its share of every bucket, in host memory, and sends the new weights to the
+            others, so that state such as Adam's exists once and not on every rank. See docs/host_optimizer.md.
 
     Returns:
         An optimizer whose class has the name of, and derives from, that of ``optimizer``.
@@ -108,5 +106,5 @@ def DistributedOptimizer(
         optimizer._opt_called = True  # type: ignore[attr-defined]  # else it says that this never steps
     distributed._set_up(settings, backward_passes_per_step, named, together)
     if isinstance(distributed, HostMethods):
-        distributed._shard(cls, host_optimizer)
+        distributed._shard(cls)
     return distributed

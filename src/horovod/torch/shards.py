@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -46,18 +45,14 @@ class Shard:
         process_set: the ranks that share it.
 
     Attributes:
-        parameters: the ids of the bucket's parameters.
         pieces: what it has of each parameter, by the parameter's id; of many it has nothing.
-        in_flight: whether fresh weights of the others are on their way.
     """
 
     def __init__(self, bucket: Bucket, process_set: ProcessSet) -> None:
         self.bucket = bucket
-        self.parameters = [id(slot.parameter) for slot in bucket.slots]
         self.pieces: dict[int, WeightPiece] = {}
         self._process_set = process_set
         self._handle: int | None = None
-        self._versions: list[int] = []
         layout, first = bucket.layout, bucket.slots[0].parameter
         share = layout.flags // (process_set.size() or 1)
         low = share * (process_set.rank() or 0)
@@ -73,11 +68,6 @@ class Shard:
             if begin < end:
                 self.pieces[id(slot.parameter)] = WeightPiece(slot, begin - offset, self._weights[begin:end])
         self.settle()
-
-    @property
-    def in_flight(self) -> bool:
-        """See the class."""
-        return self._handle is not None
 
     def settle(self) -> None:
         """Make the parameters lie in the buffer, also those that somebody has given other memory since.
@@ -132,13 +122,11 @@ class Shard:
             piece.weights.grad = None
         name = f"{self.bucket.name}{WEIGHTS}"
         self._handle = comm.allgather_into_async(self._weights, self._own, name=name, process_set=self._process_set)
-        self._versions = [slot.parameter._version for slot in self.bucket.slots]
 
     def arrive(self) -> None:
         """Wait for the weights of the others.
 
         Raises:
-            OptimizerUseError: a parameter was written meanwhile.
             PeerLostError: a rank died.
         """
         if self._handle is None:
@@ -147,19 +135,8 @@ class Shard:
         comm.synchronize(handle)
         if self._home is not self._weights:
             self._home.copy_(self._weights, non_blocking=True)
-        parameters: list[Any] = [slot.parameter for slot in self.bucket.slots]
-        changed = [
-            slot.name
-            for slot, version in zip(self.bucket.slots, self._versions, strict=True)
-            if slot.parameter._version != version
-        ]
-        # As a plain optimizer does, so that backward through what was computed with the old values says so.
-        torch.autograd.graph.increment_version(parameters)
-        if changed:
-            raise out_of_turn(
-                f"{changed[0]} was changed after optimizer.step() while its new values were on their way",
-                "Call optimizer.wait_for_weights() before you read or write parameters outside of the model's forward.",
-            )
+        # As a plain optimizer does: backward through values computed with the old weights is an error.
+        torch.autograd.graph.increment_version([slot.parameter for slot in self.bucket.slots])
 
     def abandon(self) -> None:
         """Forget what is in flight."""
