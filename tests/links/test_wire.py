@@ -152,8 +152,7 @@ def test_what_is_no_frame_or_comes_again_has_no_effect_and_is_logged_once(
         assert hub.heard == [(1, frames.Ping(0)), (1, frames.Ping(1))]
         assert not hub.lost
         assert [record.message for record in caplog.records if "ignored" in record.message] == [
-            "between hosts: what came from host 1 is no frame, or one that was heard before; it is ignored, as will be "
-            "others, without further notice"
+            "between hosts: data from host 1 is not a frame, or repeats one; it is ignored. Further ones are not logged"
         ]
 
 
@@ -184,8 +183,8 @@ def test_who_takes_the_name_of_a_host_that_is_connected_is_not_heard() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (_frame(3, frames.Ping(3)), "frame 1 of it was lost, 3 came"),
-        (frames.numbered(1, b"\xc1 garbage"), "frame 1 of it cannot be read: "),
+        (_frame(3, frames.Ping(3)), "frame 1 is missing; received frame 3"),
+        (frames.numbered(1, b"\xc1 garbage"), "frame 1 cannot be decoded: "),
     ],
     ids=["a frame is missing", "a frame is garbage"],
 )
@@ -212,7 +211,7 @@ def test_a_host_that_takes_nothing_is_given_up_before_memory_runs_out(monkeypatc
             hub.wire.post([1, 2], text)
             sent += 1
             _together(hub, reader, lambda: len(reader.heard) == sent)
-        assert hub.lost == {1: "it does not take what it is sent"}
+        assert hub.lost == {1: "it does not read its messages"}
         assert sent < 200, "what the kernel and ZeroMQ keep is limited, too"
         hub.wire.post([2], _pings(1))
         _together(hub, reader, lambda: len(reader.heard) == sent + 1)

@@ -61,5 +61,5 @@ def test_who_waits_for_a_host_that_is_lost_hears_of_it() -> None:
 
 
 def test_who_waits_for_a_host_that_says_nothing_gives_up() -> None:
-    with pytest.raises(TimeoutError, match="rank 2 has not said within 0 s"):
+    with pytest.raises(TimeoutError, match="rank 2 did not publish its address of rank 0 within 0 s"):
         _address(Topology(0, HOSTS), STORE_WITHOUT, _towards(0), WATCH, 0.0)

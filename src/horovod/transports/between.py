@@ -165,7 +165,7 @@ def _said_by(rank: int, store: Store, watch: Watch, limit_s: float) -> str:
             found.append(store.get(_REACHED, slice_s))
         except TimeoutError:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"rank {rank} has not said within {limit_s:g} s where it reached rank 0") from None
+                raise TimeoutError(f"rank {rank} did not publish its address of rank 0 within {limit_s:g} s") from None
         return bool(found)
 
     wait_until(has_come, [rank], watch)

@@ -140,4 +140,4 @@ def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> H
         for rank in ranks:
             watch.check(rank, 0.0)
         time.sleep(SLICE_S / 2)
-    return HorovodInternalError(f"{name}, between hosts, failed with ranks {list(ranks)}: {error}")
+    return HorovodInternalError(f"{name} failed between this rank and ranks {list(ranks)}: {error}")

@@ -113,8 +113,8 @@ class MpiGroups:
     def __init__(self, rank: int, size: int, watch: Watch, threads_disabled: bool = False) -> None:
         if threads_disabled:
             raise InitError(
-                "HOROVOD_MPI_THREADS_DISABLE=1 leaves MPI to the main thread, but a thread of its own moves data here: "
-                "unset it, or choose Gloo with HOROVOD_CPU_OPERATIONS=GLOO"
+                "HOROVOD_MPI_THREADS_DISABLE=1 allows MPI in the main thread only, but the engine has its own thread. "
+                "Unset it, or choose Gloo with HOROVOD_CPU_OPERATIONS=GLOO"
             )
         mpi4py.rc.thread_level = "multiple"
         try:
@@ -122,7 +122,7 @@ class MpiGroups:
         except (ImportError, RuntimeError) as error:
             said = (str(error).splitlines() or [""])[0]
             raise InitError(
-                f"mpi4py finds no MPI library ({said}): start the job with the mpirun of yours, and add the folder of "
+                f"mpi4py found no MPI library ({said}). Start the job with your MPI's mpirun, and add the folder of "
                 "its libmpi.so to LD_LIBRARY_PATH"
             ) from None
         self._mpi: Any = MPI
@@ -132,15 +132,14 @@ class MpiGroups:
         if level < MPI.THREAD_SERIALIZED:
             name = "MPI_THREAD_FUNNELED" if level == MPI.THREAD_FUNNELED else "MPI_THREAD_SINGLE"
             raise InitError(
-                f"this script has started MPI with {name}, but threads of more than one move data here: set "
+                f"MPI was started by this script with {name}; MPI_THREAD_SERIALIZED is needed. Set "
                 "`mpi4py.rc.thread_level = 'multiple'` before `from mpi4py import MPI`, or call hvd.init() first"
             )
         world = MPI.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (rank, size):
             raise InitError(
-                f"rank {rank} of {size} is rank {world.Get_rank()} of {world.Get_size()} for MPI: its operations need "
-                "ranks that mpirun, or horovodrun --mpi, has started, all of them and in their order; else choose Gloo "
-                "with HOROVOD_CPU_OPERATIONS=GLOO"
+                f"rank {rank} of {size} is rank {world.Get_rank()} of {world.Get_size()} for MPI; they must be equal. "
+                "Start the job with mpirun or horovodrun --mpi, or choose Gloo with HOROVOD_CPU_OPERATIONS=GLOO"
             )
         self._rank, self._watch = rank, watch
         # A script's own messages must not meet those of this package.

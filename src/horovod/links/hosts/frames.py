@@ -289,7 +289,7 @@ def decode(frame: bytes) -> list[Message]:
         ValueError: it is none.
     """
     if len(frame) < _HEAD.size:
-        raise ValueError(f"{len(frame)} bytes are no frame")
+        raise ValueError(f"a frame has at least {_HEAD.size} bytes; received {len(frame)}")
     try:
         messages: list[Message] = _decode(memoryview(frame)[_HEAD.size :])
     except msgspec.DecodeError as error:

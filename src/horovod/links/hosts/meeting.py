@@ -51,9 +51,7 @@ class _Parts:
         """Meet the leaders of the other hosts."""
         world, settings = self._world, self._settings
         if list(ranks) != sorted(ranks):
-            raise InitError(
-                f"the ranks of {world.hostname} are {list(ranks)} in the order of their local ranks; they must ascend"
-            )
+            raise InitError(f"ranks must ascend with local ranks; host {world.hostname} has ranks {list(ranks)}")
         entry = HostEntry(world.hostname, list(ranks), list(pids), _version.__version__)
         met = meet_hosts(
             world, entry, self._number, settings.start_timeout_s,

@@ -339,7 +339,7 @@ class Relay:
             self._part_from(host)
             return
         if why:
-            self._give_up(host, f"is lost: the connection with host {name} had to be ended, because {why}")
+            self._give_up(host, f"is lost: the connection with host {name} was closed, because {why}")
         elif silent_s > min(_SILENT_S, self._timeout_s * _SILENT_PART):
             self._give_up(
                 host,

@@ -167,7 +167,7 @@ class Wire:
                         self._socket.send(frame, zmq.NOBLOCK)
                 except zmq.Again:
                     if sum(map(len, tuple(waiting))) > _MOST_WAITING:
-                        unreachable[host] = "it does not take what it is sent"
+                        unreachable[host] = "it does not read its messages"
                     break
                 except zmq.ZMQError as error:
                     if error.errno != zmq.EHOSTUNREACH:
@@ -194,17 +194,17 @@ class Wire:
     def _hear(self, host: int, parts: Sequence[bytes]) -> None:
         number = frames.number_of(parts[0]) if len(parts) == 1 else -1
         if host not in self._heard or number < self._heard[host]:
-            self._complain(f"what came from host {host} is no frame, or one that was heard before")
+            self._complain(f"data from host {host} is not a frame, or repeats one")
             return
         if number > self._heard[host]:
-            self._lose(host, f"frame {self._heard[host]} of it was lost, {number} came")
+            self._lose(host, f"frame {self._heard[host]} is missing; received frame {number}")
             return
         self._heard[host] += 1
         try:
             messages = frames.decode(parts[0])
         except ValueError as error:
             # The sender has the key, so a message of the job would be missing.
-            self._lose(host, f"frame {number} of it cannot be read: {error}")
+            self._lose(host, f"frame {number} cannot be decoded: {error}")
             return
         for message in messages:
             if isinstance(message, frames.Bye):
@@ -236,7 +236,7 @@ class Wire:
         """Say once that something is ignored."""
         if not self._has_complained:
             self._has_complained = True
-            logger.warning(f"between hosts: {text}; it is ignored, as will be others, without further notice")
+            logger.warning(f"between hosts: {text}; it is ignored. Further ones are not logged")
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:

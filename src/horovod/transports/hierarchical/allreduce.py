@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from horovod.splits import part_of
 from horovod.transports.groups import Bytes, Pending
-from horovod.transports.hierarchical.places import InPlace, Places, Staged
-from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory
+from horovod.transports.hierarchical.places import InPlace
+from horovod.transports.hierarchical.stage import CHUNK_BYTES, Memory, Stage
 from horovod.transports.hierarchical.streams import Stream
 from horovod.transports.hierarchical.team import Team
 from horovod.transports.kernels import Buffer
@@ -114,7 +114,7 @@ class _Pipeline:
     def __init__(self, team: Team, stream: Stream, rounds: list[_Round], tensors: Sequence[Memory]) -> None:
         self._team, self._stream, self._rounds = team, stream, rounds
         starts = [one.start for one in rounds]
-        self._places: Places = InPlace(tensors, starts) if tensors else Staged(team.stage)
+        self._places: InPlace | Stage = InPlace(tensors, starts) if tensors else team.stage
         self._whole = _is_whole(team, stream)
         self.slots = 1 if self._whole else team.slots
         self._moving: dict[int, Pending] = {}

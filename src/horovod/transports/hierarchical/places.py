@@ -1,53 +1,23 @@
-"""Where the ranks of a host see each other's part of a round: in the buffers of the stage, or where their tensors lie.
+"""Allreduce of a tensor where it lies: in the arenas of all ranks of a host, instead of in the buffers of the stage.
 
-A tensor that lies in the arena of every rank of the host is reduced in its place: nothing is copied into buffers, and
-of the result only what other ranks have reduced.
+Nothing is copied into buffers, and of the result only the slices that other ranks have reduced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from horovod.transports.base import Entry
 from horovod.transports.groups import Bytes
-from horovod.transports.hierarchical.stage import Memory, Stage
+from horovod.transports.hierarchical.stage import Memory
 from horovod.transports.kernels import Buffer
 
-__all__ = ["InPlace", "Places", "Staged", "in_place"]
-
-
-class Places(Protocol):
-    """The parts that the members on this host have of the rounds of a stream.
-
-    Attributes:
-        are_tensors: whether they are the tensors themselves.
-    """
-
-    are_tensors: bool
-
-    def view(self, member: int, round_: int, low: int, kernels: str, dtype: str, count: int) -> Buffer:
-        """Return an array in a member's part of a round, from byte ``low`` of the round on."""
-
-    def raw(self, member: int, round_: int, low: int, high: int) -> Bytes:
-        """Return bytes of a member's part of a round."""
-
-
-class Staged:
-    """See ``Places``: in the buffers of the stage.
-
-    Args:
-        stage: the stage.
-    """
-
-    are_tensors = False
-
-    def __init__(self, stage: Stage) -> None:
-        self.view, self.raw = stage.view, stage.raw
+__all__ = ["InPlace", "in_place"]
 
 
 class InPlace:
-    """See ``Places``: in the arenas.
+    """Where the members on this host show their parts of the rounds, as ``Stage``: in their tensors in the arenas.
 
     Args:
         memories: where each member's tensor lies.

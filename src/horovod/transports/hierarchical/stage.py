@@ -66,7 +66,12 @@ class Stage:
         me: this rank's place among them.
         indices: the members as ``flags`` calls them.
         flags: how far the ranks of this host are; None for a rank that is alone here.
+
+    Attributes:
+        are_tensors: whether the members show their tensors themselves; see ``InPlace``.
     """
+
+    are_tensors = False
 
     def __init__(self, memories: Sequence[Memory], me: int, indices: Sequence[int], flags: Flags | None) -> None:
         self.memories = memories

@@ -84,7 +84,9 @@ class HierarchicalTransport:
             try:
                 start = shm.arena.take(STAGE_BYTES)
             except MemoryError as error:
-                raise InitError(f"no room for the buffers between hosts: {error}") from None
+                raise InitError(
+                    f"the arena has no room for {STAGE_BYTES >> 20} MiB of buffers between hosts: {error}"
+                ) from None
             self._memories = {
                 rank: Memory(shm.arenas[index].memory, start, STAGE_BYTES)
                 for rank, index in self._indices.items()
