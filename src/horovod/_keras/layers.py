@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from horovod.bindings.misuse import wrong_argument
 
-__all__ = ["local_variables"]
+__all__ = ["make_partial"]
 
 
-def local_variables(layers: Any, kind: type[Any]) -> list[Any]:
+def _local_variables(layers: Any, kind: type[Any]) -> list[Any]:
     """Return the trainable variables of a layer, or of several.
 
     Args:
@@ -28,3 +29,43 @@ def local_variables(layers: Any, kind: type[Any]) -> list[Any]:
                 f"the local layer {layer.name} has no variables yet; build the model first, with model.build(shape)"
             )
     return [variable for layer in layers for variable in layer.trainable_weights]
+
+
+def make_partial(
+    distribute: Callable[..., Any], innermost: Callable[[Any], Any], kind: type[Any]
+) -> Callable[..., Any]:
+    """Return ``PartialDistributedOptimizer`` for a kind of Keras.
+
+    Args:
+        distribute: its ``DistributedOptimizer``.
+        innermost: returns the optimizer inside of loss scaling.
+        kind: its class of layers.
+    """
+
+    def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+        optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
+    ) -> Any:
+        """Make an optimizer work with the gradients of all ranks, but for layers that each rank has for itself.
+
+        Args:
+            optimizer: as in ``DistributedOptimizer``.
+            *args: as in ``DistributedOptimizer``.
+            local_layers: a layer, or a list of layers, that are built. Tell BroadcastGlobalVariablesCallback of them,
+                too.
+            **kwargs: as in ``DistributedOptimizer``; ``scale_local_gradients`` divides the gradients of local layers by
+                the number of ranks, as an average over ranks would.
+
+        Returns:
+            As ``DistributedOptimizer``.
+
+        Raises:
+            RequestError: an argument does not fit.
+            NotInitializedError: ``init()`` was not called.
+        """
+        variables = _local_variables(local_layers, kind)
+        optimizer = distribute(optimizer, *args, **kwargs)
+        for variable in variables:
+            innermost(optimizer).register_local_var(variable)
+        return optimizer
+
+    return PartialDistributedOptimizer

@@ -1,31 +1,50 @@
-"""What both kinds of Keras do to load a model with a distributed optimizer."""
+"""``load_model`` of either Keras: the model, with its optimizer distributed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["load_distributed"]
+__all__ = ["make_load_model"]
 
 
-def load_distributed(
-    load: Callable[..., Any],
-    filepath: Any,
-    custom_optimizers: Iterable[type[Any]] | None,
-    custom_objects: Mapping[str, Any] | None,
-    distribute: Callable[[Any], Any],
-) -> Any:
-    """Load a model, and make the optimizer that it was saved with a distributed one.
+def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``load_model`` for a kind of Keras.
 
     Args:
-        load: Keras' own function.
-        filepath: for it.
-        custom_optimizers: classes of optimizers that are not Keras' own.
-        custom_objects: names and classes, or functions, that are not Keras' own.
+        load: its own function.
         distribute: makes an optimizer a distributed one.
     """
-    known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model = load(filepath, custom_objects=known)
-    if getattr(model, "optimizer", None) is not None:
-        distribute(model.optimizer)
-    return model
+
+    def load_model(
+        filepath: Any,
+        custom_optimizers: Iterable[type[Any]] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        compression: Any = None,
+        legacy_opts: bool = False,
+    ) -> Any:
+        """Load a model, with a distributed optimizer that continues where the saved one was.
+
+        It makes no difference whether the saved optimizer was distributed: files name the plain class.
+
+        Args:
+            filepath: as for Keras' own ``load_model``.
+            custom_optimizers: classes of optimizers that are not Keras' own.
+            custom_objects: names and classes, or functions, that are not Keras' own.
+            compression: how gradients are sent, such as ``Compression.fp16``.
+            legacy_opts: accepted.
+
+        Returns:
+            The compiled model; without an optimizer if it was saved without one.
+
+        Raises:
+            NotInitializedError: ``init()`` was not called.
+        """
+        del legacy_opts
+        known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+        model = load(filepath, custom_objects=known)
+        if getattr(model, "optimizer", None) is not None:
+            distribute(model.optimizer, **({} if compression is None else {"compression": compression}))
+        return model
+
+    return load_model

@@ -6,7 +6,6 @@
     agreement           whether all ranks train the same model
     callbacks           what goes into ``model.fit(callbacks=)``
     values              collectives on numbers, arrays, tensors and variables
-    saving              load_model
     on_tensorflow, on_torch, on_jax     the backends; only the one in use is loaded
 
 This module gathers the names of a training script.
@@ -17,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from horovod._keras import choice
+from horovod._keras.saving import make_load_model
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.missing import explain
@@ -30,7 +30,6 @@ except ModuleNotFoundError as error:
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.keras import callbacks
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horovod.keras.saving import load_model
 from horovod.keras.values import (
     allgather,
     allreduce,
@@ -45,6 +44,7 @@ _comm = _backend.comm
 
 Compression = _backend.compression
 barrier = _comm.barrier
+load_model = make_load_model(keras.saving.load_model, DistributedOptimizer)
 
 __all__ = [
     "Compression",

@@ -7,14 +7,15 @@ from typing import Any
 import keras
 
 from horovod._keras import choice
-from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
+from horovod._keras.callbacks import Kit
 from horovod._keras.members import DistributedMembers
+from horovod._keras.public import derive
 from horovod.bindings.missing import explain
 from horovod.keras.loss_scale import innermost
 from horovod.keras.values import broadcast_variables
 
 __all__ = [
-    "KIT",
+    "ALL",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
@@ -33,7 +34,7 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
         optimizer.build(variables)
 
 
-KIT = Kit(
+_KIT = Kit(
     broadcast=broadcast_variables,
     is_variable=lambda value: isinstance(value, keras.Variable),
     reduction_of=_reduction_of,
@@ -43,32 +44,13 @@ KIT = Kit(
 )
 
 
-class BroadcastGlobalVariablesCallback(Broadcast, keras.callbacks.Callback):
-    """Gives all ranks the model and the optimizer of one before the first step; arguments as in ``Broadcast``."""
-
-    _kit = KIT
-
-
-class MetricAverageCallback(MetricAverage, keras.callbacks.Callback):
-    """Averages metrics over all ranks at the end of each epoch; arguments as in ``MetricAverage``."""
-
-    _kit = KIT
-
-
-class LearningRateScheduleCallback(RateSchedule, keras.callbacks.Callback):
-    """Multiplies the learning rate from one epoch on; arguments as in ``RateSchedule``."""
-
-    _kit = KIT
-
-
-class LearningRateWarmupCallback(RateWarmup, keras.callbacks.Callback):
-    """Raises the learning rate from one process's to that of all; arguments as in ``RateWarmup``."""
-
-    _kit = KIT
-
-
-class BestModelCheckpoint(BestCheckpoint, keras.callbacks.ModelCheckpoint):
-    """Keeps the best model in a file that rank 0 writes; arguments as in ``BestCheckpoint``."""
+(
+    BroadcastGlobalVariablesCallback,
+    MetricAverageCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    BestModelCheckpoint,
+) = ALL = derive(_KIT, keras.callbacks, __name__)
 
 
 def __getattr__(name: str) -> Any:

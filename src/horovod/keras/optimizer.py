@@ -9,7 +9,7 @@ import keras
 
 from horovod import context
 from horovod._keras import choice
-from horovod._keras.layers import local_variables
+from horovod._keras.layers import make_partial
 from horovod._keras.members import DistributedMembers, make_distributed
 from horovod._keras.reduction import Reduction
 from horovod._keras.settings import Settings, make_settings
@@ -132,64 +132,4 @@ def DistributedOptimizer(
     )
 
 
-def PartialDistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = None,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = ReduceOp.AVERAGE,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """Make an optimizer work with the gradients of all ranks, but for layers that each rank has for itself.
-
-    Args:
-        optimizer: as in ``DistributedOptimizer``.
-        name: as in ``DistributedOptimizer``.
-        device_dense: accepted.
-        device_sparse: accepted.
-        compression: as in ``DistributedOptimizer``.
-        sparse_as_dense: as in ``DistributedOptimizer``.
-        gradient_predivide_factor: as in ``DistributedOptimizer``.
-        op: as in ``DistributedOptimizer``.
-        backward_passes_per_step: as in ``DistributedOptimizer``.
-        average_aggregated_gradients: as in ``DistributedOptimizer``.
-        groups: as in ``DistributedOptimizer``.
-        process_set: as in ``DistributedOptimizer``.
-        local_layers: a layer, or a list of layers, that are built. Tell BroadcastGlobalVariablesCallback of them, too.
-        scale_local_gradients: divide their gradients by the number of ranks, as an average over ranks would.
-
-    Returns:
-        As ``DistributedOptimizer``.
-
-    Raises:
-        RequestError: an argument does not fit.
-        NotInitializedError: ``init()`` was not called.
-    """
-    variables = local_variables(local_layers, keras.layers.Layer)
-    optimizer = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        0,
-        groups,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        process_set,
-        scale_local_gradients,
-    )
-    for variable in variables:
-        innermost(optimizer).register_local_var(variable)
-    return optimizer
+PartialDistributedOptimizer = make_partial(DistributedOptimizer, innermost, keras.layers.Layer)

@@ -3,7 +3,6 @@
     optimizer           DistributedOptimizer with Horovod's order of arguments
     legacy              what makes an optimizer of tf_keras a distributed one
     callbacks           what goes into ``model.fit(callbacks=)``
-    saving              load_model
 
 Everything else is that of ``horovod.keras``. This module gathers the names of a training script.
 """
@@ -15,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.on_tensorflow import backend
+from horovod._keras.saving import make_load_model
 from horovod._keras.values import Values
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
@@ -24,7 +24,6 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables, broadcast_variables
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horovod.tensorflow.keras.saving import load_model
 from horovod.tensorflow.runtime import comm as _comm
 
 _values = Values(backend, tf.convert_to_tensor)
@@ -34,6 +33,7 @@ allreduce = _values.allreduce
 broadcast = _values.broadcast
 reducescatter = _values.reducescatter
 barrier = _comm.barrier
+load_model = make_load_model(tf.keras.models.load_model, DistributedOptimizer)
 
 __all__ = [
     "Compression",

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.callbacks import BestCheckpoint, Broadcast, Kit, MetricAverage, RateSchedule, RateWarmup
+from horovod._keras.callbacks import Kit
 from horovod._keras.members import Distributed
 from horovod._keras.on_tensorflow import backend
+from horovod._keras.public import derive
 from horovod.bindings.missing import explain
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras.kind import LEGACY
@@ -27,50 +28,29 @@ __all__ = [
 ]
 
 
-def _reduction_of(optimizer: Any) -> Any:
-    inner = legacy.innermost(optimizer)
-    return inner._reduction if isinstance(inner, Distributed) else None
+def _legacy() -> tuple[Any, ...]:
+    def reduction_of(optimizer: Any) -> Any:
+        inner = legacy.innermost(optimizer)
+        return inner._reduction if isinstance(inner, Distributed) else None
 
-
-if LEGACY:
-    _KIT = Kit(
+    kit = Kit(
         broadcast=broadcast_variables,
         is_variable=lambda value: isinstance(value, tf.Variable),
-        reduction_of=_reduction_of,
+        reduction_of=reduction_of,
         innermost=legacy.innermost,
         build=legacy.build,
         refuses_xla=backend.refuses_xla,
     )
-else:
-    _KIT = modern.KIT
+    return derive(kit, tf.keras.callbacks, __name__)
 
 
-class BroadcastGlobalVariablesCallback(Broadcast, tf.keras.callbacks.Callback):
-    """Gives all ranks the model and the optimizer of one before the first step; arguments as in ``Broadcast``."""
-
-    _kit = _KIT
-
-
-class MetricAverageCallback(MetricAverage, tf.keras.callbacks.Callback):
-    """Averages metrics over all ranks at the end of each epoch; arguments as in ``MetricAverage``."""
-
-    _kit = _KIT
-
-
-class LearningRateScheduleCallback(RateSchedule, tf.keras.callbacks.Callback):
-    """Multiplies the learning rate from one epoch on; arguments as in ``RateSchedule``."""
-
-    _kit = _KIT
-
-
-class LearningRateWarmupCallback(RateWarmup, tf.keras.callbacks.Callback):
-    """Raises the learning rate from one process's to that of all; arguments as in ``RateWarmup``."""
-
-    _kit = _KIT
-
-
-class BestModelCheckpoint(BestCheckpoint, tf.keras.callbacks.ModelCheckpoint):
-    """Keeps the best model in a file that rank 0 writes; arguments as in ``BestCheckpoint``."""
+(
+    BroadcastGlobalVariablesCallback,
+    MetricAverageCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    BestModelCheckpoint,
+) = _legacy() if LEGACY else modern.ALL
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
+from horovod._keras.layers import make_partial
 from horovod._keras.settings import make_settings
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
@@ -15,10 +16,8 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras.kind import LEGACY
 
 if LEGACY:
-    from horovod._keras.layers import local_variables
     from horovod.tensorflow.keras.legacy import distribute, innermost
 else:
-    from horovod._keras.layers import local_variables
     from horovod.keras.loss_scale import innermost
     from horovod.keras.optimizer import distribute
 
@@ -88,24 +87,4 @@ def DistributedOptimizer(
     )
 
 
-def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
-    """Make an optimizer work with the gradients of all ranks, but for layers that each rank has for itself.
-
-    Args:
-        optimizer: as in ``DistributedOptimizer``.
-        *args: as in ``DistributedOptimizer``.
-        local_layers: a layer, or a list of layers, that are built. Tell BroadcastGlobalVariablesCallback of them, too.
-        **kwargs: as in ``DistributedOptimizer``.
-
-    Returns:
-        As ``DistributedOptimizer``.
-
-    Raises:
-        RequestError: an argument does not fit.
-        NotInitializedError: ``init()`` was not called.
-    """
-    variables = local_variables(local_layers, tf.keras.layers.Layer)
-    optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
-    for variable in variables:
-        innermost(optimizer).register_local_var(variable)
-    return optimizer
+PartialDistributedOptimizer = make_partial(DistributedOptimizer, innermost, tf.keras.layers.Layer)
