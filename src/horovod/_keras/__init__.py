@@ -1,4 +1,4 @@
-"""What ``horovod.keras`` and ``horovod.tensorflow.keras`` have in common; loads no Keras, and one backend at most.
+"""The common part of ``horovod.keras`` and ``horovod.tensorflow.keras``; loads no Keras, and one backend at most.
 
 settings            the arguments of DistributedOptimizer
 reduction           how the gradients of one optimizer are combined

@@ -42,7 +42,7 @@ class Order:
 
 
 class Backend(Protocol):
-    """What a backend of Keras must offer.
+    """The interface of a backend of Keras.
 
     Attributes:
         name: as in KERAS_BACKEND.

@@ -1,4 +1,4 @@
-"""What the callbacks do, for Keras 3 and tf_keras alike; each Keras' own ``Callback`` is put behind it.
+"""The callbacks, for Keras 3 and tf_keras alike; ``public`` combines them with the ``Callback`` of either.
 
 Keras calls callbacks outside of compiled steps, so they talk to the other ranks at once.
 """
@@ -21,7 +21,7 @@ __all__ = ["BestCheckpoint", "Broadcast", "Kit", "MetricAverage", "RateSchedule"
 
 @dataclass(frozen=True)
 class Kit:
-    """What a kind of Keras offers to callbacks.
+    """The functions of a kind of Keras that callbacks need.
 
     Attributes:
         broadcast: gives variables the values of a rank.

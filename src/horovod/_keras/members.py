@@ -1,4 +1,4 @@
-"""What makes an optimizer of Keras 3 a distributed one: members that are put before those of its own class.
+"""The members that make an optimizer of Keras 3 a distributed one; they precede those of its own class.
 
 Keras applies gradients in ``apply``, on all backends and in custom loops, so they are combined there: after
 loss scaling has looked at them, before they are clipped. Where an optimizer accumulates gradients over several
@@ -27,7 +27,7 @@ class _CallableList(list[Any]):
 
 
 class Distributed:
-    """What a distributed optimizer of any Keras has. Its class has ``_new_reduction`` as well."""
+    """The common part of distributed optimizers of any Keras. Their class has ``_new_reduction`` as well."""
 
     _new_reduction: Callable[[], Reduction]
 
@@ -127,7 +127,7 @@ class DistributedMembers(Distributed):
         if not variables:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         self._reduction.prepare(self._trainable_variables)
-        # What a layer sets by its gradient, such as the scales of 8-bit numbers, has no sum.
+        # Variables that a layer sets by their gradient, such as the scales of 8-bit numbers, have no sum.
         values = [i for i, v in enumerate(variables) if grads[i] is not None and self._is_overwritten(v)]
         shared = [i for i in range(len(grads)) if i not in set(values)]
         self._combine(grads, variables, values, ReduceOp.MAX)

@@ -61,7 +61,7 @@ class Reduction:
 
     @property
     def name(self) -> str:
-        """What its operations are called; numbered when it is first needed, since only trained ones count."""
+        """The name of its operations; numbered when it is first needed, since only trained optimizers count."""
         if not self._name:
             engine = context.engine()
             number = next(_numbers.setdefault(engine, itertools.count(1)))

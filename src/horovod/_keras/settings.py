@@ -1,4 +1,4 @@
-"""What the arguments of ``DistributedOptimizer`` mean, checked once."""
+"""The arguments of ``DistributedOptimizer``, checked once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def factor(self) -> float:
-        """What the gradients of a step are multiplied with; Keras' own accumulation averages over the passes."""
+        """The factor for the gradients of a step; Keras' own accumulation averages over the passes."""
         return 1.0 if self.passes_are_averaged else float(self.passes)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong, in TensorFlow's error classes as well as ours."""
+"""Our errors as TensorFlow's error classes, too."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The derivatives of the collectives, registered with TensorFlow for graphs and tapes alike.
 
-A rank's loss depends on other ranks' inputs. What "the gradient" means then is a convention, and it is
-Horovod's: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and
-broadcast that of their *average*; reducescatter n times that of the average when it averages, and n times that of
-the sum when it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties
-share evenly), where Horovod reduced the gradients with the same operation.
+A rank's loss depends on other ranks' inputs. "The gradient" is then a convention, and this is Horovod's: allreduce and
+alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast that of their *average*;
+reducescatter n times that of the average when it averages, and n times that of the sum when it sums. Min, Max and
+Product have their true derivatives (of the sum of losses; ties share evenly), where Horovod reduced the
+gradients with the same operation.
 
 All of them can be differentiated again.
 """

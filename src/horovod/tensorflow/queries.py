@@ -1,4 +1,4 @@
-"""What a graph asks about this process when it runs, not when it is built."""
+"""Rank and size as operations of a graph, evaluated when it runs."""
 
 from __future__ import annotations
 

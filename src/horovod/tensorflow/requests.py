@@ -1,4 +1,4 @@
-"""What a node of a graph asks for, as the attribute that travels with it."""
+"""The settings of a node of a graph, as its attribute."""
 
 from __future__ import annotations
 

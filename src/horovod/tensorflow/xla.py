@@ -38,7 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What stands in the program.
+    """One collective of a compiled program.
 
     Attributes:
         op_type: Horovod's name of the operation.

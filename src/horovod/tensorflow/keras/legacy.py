@@ -57,7 +57,7 @@ class LegacyMembers(Distributed):
     """See the module; the class that is made of it has ``_passes`` and ``_settings`` as well."""
 
     _settings: Settings
-    # What was computed is combined already, and is not to be combined again before it is applied.
+    # Whether compute_gradients() has combined the gradients, so that apply_gradients() must not do it again.
     _is_combined = False
 
     @property
