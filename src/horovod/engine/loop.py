@@ -91,7 +91,8 @@ class Loop:
         finally:
             if not patient:
                 self._state.submitted_ns = handle.times[SUBMITTED]
-            if self._is_asleep and not (self._signals.allows() if patient else self._is_alone):
+            # A thread that does the work may sleep, too, and the engine's thread leaves the submission to it.
+            if (self._is_asleep or self._state.waits) and not (self._signals.allows() if patient else self._is_alone):
                 self._wake()
             if self.is_over:
                 self._execution.sweep()
@@ -175,8 +176,7 @@ class Loop:
         signal = allocate_lock()
         signal.acquire()
         handle.waiters.append(signal)
-        if self._is_asleep:
-            self._wake()
+        self._wake()
         return signal
 
     def pause(self, act: Callable[[], None]) -> None:
