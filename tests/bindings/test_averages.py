@@ -49,11 +49,16 @@ def _factors() -> None:
             for how in ({"prescale_factor": factor}, {"postscale_factor": factor}):
                 keywords: Any = {"op": hvd.Sum, **how}
                 results = [hvd.allreduce(own, **keywords), hvd.grouped_allreduce([own, own], **keywords)[1]]
-                results.append(hvd.allreduce(tensor, **how))  # the average of what is the same on all ranks
+                results.append(hvd.allreduce(tensor, **how))  # the average of equal tensors
+                most: Any = {"op": hvd.Max, **how}
+                if not tensor.is_complex():
+                    results.append(hvd.allreduce(tensor, **most))
                 assert all(torch.equal(result, want) for result in results), (tensor.dtype, how)
                 assert torch.equal(hvd.reducescatter(own, **keywords), want[mine]), (tensor.dtype, how)
                 if tensor.dtype is not torch.bfloat16:
                     np.testing.assert_array_equal(horovod.numpy.allreduce(own.numpy(), **keywords), want.numpy())
+                    if not tensor.is_complex():
+                        np.testing.assert_array_equal(horovod.numpy.allreduce(tensor.numpy(), **most), want.numpy())
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])

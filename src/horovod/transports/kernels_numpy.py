@@ -289,18 +289,15 @@ def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reduc
 
 
 def _scaled(pair: Any, kind: np.dtype[Any], prescale: float, postscale: float) -> Reducer:
-    is_integer, is_half = kind.kind in "iu", kind.name in _HALF
+    # As torch does: half precision is multiplied in float32.
+    wide = np.dtype(np.float64 if kind.kind in "iu" else np.float32 if kind.name in _HALF else kind)
 
     def scale(value: Array, factor: float) -> Array:
         if factor == 1.0:
             return value
-        if kind.kind == "c":
-            return value * factor
-        wide = value.astype(np.float64) * factor
-        if is_half:
-            # As torch does; numpy would go there in one step, to other bits now and then.
-            wide = wide.astype(np.float32)
-        return (np.trunc(wide) if is_integer else wide).astype(kind)
+        product = value.astype(wide) * wide.type(factor)
+        scaled: Array = (np.trunc(product) if kind.kind in "iu" else product).astype(kind)
+        return scaled
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         total = scale(srcs[0], prescale)

@@ -348,10 +348,7 @@ def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Red
     def scale(value: torch.Tensor, factor: float) -> torch.Tensor:
         if factor == 1.0:
             return value
-        if value.is_complex():
-            return value * factor
-        wide = value.to(torch.float64) * factor
-        return (wide if floating else wide.trunc()).to(value.dtype)
+        return value * factor if floating else (value.to(torch.float64) * factor).trunc().to(value.dtype)
 
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         total = scale(srcs[0], prescale)
