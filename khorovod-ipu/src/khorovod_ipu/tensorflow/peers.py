@@ -85,17 +85,6 @@ class WorkerWatch:
             self._thread.start()
             return True
 
-    def end(self, why: str) -> None:
-        """End all waiting, as if a worker were lost.
-
-        Args:
-            why: words for it.
-        """
-        first = not self._lost
-        self._lost.setdefault(self._cluster.rank, why)
-        if first:
-            self._on_loss(why)
-
     def _names(self, ranks: list[int]) -> str:
         return ", ".join(self._cluster.describe(rank) for rank in ranks)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +18,6 @@ from tensorflow.python.ops import collective_ops
 from horovod.config import Config
 from khorovod_ipu.tensorflow import servers
 from khorovod_ipu.tensorflow.cluster import Cluster, ClusterError, check_port, fail_fast
-from khorovod_ipu.tensorflow.deadlocks import Lookout, WorkerProgress
 from khorovod_ipu.tensorflow.peers import WorkerLostError, WorkerWatch
 
 __all__ = ["RingCollectives"]
@@ -60,10 +58,6 @@ class RingCollectives:
         self.host = cluster.device(cluster.rank, "/device:CPU:0")
         self.start_timeout_s = settings.start_timeout_s
         self.watch = WorkerWatch(cluster, self._abort)
-        self._progress = WorkerProgress()
-        self._numbers = itertools.count(1)
-        patience_s = 0.0 if settings.stall_check_disable else settings.stall_warn_s
-        self._lookout = Lookout(cluster, self._progress, patience_s, self.watch.end) if patience_s else None
         self._is_eager = ops.executing_eagerly_outside_functions()
         self._launchers: dict[bool, Any] = {}
         self._running: list[Any] = []
@@ -126,9 +120,6 @@ class RingCollectives:
         try:
             if self.watch.wait_for_all(self.start_timeout_s):
                 servers.limit_exit()
-                if self._lookout is not None:
-                    self._lookout.start()
-                    atexit.register(self._lookout.close)
         except WorkerLostError as error:
             raise tf.errors.UnavailableError(None, None, str(error)) from None
 
@@ -185,7 +176,7 @@ class RingCollectives:
             indices = self.gather(tensor.indices)
             return tf.IndexedSlices(values / self.size if mean else values, indices, tensor.dense_shape)
         sent = tensor if tensor.dtype in _SUMMED else tf.cast(tensor, tf.int64)
-        total = self._noted("reduce", sent, self._launcher().all_reduce)
+        total = self._launcher().all_reduce(tf.identity(sent))
         total.set_shape(tensor.shape)
         if mean:
             total = total / self.size if total.dtype.is_floating else total // self.size
@@ -194,16 +185,12 @@ class RingCollectives:
     def gather(self, tensor: Any) -> Any:
         """Concatenate all workers' tensors along the first dimension."""
         self._mark()
-        launched = self._launcher().all_gather
+        gather = self._launcher().all_gather
         sent = tensor if tensor.dtype in _SUMMED else tf.cast(tensor, tf.int64)
-
-        def gather(value: Any) -> Any:
-            return self._noted("gather", value, lambda noted: launched(noted, 0))
-
         if tf.executing_eagerly():
-            everything = tf.function(gather)(sent)
+            everything = tf.function(lambda value: gather(value, 0))(sent)
         else:
-            everything = gather(sent)
+            everything = gather(sent, 0)
             everything.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return tf.cast(everything, tensor.dtype)
 
@@ -211,42 +198,13 @@ class RingCollectives:
         """Return worker 0's tensor."""
         self._mark()
         sent = tensor if tensor.dtype in _SENT else tf.cast(tensor, tf.int64)
-        key = self._keys.get_instance_key(self._group, self.host)
-
-        def run(value: Any) -> Any:
-            shape, options = value.shape, {"timeout": self._limit_s}
+        key, shape, dtype = self._keys.get_instance_key(self._group, self.host), sent.shape, sent.dtype
+        call = (self.size, self._group, key)
+        with tf.device(self.host):
             if self.rank:
-                return collective_ops.broadcast_recv(shape, value.dtype, self.size, self._group, key, **options)
-            done = collective_ops.broadcast_send(value, shape, value.dtype, self.size, self._group, key, **options)
-            with tf.control_dependencies([done]):
-                return tf.identity(value)
-
-        with tf.device(self.host):
-            return tf.cast(self._noted("broadcast", sent, run), tensor.dtype)
-
-    def _noted(self, kind: str, tensor: Any, run: Callable[[Any], Any]) -> Any:
-        """Run an operation of the rings, and note when it begins and ends: see ``Lookout``."""
-        if tf.executing_eagerly():
-            self._progress.enter(kind)
-            try:
-                return run(tf.identity(tensor))
-            finally:
-                self._progress.leave(kind)
-        operation = f"{kind} {next(self._numbers)}"
-
-        def note(how: Callable[[str], None]) -> Any:
-            def noted() -> list[Any]:
-                how(operation)
-                return []
-
-            return tf.numpy_function(noted, [], [], name="note")
-
-        with tf.device(self.host):
-            with tf.control_dependencies([tensor]):
-                entered = note(self._progress.enter)
-            with tf.control_dependencies([entered]):
-                result = run(tf.identity(tensor))
-            with tf.control_dependencies([result]):
-                left = note(self._progress.leave)
-            with tf.control_dependencies([left]):
-                return tf.identity(result)
+                result = collective_ops.broadcast_recv(shape, dtype, *call, timeout=self._limit_s)
+            else:
+                done = collective_ops.broadcast_send(sent, shape, dtype, *call, timeout=self._limit_s)
+                with tf.control_dependencies([done]):
+                    result = tf.identity(sent)
+        return tf.cast(result, tensor.dtype)
