@@ -217,7 +217,7 @@ def layout(groups: Any) -> tuple[set[frozenset[str]], float]:
         ([[4, 0], [1]], [{"0.weight", "2.weight"}, {"0.bias"}, {"1.weight", "1.bias"}]),
         (2, [{"0.weight", "0.bias", "1.weight"}, {"1.bias", "2.weight"}]),
     ],
-    ids=str,
+    ids=["one bucket", "listed", "two buckets"],
 )
 def test_groups_are_the_buckets_and_memory_is_that_of_the_gradients(groups: Any, buckets: list[set[str]]) -> None:
     for found, ratio in run_ranks(2, layout, groups):
