@@ -1,6 +1,7 @@
 """Annotations of nodes in a ``Builder``: scopes, places, priorities, attributes.
 
-None of them changes a result, so all of them are accepted.
+None of them changes a result, so all of them are accepted. Methods that take the outputs of a node raise
+``popart_exception`` where no node has these outputs.
 """
 
 from __future__ import annotations
@@ -71,11 +72,7 @@ class Annotations:
     # -- attributes of a node ------------------------------------------------------------------------------------
 
     def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Any) -> None:
-        """Add an attribute to the node that gives these outputs.
-
-        Raises:
-            popart_exception: no node gives them.
-        """
+        """Add an attribute to the node that gives these outputs."""
         node = self._node_of(nodeOutputNames)
         _drop(node, attributeName)
         node.attribute.append(helper.make_attribute(attributeName, attributeValue))
@@ -84,7 +81,7 @@ class Annotations:
         """Return an attribute of the node that gives these outputs; the methods with a type in their name as well.
 
         Raises:
-            popart_exception: no node gives them, or it has no such attribute.
+            popart_exception: it has no such attribute.
         """
         found = {attribute.name: attribute for attribute in self._node_of(nodeOutputNames).attribute}
         if attributeName not in found:
@@ -96,28 +93,20 @@ class Annotations:
     getStringNodeAttribute = getStringVectorNodeAttribute = getBoolNodeAttribute = getNodeAttribute
 
     def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Any) -> bool:
-        """Return whether the node that gives these outputs has an attribute.
-
-        Raises:
-            popart_exception: no node gives them.
-        """
+        """Return whether the node that gives these outputs has an attribute."""
         return attributeName in self.getAllNodeAttributeNames(nodeOutputNames)
 
     def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Any) -> None:
         """Remove an attribute from the node that gives these outputs.
 
         Raises:
-            popart_exception: no node gives them, or it has no such attribute.
+            popart_exception: it has no such attribute.
         """
         self.getNodeAttribute(attributeName, nodeOutputNames)
         _drop(self._node_of(nodeOutputNames), attributeName)
 
     def getAllNodeAttributeNames(self, nodeOutputNames: Any) -> list[str]:
-        """Return the names of the attributes of the node that gives these outputs.
-
-        Raises:
-            popart_exception: no node gives them.
-        """
+        """Return the names of the attributes of the node that gives these outputs."""
         return [attribute.name for attribute in self._node_of(nodeOutputNames).attribute]
 
     # -- scopes --------------------------------------------------------------------------------------------------
@@ -167,19 +156,11 @@ class Annotations:
     def recomputeOutputInBackwardPass(
         self, nodeOutputNames: Any, value: RecomputeType | int = RecomputeType.Recompute
     ) -> None:
-        """Mark outputs that are computed again in backward; without effect, they are kept.
-
-        Raises:
-            popart_exception: no node gives these outputs.
-        """
+        """Mark outputs that are computed again in backward; without effect, they are kept."""
         self.addNodeAttribute(_RECOMPUTE, RecomputeType(value).value, nodeOutputNames)
 
     def getRecomputeOutputInBackwardPass(self, nodeOutputNames: Any) -> bool:
-        """Return whether outputs are marked as computed again.
-
-        Raises:
-            popart_exception: no node gives these outputs.
-        """
+        """Return whether outputs are marked as computed again."""
         if not self.nodeHasAttribute(_RECOMPUTE, nodeOutputNames):
             return False
         return bool(self.getNodeAttribute(_RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value)
@@ -188,7 +169,7 @@ class Annotations:
         """Limit the share of a tile's memory for a node; without effect.
 
         Raises:
-            popart_exception: no node gives these outputs, or the number is not from 0 to 1.
+            popart_exception: the number is not from 0 to 1.
         """
         part = float(availableMemoryProportion)
         if not 0 <= part <= 1:
@@ -204,7 +185,7 @@ class Annotations:
             outputIndex: accepted.
 
         Raises:
-            popart_exception: no node gives this output, or there is no such type.
+            popart_exception: there is no such type.
         """
         name = str(getattr(partialsType, "name", partialsType)).upper()
         if name not in ("HALF", "FLOAT"):
@@ -212,11 +193,7 @@ class Annotations:
         self.addNodeAttribute(_PARTIALS, name, nodeOutputName)
 
     def getPartialsType(self, nodeOutputName: str) -> str:
-        """Return the value that ``setPartialsType`` set for a node, or ``FLOAT``.
-
-        Raises:
-            popart_exception: no node gives this output.
-        """
+        """Return the value that ``setPartialsType`` set for a node, or ``FLOAT``."""
         said = self.nodeHasAttribute(_PARTIALS, nodeOutputName)
         return str(self.getNodeAttribute(_PARTIALS, nodeOutputName)) if said else "FLOAT"
 
@@ -232,7 +209,7 @@ class Annotations:
             keep_precision: accepted.
 
         Raises:
-            popart_exception: no product gives these outputs, or there is no such mode.
+            popart_exception: there is no such mode.
         """
         node, modes = self._node_of(nodeOutputNames), ("input_channels", "output_channels", "reducing_dim", "none")
         if node.op_type != "MatMul":
@@ -242,11 +219,7 @@ class Annotations:
         self.addNodeAttribute("__serialize_matmul", [str(mode), str(int(factor))], nodeOutputNames)
 
     def excludePatterns(self, nodeOutputNames: Any, patternNames: Iterable[str]) -> None:
-        """Exclude a node from rewritings of the graph; without effect.
-
-        Raises:
-            popart_exception: no node gives these outputs.
-        """
+        """Exclude a node from rewritings of the graph; without effect."""
         self.addNodeAttribute("__exclude_patterns", [str(name) for name in patternNames], nodeOutputNames)
 
     # -- inside --------------------------------------------------------------------------------------------------

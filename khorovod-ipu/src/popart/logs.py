@@ -11,17 +11,12 @@ __all__ = ["Logger", "getLogger"]
 
 _TRACE = 5
 _LEVELS = {
-    "TRACE": _TRACE,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERR": logging.ERROR,
-    "CRITICAL": logging.CRITICAL,
-    "OFF": logging.CRITICAL + 10,
-}
+    "TRACE": _TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL, "OFF": logging.CRITICAL + 10,
+}  # fmt: skip
 
 
-class Logger:
+class Logger(logging.LoggerAdapter[logging.Logger]):
     """The log of one module of PopART, on standard error.
 
     Args:
@@ -29,38 +24,31 @@ class Logger:
     """
 
     def __init__(self, module: str) -> None:
-        self._logger = logging.getLogger(f"popart.{module}" if module else "popart")
+        super().__init__(logging.getLogger(f"popart.{module}" if module else "popart"), {})
 
-    def setLevel(self, level: str) -> None:
+    def setLevel(self, level: int | str) -> None:
         """Set the least severe level that is shown: TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF.
 
         Raises:
             popart_exception: the level does not exist.
         """
-        if level.upper() not in _LEVELS:
+        name = str(level).upper()
+        if name not in _LEVELS:
             raise popart_exception(f"the logging level {level!r} does not exist. Expected one of {', '.join(_LEVELS)}")
         if not logging.getLogger("popart").handlers:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname).1s: %(message)s"))
             logging.getLogger("popart").addHandler(handler)
             logging.addLevelName(_TRACE, "TRACE")
-        self._logger.setLevel(_LEVELS[level.upper()])
+        self.logger.setLevel(_LEVELS[name])
 
     def trace(self, message: str, *args: Any) -> None:
         """Log a message that TRACE shows."""
-        self._logger.log(_TRACE, message, *args)
+        self.log(_TRACE, message, *args)
 
-    def debug(self, message: str, *args: Any) -> None:
-        """Log a message that DEBUG shows."""
-        self._logger.debug(message, *args)
-
-    def info(self, message: str, *args: Any) -> None:
-        """Log a message that INFO shows."""
-        self._logger.info(message, *args)
-
-    def warn(self, message: str, *args: Any) -> None:
+    def warn(self, message: str, *args: Any) -> None:  # type: ignore[override]
         """Log a message that WARN shows."""
-        self._logger.warning(message, *args)
+        self.warning(message, *args)
 
 
 def getLogger(name: str = "") -> Logger:

@@ -53,10 +53,10 @@ class DeviceSession:
         fnModel: Any,
         dataFlow: DataFlow,
         deviceInfo: DeviceInfo,
-        inputShapeInfo: InputShapeInfo | None,
-        patterns: Any,
-        userOptions: SessionOptions | None,
-        name: str,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Any = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "inference",
         loss: str = "",
     ) -> None:
         for what, value, kind in (("dataFlow", dataFlow, DataFlow), ("deviceInfo", deviceInfo, DeviceInfo)):
@@ -266,31 +266,4 @@ class DeviceSession:
 
 
 class InferenceSession(DeviceSession):
-    """A model that is only computed; ``hostAllReduce`` is passed over.
-
-    Args:
-        fnModel: bytes of ``builder.getModelProto()``, or a file's name.
-        dataFlow: batches and anchors of a run.
-        deviceInfo: where it runs.
-        inputShapeInfo: shapes that the model leaves open.
-        patterns: accepted, without effect on the software device.
-        userOptions: options.
-        name: for logs.
-
-    Raises:
-        popart_exception: the arguments do not fit together.
-    """
-
-    def __init__(
-        self,
-        fnModel: Any,
-        dataFlow: DataFlow,
-        deviceInfo: DeviceInfo,
-        inputShapeInfo: InputShapeInfo | None = None,
-        patterns: Any = None,
-        userOptions: SessionOptions | None = None,
-        name: str = "inference",
-    ) -> None:
-        super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, userOptions, name)
-        if self._options.hostAllReduce:
-            getLogger("session").info("hostAllReduce has no effect in an inference session")
+    """A model that is only computed; ``hostAllReduce`` has no effect. See ``DeviceSession``, but for ``loss``."""

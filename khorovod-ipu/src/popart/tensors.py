@@ -28,19 +28,13 @@ class _Dtype:
 
 
 _DTYPES = [
-    _Dtype("FLOAT", np.float32, torch.float32, onnx.TensorProto.FLOAT),
-    _Dtype("FLOAT16", np.float16, torch.float16, onnx.TensorProto.FLOAT16),
-    _Dtype("DOUBLE", np.float64, torch.float64, onnx.TensorProto.DOUBLE),
-    _Dtype("INT8", np.int8, torch.int8, onnx.TensorProto.INT8),
-    _Dtype("INT16", np.int16, torch.int16, onnx.TensorProto.INT16),
-    _Dtype("INT32", np.int32, torch.int32, onnx.TensorProto.INT32),
-    _Dtype("INT64", np.int64, torch.int64, onnx.TensorProto.INT64),
-    _Dtype("UINT8", np.uint8, torch.uint8, onnx.TensorProto.UINT8),
-    _Dtype("UINT16", np.uint16, torch.uint16, onnx.TensorProto.UINT16),
-    _Dtype("UINT32", np.uint32, torch.uint32, onnx.TensorProto.UINT32),
-    _Dtype("UINT64", np.uint64, torch.uint64, onnx.TensorProto.UINT64),
-    _Dtype("BOOL", np.bool_, torch.bool, onnx.TensorProto.BOOL),
-]
+    _Dtype(row, getattr(np, name), getattr(torch, name.rstrip("_")), onnx.TensorProto.DataType.Value(row))
+    for row, name in {
+        "FLOAT": "float32", "FLOAT16": "float16", "DOUBLE": "float64", "INT8": "int8", "INT16": "int16",
+        "INT32": "int32", "INT64": "int64", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32",
+        "UINT64": "uint64", "BOOL": "bool_",
+    }.items()
+]  # fmt: skip
 _BY_NAME = {row.name: row for row in _DTYPES}
 _BY_NUMPY = {np.dtype(row.numpy): row for row in _DTYPES}
 _BY_TORCH = {row.torch: row for row in _DTYPES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,6 +73,17 @@ class AdamW(_WithLossScaling, torch.optim.AdamW):
     """Adam with decoupled weight decay; see ``torch.optim.AdamW`` and ``loss_scaling``."""
 
 
+def _stepped(optimizer: torch.optim.Optimizer, move: Callable[..., None], closure: Any) -> Any:
+    """Change every parameter that has a gradient; return what the closure returns."""
+    loss = None if closure is None else torch.enable_grad()(closure)()
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    move(parameter, parameter.grad, group)
+    return loss
+
+
 class RMSprop(_WithLossScaling, torch.optim.RMSprop):
     """RMSprop; see ``torch.optim.RMSprop`` and ``loss_scaling``.
 
@@ -93,15 +105,7 @@ class RMSprop(_WithLossScaling, torch.optim.RMSprop):
         Args:
             closure: computes the loss again.
         """
-        if not self._like_tensorflow:
-            return super().step(closure)
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._move(parameter, parameter.grad, group)
-        return loss
+        return _stepped(self, self._move, closure) if self._like_tensorflow else super().step(closure)
 
     def _move(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state, alpha = self.state[w], group["alpha"]
@@ -135,25 +139,14 @@ class _Lamb(torch.optim.Optimizer):
         }  # fmt: skip
         super().__init__(params, values)
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, group)
-        return loss
+        return _stepped(self, self._move, closure)
 
-    def _move(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
         state["step"] += 1
-        gradient = parameter.grad
-        assert gradient is not None
         mean = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
         square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if group["bias_correction"]:

@@ -81,18 +81,17 @@ class _Group:
     def _freeze(self) -> None:
         self._is_frozen = True
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin._is_frozen = False  # a copy may be changed: that is what copies are made for
         return twin
+
+
+def _kept(name: str, meaning: str) -> Any:
+    """Return a property with a value of a group; None where it was never set."""
+    return property(lambda self: self._values.get(name), doc=meaning)
 
 
 def _count(name: str, value: int) -> int:
@@ -109,15 +108,8 @@ class TrainingOptions(_Group):
     def __init__(self) -> None:
         super().__init__(gradient_accumulation=1, accumulation_and_replication_reduction_type=ReductionType.Mean)
 
-    @property
-    def gradient_accumulation(self) -> int:
-        """Micro-batches that are added up before each step."""
-        return int(self._values["gradient_accumulation"])
-
-    @property
-    def reduction(self) -> ReductionType:
-        """The reduction over the gradients of micro-batches and replicas."""
-        return ReductionType(self._values["accumulation_and_replication_reduction_type"])
+    gradient_accumulation = _kept("gradient_accumulation", "Micro-batches that are added up before each step.")
+    reduction = _kept("accumulation_and_replication_reduction_type", "How gradients are combined: mean or sum.")
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
         """Add up the gradients of so many micro-batches before each step of the optimizer.
@@ -153,15 +145,8 @@ class DistributedOptions(_Group):
         self._names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
         self.setEnvVarNames(*self._names)
 
-    @property
-    def numProcesses(self) -> int:
-        """Number of processes that train together."""
-        return int(self._values["num_distributed_processes"])
-
-    @property
-    def processId(self) -> int:
-        """Number of this process."""
-        return int(self._values["distributed_process_id"])
+    numProcesses = _kept("num_distributed_processes", "Number of processes that train together.")
+    processId = _kept("distributed_process_id", "Number of this process.")
 
     def disable(self) -> DistributedOptions:
         """Train in this process alone."""
@@ -247,30 +232,11 @@ class Options(_Group):
     def _groups(self) -> tuple[_Group, ...]:
         return self.Training, self.Distributed, self.Precision, self.TensorLocations, self._Popart
 
-    @property
-    def replication_factor(self) -> int:
-        """Replicas in this process."""
-        return int(self._values["replication_factor"])
-
-    @property
-    def device_iterations(self) -> int:
-        """Batches that one call runs, one after the other."""
-        return int(self._values["device_iterations"])
-
-    @property
-    def output_mode(self) -> OutputMode:
-        """The results that come back."""
-        return OutputMode(self._values["output_mode"])
-
-    @property
-    def output_return_period(self) -> int:
-        """For ``OutputMode.EveryN``, its n."""
-        return int(self._values["output_return_period"])
-
-    @property
-    def random_seed(self) -> int | None:
-        """The seed, where one was set."""
-        return self._values.get("random_seed")
+    replication_factor = _kept("replication_factor", "Replicas in this process.")
+    device_iterations = _kept("device_iterations", "Batches that one call runs, one after the other.")
+    output_mode = _kept("output_mode", "The results that come back.")
+    output_return_period = _kept("output_return_period", "For ``OutputMode.EveryN``, its n.")
+    random_seed = _kept("random_seed", "The seed, where one was set.")
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Run so many replicas of the model in this process, each on its own part of a batch.

@@ -220,15 +220,11 @@ def _added(wanted: OptimizerFunctionOutput, index: Any, sums: list[Any]) -> list
 def _sum_of(total: Any, gradient: Any, is_first: Any) -> Any:
     """Return an operation that assigns the first gradient, or adds a later one: there is no initial value."""
 
-    def assigned() -> Any:
-        with tf.control_dependencies([total.assign(gradient, read_value=False)]):
+    def done(write: Callable[..., Any]) -> Any:
+        with tf.control_dependencies([write(gradient, read_value=False)]):
             return tf.constant(0)
 
-    def added() -> Any:
-        with tf.control_dependencies([total.assign_add(gradient, read_value=False)]):
-            return tf.constant(0)
-
-    return tf.cond(is_first, assigned, added)
+    return tf.cond(is_first, lambda: done(total.assign), lambda: done(total.assign_add))
 
 
 def _local_sum(variable: Any) -> Any:

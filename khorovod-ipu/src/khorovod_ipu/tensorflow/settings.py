@@ -13,24 +13,24 @@ from khorovod_ipu.tensorflow.options import IPUConfig, OptionTree
 __all__ = [
     "SETTERS", "UTILITIES", "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "ipu_shard", "missing",
     "move_variable_initialization_to_cpu", "outside_compilation_scope", "reset_ipu_seed", "select_ipus",
-    "set_experimental_multi_replica_distribution_options", "set_ipu_model_options",
 ]  # fmt: skip
 
 #: Functions of ``ipu.utils`` besides those of ``SETTERS``.
 UTILITIES = (
     "auto_select_ipus", "configure_ipu_system", "create_ipu_config", "move_variable_initialization_to_cpu",
-    "reset_ipu_seed", "select_ipus", "set_experimental_multi_replica_distribution_options", "set_ipu_model_options",
+    "reset_ipu_seed", "select_ipus",
 )  # fmt: skip
 
 
-def _noted(*path: str) -> Callable[..., IPUConfig]:
-    """Return a function that notes its arguments in a configuration, below a name; without effect."""
+def _noted(*path: str, order: tuple[str, ...] = ()) -> Callable[..., IPUConfig]:
+    """Return a function that notes its arguments in a configuration, below a name; ``order`` names them by position."""
 
     def note(opts: IPUConfig, *values: Any, **options: Any) -> IPUConfig:
         target: Any = opts
         for name in path:
             target = getattr(target, name)
-        for name, value in [*((str(place), value) for place, value in enumerate(values)), *options.items()]:
+        names = [*order, *map(str, range(len(order), len(values)))]
+        for name, value in [*zip(names, values, strict=False), *options.items()]:
             setattr(target, name, value)
         return opts
 
@@ -54,19 +54,6 @@ def select_ipus(opts: IPUConfig, indices: Any) -> IPUConfig:
     """Note in a configuration which devices a program wants."""
     opts.select_ipus = indices
     return opts
-
-
-def set_ipu_model_options(opts: IPUConfig, compile_ipu_code: bool = True, **options: Any) -> IPUConfig:
-    """Note in a configuration how a model of the device would be made."""
-    return _noted("ipu_model")(opts, compile_ipu_code=compile_ipu_code, **options)
-
-
-def set_experimental_multi_replica_distribution_options(
-    opts: IPUConfig, process_count: int, process_index: int
-) -> IPUConfig:
-    """Note in a configuration which of several processes this is."""
-    place = _noted("experimental", "multi_replica_distribution")
-    return place(opts, process_count=process_count, process_index=process_index)
 
 
 def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any) -> None:
@@ -111,6 +98,10 @@ SETTERS = {
         "verification_options",
     )
 }  # fmt: skip
+SETTERS["set_ipu_model_options"] = _noted("ipu_model", order=("compile_ipu_code",))
+SETTERS["set_experimental_multi_replica_distribution_options"] = _noted(
+    "experimental", "multi_replica_distribution", order=("process_count", "process_index")
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, plain, simple
 from popart.tensors import torch_type
 
 __all__: list[str] = []
@@ -53,11 +53,7 @@ def _clip(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return x if low is None and high is None else torch.clamp(x, low, high)
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda attributes, *inputs: function(*inputs)
-
-
-simple({name: _plain(function) for name, function in {**_UNARY, **_BINARY}.items()})
+plain({**_UNARY, **_BINARY})
 simple(
     {
         "Identity": lambda a, x: x.view_as(x),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, plain, simple
 
 __all__: list[str] = []
 
@@ -94,11 +94,7 @@ def _show(title: str, value: torch.Tensor) -> None:
     print(f"{title}: {value.detach().tolist()}", file=sys.stderr, flush=True)
 
 
-def _taking_inputs(function: Any) -> Any:
-    return lambda attributes, *inputs: function(*inputs)
-
-
-simple({name: _taking_inputs(function) for name, function in _PLAIN.items()}, GRAPHCORE)
+plain(_PLAIN, GRAPHCORE)
 simple(
     {
         "IncrementMod": lambda a, x: torch.remainder(x + a["increment"], a["modulus"]).to(x.dtype),

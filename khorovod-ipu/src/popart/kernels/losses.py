@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
 
 __all__: list[str] = []
 
@@ -17,8 +17,8 @@ _LEAST_OTHERWISE = 1e-7
 _LEAST_DIVISOR = 1e-10
 
 
-def _reduced(node: GraphNode, x: torch.Tensor, count: Any = None) -> torch.Tensor:
-    how = node.attributes.get("reduction", "Mean")
+def _reduced(attributes: Any, x: torch.Tensor, count: Any = None) -> torch.Tensor:
+    how = attributes.get("reduction", "Mean")
     if how == "NoReduction":
         return x
     return x.sum() if how == "Sum" else x.sum() / (x.numel() if count is None else count)
@@ -88,18 +88,8 @@ def _nllloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     else:
         losses = _apply(_NegativeLogLikelihood, rows, flat)
     losses = losses * keep
-    total = _reduced(node, losses, keep.sum().clamp_min(1))
+    total = _reduced(node.attributes, losses, keep.sum().clamp_min(1))
     return total.reshape(labels.shape) if node.attributes.get("reduction") == "NoReduction" else total
-
-
-@operator("L1", domain=GRAPHCORE)
-def _l1loss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _reduced(node, inputs[0].abs() * node.attributes["lambda"])
-
-
-@operator("IdentityLoss", domain=GRAPHCORE)
-def _identityloss(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _reduced(node, inputs[0])
 
 
 @operator("ReplicatedAllReduce", domain=GRAPHCORE)
@@ -111,3 +101,6 @@ def _replicated_allreduce(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any
             f"device runs its {run.replicas} one after the other. Gradients are reduced over them without it"
         )
     return inputs[0].view_as(inputs[0])
+
+
+simple({"L1": lambda a, x: _reduced(a, x.abs() * a["lambda"]), "IdentityLoss": _reduced}, GRAPHCORE)

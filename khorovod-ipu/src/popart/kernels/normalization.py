@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator
+from popart.kernels.registry import GRAPHCORE, GraphNode, GraphRun, Inputs, operator, simple
 
 __all__: list[str] = []
 
@@ -38,11 +38,6 @@ def _batch_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return (y, *outputs)[: len(node.outputs)]
 
 
-@operator("InstanceNormalization")
-def _instance_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return F.instance_norm(inputs[0], weight=inputs[1], bias=inputs[2], eps=node.attributes.get("epsilon", 1e-5))
-
-
 @operator("GroupNormalization", domain=GRAPHCORE)
 def _group_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     """One group is layer normalization."""
@@ -66,14 +61,18 @@ def _local_response(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return x / (node.attributes.get("bias", 1.0) + alpha / size * total) ** beta
 
 
-@operator("LpNormalization")
-def _lp_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    x = inputs[0]
-    return x / x.norm(node.attributes.get("p", 2), node.attributes.get("axis", -1), keepdim=True)
-
-
-@operator("MeanVarianceNormalization")
-def _mean_variance_normalization(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    x, axes = inputs[0], node.attributes.get("axes") or [0, 2, 3]
+def _mean_variance(attributes: Any, x: torch.Tensor) -> torch.Tensor:
+    axes = attributes.get("axes") or [0, 2, 3]
     centred = x - x.mean(axes, keepdim=True)
     return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
+
+
+simple(
+    {
+        "InstanceNormalization": lambda a, x, scale, shift: F.instance_norm(
+            x, weight=scale, bias=shift, eps=a.get("epsilon", 1e-5)
+        ),
+        "LpNormalization": lambda a, x: x / x.norm(a.get("p", 2), a.get("axis", -1), keepdim=True),
+        "MeanVarianceNormalization": _mean_variance,
+    }
+)

@@ -8,15 +8,10 @@ from typing import Any
 
 import torch
 
-from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator
+from popart.kernels.registry import GraphNode, GraphRun, Inputs, operator, plain, simple
 from popart.kernels.shaping import numbers
 
 __all__: list[str] = []
-
-
-@operator("MatMul")
-def _matmul(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return torch.matmul(*inputs)
 
 
 @operator("Gemm")
@@ -81,25 +76,25 @@ def _cumsum(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
     return total.flip(axis) if node.attributes.get("reverse") else total
 
 
-def _over_rows(node: GraphNode, x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _over_rows(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Before operator set 13, the axis says where a matrix is made of the tensor, whose rows are then treated."""
-    axis = node.attributes.get("axis", 1) % max(x.dim(), 1)
-    return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
+
+    def of_matrix(attributes: Any, x: torch.Tensor) -> torch.Tensor:
+        axis = attributes.get("axis", 1) % max(x.dim(), 1)
+        return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
+
+    return of_matrix
 
 
-@operator("Softmax")
-def _softmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _over_rows(node, inputs[0], torch.softmax)
+def _hardmax(rows: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.zeros_like(rows).scatter(dim, rows.argmax(dim, keepdim=True), 1.0)
 
 
-@operator("LogSoftmax")
-def _log_softmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    return _over_rows(node, inputs[0], torch.log_softmax)
-
-
-@operator("Hardmax")
-def _hardmax(run: GraphRun, node: GraphNode, inputs: Inputs) -> Any:
-    def hardmax(rows: torch.Tensor, dim: int) -> torch.Tensor:
-        return torch.zeros_like(rows).scatter(dim, rows.argmax(dim, keepdim=True), 1.0)
-
-    return _over_rows(node, inputs[0], hardmax)
+plain({"MatMul": torch.matmul})
+simple(
+    {
+        "Softmax": _over_rows(torch.softmax),
+        "LogSoftmax": _over_rows(torch.log_softmax),
+        "Hardmax": _over_rows(_hardmax),
+    }
+)

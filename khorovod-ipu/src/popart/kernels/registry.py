@@ -13,19 +13,8 @@ from khorovod_ipu.names import nearest
 from popart.errors import popart_exception
 
 __all__ = [
-    "GRAPHCORE",
-    "ONNX",
-    "GraphNode",
-    "GraphRun",
-    "Inputs",
-    "Kernel",
-    "Operator",
-    "Subgraph",
-    "compute",
-    "find",
-    "known_operators",
-    "operator",
-    "simple",
+    "GRAPHCORE", "ONNX", "GraphNode", "GraphRun", "Inputs", "Kernel", "Operator", "Subgraph", "compute", "find",
+    "known_operators", "operator", "plain", "simple",
 ]  # fmt: skip
 
 ONNX = ""
@@ -171,6 +160,20 @@ def simple(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX, reads:
 
     for name, function in kernels.items():
         _OPERATORS[domain, name] = Operator(kernel_of(function), reads)
+
+
+def plain(kernels: Mapping[str, Callable[..., Any]], domain: str = ONNX) -> None:
+    """Register functions of the inputs alone, by the names of their operators.
+
+    Args:
+        kernels: the functions.
+        domain: of the operators.
+    """
+
+    def without_attributes(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda attributes, *inputs: function(*inputs)
+
+    simple({name: without_attributes(function) for name, function in kernels.items()}, domain)
 
 
 def find(domain: str, op: str) -> Operator:

@@ -79,22 +79,13 @@ class LatestExporter(Exporter):
     """Exports after every evaluation, and keeps the newest.
 
     Args:
-        name: of the folder inside ``model_dir/export``.
-        serving_input_receiver_fn: of ``export_saved_model``.
-        assets_extra: of ``export_saved_model``.
-        as_text: of ``export_saved_model``.
+        *given: of ``Exporter``.
         exports_to_keep: how many; None keeps all.
+        **named: of ``Exporter``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any] | None = None,
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
-    ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+    def __init__(self, *given: Any, exports_to_keep: int | None = 5, **named: Any) -> None:
+        super().__init__(*given, **named)
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise ValueError(f"exports_to_keep must be a positive number. Received: {exports_to_keep}")
         self._kept = exports_to_keep
@@ -120,13 +111,11 @@ class BestExporter(LatestExporter):
     """Exports after an evaluation that was better than all before, those before the job resumed included.
 
     Args:
-        name: of the folder inside ``model_dir/export``.
-        serving_input_receiver_fn: of ``export_saved_model``.
+        name: as for ``Exporter``.
+        serving_input_receiver_fn: as for ``Exporter``.
         event_file_pattern: accepted; the best result is kept beside the exports.
         compare_fn: whether the second of two results is better than the first; by default by ``loss``.
-        assets_extra: of ``export_saved_model``.
-        as_text: of ``export_saved_model``.
-        exports_to_keep: how many; None keeps all.
+        **named: of ``LatestExporter``.
     """
 
     def __init__(
@@ -135,11 +124,9 @@ class BestExporter(LatestExporter):
         serving_input_receiver_fn: Callable[[], Any] | None = None,
         event_file_pattern: str | None = None,
         compare_fn: Callable[[Any, Any], bool] = lower_loss,
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
+        **named: Any,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        super().__init__(name, serving_input_receiver_fn, **named)
         self._is_better = compare_fn
 
     def _is_due(self, folder: Path, result: Mapping[str, Any], is_final: bool) -> bool:
