@@ -28,6 +28,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
     "leakyrelu": F.leaky_relu,
 }
+#: ONNX's attributes that the device's layers do not have.
+_NOT_HERE = ("activation_alpha", "activation_beta", "clip", "input_forget")
 
 
 @dataclass
@@ -38,23 +40,15 @@ class _Direction:
         weight: for what comes in, gates times hidden by input.
         recurrence: for the state, gates times hidden by hidden.
         biases: of both, gates times hidden each.
-        peepholes: from the cell to the gates, or None.
         functions: activations, in ONNX's order.
-        clip: bound of what goes into an activation, or None.
         attributes: of the node.
     """
 
     weight: Tensor
     recurrence: Tensor
     biases: tuple[Tensor, Tensor]
-    peepholes: Tensor | None
     functions: list[Callable[[Tensor], Tensor]]
-    clip: float | None
     attributes: Any
-
-    def act(self, which: int, x: Tensor) -> Tensor:
-        """Apply an activation to a clipped value."""
-        return self.functions[which](x if self.clip is None else x.clamp(-self.clip, self.clip))
 
 
 def _of_lstm(d: _Direction) -> _Step:
@@ -62,11 +56,9 @@ def _of_lstm(d: _Direction) -> _Step:
         hidden, cell = state
         # ONNX's order of the gates: input, output, forget, cell.
         i, o, f, c = (x + F.linear(hidden, d.recurrence, d.biases[1])).chunk(4, -1)
-        from_cell = d.peepholes.chunk(3) if d.peepholes is not None else (0.0, 0.0, 0.0)
-        gate = d.act(0, i + from_cell[0] * cell)
-        forget = 1 - gate if d.attributes.get("input_forget") else d.act(0, f + from_cell[2] * cell)
-        cell = forget * cell + gate * d.act(1, c)
-        return d.act(0, o + from_cell[1] * cell) * d.functions[2](cell), cell
+        gate, of_cell, of_output = d.functions
+        cell = gate(f) * cell + gate(i) * of_cell(c)
+        return gate(o) * of_output(cell), cell
 
     return step
 
@@ -79,30 +71,31 @@ def _of_gru(d: _Direction) -> _Step:
         # ONNX's order of the gates: update, reset, hidden.
         z, r, h = x.chunk(3, -1)
         first = F.linear(hidden, d.recurrence[: 2 * size], d.biases[1][: 2 * size])
-        update, reset = d.act(0, z + first[..., :size]), d.act(0, r + first[..., size:])
+        gate, of_new = d.functions
+        update, reset = gate(z + first[..., :size]), gate(r + first[..., size:])
         last, bias = d.recurrence[2 * size :], d.biases[1][2 * size :]
         if d.attributes.get("linear_before_reset"):
             new = reset * F.linear(hidden, last, bias)
         else:
             new = F.linear(reset * hidden, last, bias)
-        return ((1 - update) * d.act(1, h + new) + update * hidden,)
+        return ((1 - update) * of_new(h + new) + update * hidden,)
 
     return step
 
 
 def _of_rnn(d: _Direction) -> _Step:
-    return lambda x, state: (d.act(0, x + F.linear(state[0], d.recurrence, d.biases[1])),)
+    return lambda x, state: (d.functions[0](x + F.linear(state[0], d.recurrence, d.biases[1])),)
 
 
 def _functions(node: GraphNode, default: list[str], directions: int) -> list[list[Callable[[Tensor], Tensor]]]:
     """Activations of each direction."""
     names = node.attributes.get("activations") or default * directions
     unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
-    numbers = [name for name in ("activation_alpha", "activation_beta") if node.attributes.get(name)]
-    if unknown or numbers or len(names) != len(default) * directions:
+    others = [name for name in _NOT_HERE if node.attributes.get(name)] + ["peepholes"] * bool(node.inputs[7:8] > ("",))
+    if unknown or others or len(names) != len(default) * directions:
         raise popart_exception(
-            f"{node.op} {node.name!r} takes {len(default)} activations per direction, of {sorted(_ACTIVATIONS)}, with "
-            f"their default parameters; received {names}{' and ' if numbers else ''}{', '.join(numbers)}"
+            f"{node.op} {node.name!r} takes {len(default)} activations per direction, of {sorted(_ACTIVATIONS)}, and "
+            f"no peepholes, {', '.join(_NOT_HERE)}; received {names}{' and ' if others else ''}{', '.join(others)}"
         )
     found = [_ACTIVATIONS[name.lower()] for name in names]
     return [found[start : start + len(default)] for start in range(0, len(found), len(default))]
@@ -111,7 +104,7 @@ def _functions(node: GraphNode, default: list[str], directions: int) -> list[lis
 def _run_layer(node: GraphNode, inputs: Inputs, gates: int, default: list[str], step_of: Callable[..., _Step]) -> Any:
     x, weight, recurrence, *more = inputs
     given = [*more, *[None] * (5 - len(more))]
-    bias, lengths, peepholes, starts = given[0], given[1], given[4], given[2 : 3 + (gates == 4)]
+    bias, lengths, starts = given[0], given[1], given[2 : 3 + (gates == 4)]
     how = node.attributes.get("direction") or "forward"
     reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[how]
     size, batch = recurrence.shape[-1], x.shape[1]
@@ -125,11 +118,7 @@ def _run_layer(node: GraphNode, inputs: Inputs, gates: int, default: list[str], 
     rows, lasts = [], []
     for place, backwards in enumerate(reversals):
         both = bias[place] if bias is not None else x.new_zeros(2 * gates * size)
-        peeped = peepholes[place] if peepholes is not None else None
-        clip = node.attributes.get("clip") or None
-        own = _Direction(
-            weight[place], recurrence[place], both.chunk(2), peeped, functions[place], clip, node.attributes
-        )
+        own = _Direction(weight[place], recurrence[place], both.chunk(2), functions[place], node.attributes)
         state = tuple(x.new_zeros(batch, size) if start is None else start[place] for start in starts)
         row, last = _through_time(x, own, step_of(own), state, lengths, backwards)
         rows.append(row)
