@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import contextvars
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -145,15 +145,12 @@ def finalizeBackend() -> None:
     """
     if not isBackendInitialized():
         raise RuntimeError("popdist's backend is not initialized: call popdist.init() before finalizeBackend()")
-    _finalize()
-
-
-def _finalize() -> None:
     if _backend.is_ours and hvd.is_initialized():
         _wait_for_parts()
         hvd.shutdown()
     _backend.is_ours = _backend.is_up = False
-    _forget()
+    _backend.groups.clear()
+    _backend.communicators.clear()
 
 
 def _at_exit() -> None:
@@ -167,11 +164,6 @@ def _wait_for_parts() -> None:
     if any(group.process_set for group in _backend.groups.values()) and not hasattr(sys, "last_value"):
         with contextlib.suppress(hvd.HorovodInternalError):
             hvd.allreduce(np.zeros(1), name="popdist: the end of the program")  # a barrier has no name to be shown by
-
-
-def _forget() -> None:
-    _backend.groups.clear()
-    _backend.communicators.clear()
 
 
 def isBackendInitialized() -> bool:
@@ -319,15 +311,9 @@ def execute_on_instances(
         group = outer if outer is not None and outer.members == members else _group(members)
     if own not in members:
         return None
-    with _confined_to(group):
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _confined_to(group: InstanceGroup) -> Iterator[None]:
     token = _confined.set(group)
     try:
-        yield
+        return func(*args, **kwargs)
     finally:
         _confined.reset(token)
 

@@ -31,23 +31,13 @@ class _Distributed(DistributedOptions):
         _refuse("Distributed.disable")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
-        """Refuse other names.
-
-        Args:
-            var_num_processes: variable with the number of processes.
-            var_process_id: variable with the number of this one.
-        """
+        """Refuse other names."""
         if getattr(self, "_is_decided", False):
             _refuse("Distributed.setEnvVarNames")
         return super().configureProcessId(0, 1)
 
     def configureProcessId(self, process_id: int, num_processes: int) -> NoReturn:
-        """Refuse another place in the job.
-
-        Args:
-            process_id: number of this process.
-            num_processes: how many train together.
-        """
+        """Refuse another place in the job."""
         _refuse("Distributed.configureProcessId")
 
 
@@ -78,9 +68,5 @@ class Options(poptorch.Options):
         _refuse("useIpuId")
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:
-        """Refuse another number of replicas.
-
-        Args:
-            replication_factor: number of replicas.
-        """
+        """Refuse another number of replicas."""
         _refuse("replicationFactor")

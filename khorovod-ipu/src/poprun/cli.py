@@ -67,9 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line["dry-run"]:
             return _show(job)
         assembly = _assemble(job)
-    except CommandLineError as error:
-        log.error(str(error))
-        return 2
     except ValueError as error:
         log.error(str(error))
         return 2

@@ -31,50 +31,35 @@ def _boolean(text: str) -> bool:
     raise ValueError("yes or no (on/off, 1/0, true/false)")
 
 
-def _whole(least: int, most: int = 1 << 31) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise ValueError(f"a whole number of at least {least}" + (f" and at most {most}" if most < 1 << 31 else ""))
-        return number
-
-    return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("a number of seconds above 0")
-    return number
-
-
 def _reset(text: str) -> str | bool:
     return "auto" if text.lower() == "auto" else _boolean(text)
 
 
-def _version_format(text: str) -> str:
-    if text not in ("text", "full-text", "full-json"):
-        raise ValueError("text, full-text or full-json")
-    return text
+def _checked(make: Callable[[str], Any], expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return a function that makes a value of a text; its error says what is expected."""
+
+    def read(text: str) -> Any:
+        try:
+            value = make(text)
+        except ValueError:
+            raise ValueError(expected) from None
+        if not is_right(value):
+            raise ValueError(expected)
+        return value
+
+    return read
 
 
-def _subnet(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text, strict=False))
-    except ValueError:
-        raise ValueError("a subnet such as 10.1.0.0/16") from None
+def _whole(least: int, most: int = 1 << 31) -> Callable[[str], int]:
+    expected = f"a whole number of at least {least}" + (f" and at most {most}" if most < 1 << 31 else "")
+    return _checked(int, expected, lambda number: least <= number <= most)
 
 
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("some text")
-    return text
+_text = _checked(str, "some text", bool)
+_seconds = _checked(float, "a number of seconds above 0", lambda number: 0 < number < float("inf"))
+_subnet = _checked(lambda text: str(ipaddress.ip_network(text, strict=False)), "a subnet such as 10.1.0.0/16", bool)
+_FORMATS = ("text", "full-text", "full-json")
+_version_format = _checked(str, "text, full-text or full-json", _FORMATS.__contains__)
 
 
 @dataclass(frozen=True)
