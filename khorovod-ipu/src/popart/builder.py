@@ -48,7 +48,7 @@ class DebugContext:
 
 
 class Builder(Annotations):
-    """Makes a model.
+    """Makes a model. Methods that take the id of a tensor raise ``popart_exception`` where there is no such tensor.
 
     Args:
         modelProtoOrFilename: a model to go on with: its bytes, or a file's name.
@@ -175,11 +175,7 @@ class Builder(Annotations):
         return name
 
     def addOutputTensor(self, outputTensorId: str) -> None:
-        """Say that a tensor is an output of the model.
-
-        Raises:
-            popart_exception: the tensor does not exist.
-        """
+        """Say that a tensor is an output of the model."""
         is_inner = self._parent is not None
         if is_inner and outputTensorId in self._shapes and not self._shapes.is_known(outputTensorId):
             self._graph.output.append(onnx.ValueInfoProto(name=outputTensorId))
@@ -307,19 +303,11 @@ class Builder(Annotations):
         return tensorId in self._weights
 
     def getTensorShape(self, tensorId: str) -> list[int]:
-        """Return the dimensions of a tensor.
-
-        Raises:
-            popart_exception: the tensor does not exist.
-        """
+        """Return the dimensions of a tensor."""
         return self._info(tensorId).shape()
 
     def getTensorDtypeString(self, tensorId: str) -> str:
-        """Return a tensor's dtype, as in ``float32``.
-
-        Raises:
-            popart_exception: the tensor does not exist.
-        """
+        """Return a tensor's dtype, as in ``float32``."""
         return self._info(tensorId).data_type_lcase()
 
     def getModelProto(self) -> bytes:

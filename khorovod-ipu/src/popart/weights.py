@@ -20,7 +20,7 @@ __all__ = ["Weights"]
 
 
 class Weights:
-    """All weights of a session.
+    """All weights of a session; a ``popart_exception`` names one that does not exist, or does not fit.
 
     Args:
         model: the model that they come from.
@@ -56,20 +56,12 @@ class Weights:
                 np.copyto(self.host[name], tensor.detach().numpy())
 
     def read(self, into: PyWeightsIO) -> None:
-        """Copy the host's values into arrays.
-
-        Raises:
-            popart_exception: a weight does not exist, or an array has another shape or dtype.
-        """
+        """Copy the host's values into arrays."""
         for name, array in into.weights.items():
             np.copyto(array, self._fitting(name, array))
 
     def write(self, source: PyWeightsIO) -> None:
-        """Copy arrays over the host's values.
-
-        Raises:
-            popart_exception: a weight does not exist, or an array has another shape or dtype.
-        """
+        """Copy arrays over the host's values."""
         fitting = {name: self._fitting(name, array) for name, array in source.weights.items()}
         for name, array in source.weights.items():
             np.copyto(fitting[name], array)

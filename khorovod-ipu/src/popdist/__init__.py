@@ -1,10 +1,4 @@
-"""PopDist: the place of an instance in a job of ``poprun``, and collectives among instances.
-
-environment    instances and replicas, from the environment
-backend        init, communicators, execute_on_instances
-collectives    broadcast, allReduceSum, allGather
-poptorch, tensorflow, popart    what hands the division to those frameworks; imported by name
-"""
+"""PopDist: the place of an instance in a job of ``poprun``, and collectives among instances."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""PopRun in software: starts the instances of a program, and tells each which replicas of the job are its own.
-
-cli             the command
-flags           its options, and files of settings
-topology        who is where
-mpi_arguments   what arguments of mpirun mean here
-networks        which interfaces lead into a subnet
-bind            instances bound to NUMA nodes
-log, version    what it says about itself
-"""
+"""PopRun in software: starts the instances of a program, and tells each which replicas of the job are its own."""
 
 from __future__ import annotations
 

@@ -1,15 +1,4 @@
-"""PopTorch in software: the parts for data-parallel training.
-
-options         Options, and its groups
-data            DataLoader
-executor        trainingModel, inferenceModel
-replicas        several replicas of a model in one process
-instances       the same model in other processes
-optim           optimizers
-hints           identity_loss, and hints that are accepted without effect
-control         loops, conditions, parts of tensors
-choices         enumerations
-"""
+"""PopTorch in software: the parts for data-parallel training."""
 
 from __future__ import annotations
 

@@ -111,29 +111,12 @@ class Hint:
 
 
 class Stage(Hint):
-    """Blocks that run together."""
+    """Blocks that run together, one after the other, or as a pipeline; a phase is several stages."""
 
     ipu = Hint.accept
 
 
-class Phase(Stage):
-    """Stages that run together."""
-
-
-class ShardedExecution(Stage):
-    """Blocks run one after the other."""
-
-
-class PipelinedExecution(Stage):
-    """Blocks run as a pipeline."""
-
-
-class SerialPhasedExecution(Stage):
-    """Phases run one after the other."""
-
-
-class ParallelPhasedExecution(Stage):
-    """Phases run at the same time."""
+Phase = ShardedExecution = PipelinedExecution = SerialPhasedExecution = ParallelPhasedExecution = Stage
 
 
 class TensorLocationSettings(Hint):

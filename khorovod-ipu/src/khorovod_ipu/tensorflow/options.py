@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["IPUConfig", "OptionTree", "latest"]
+__all__ = ["IPUConfig", "OptionTree"]
 
 #: Known groups of options; below these names every option is accepted.
 _NAMES = frozenset(
@@ -15,7 +15,6 @@ _NAMES = frozenset(
         "serialization_output_folder", "slices", "verified_transfers",
     )
 )  # fmt: skip
-_configured: list[Any] = []
 
 
 class OptionTree:
@@ -31,17 +30,9 @@ class OptionTree:
     def __bool__(self) -> bool:
         return bool(vars(self))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all that was set, nested."""
-        return {
-            name: value.as_dict() if isinstance(value, OptionTree) else value
-            for name, value in vars(self).items()
-            if not isinstance(value, OptionTree) or value
-        }
-
 
 class IPUConfig(OptionTree):
-    """``ipu.config.IPUConfig``: the SDK's options may be set; ``configure_ipu_system`` puts them in use."""
+    """``ipu.config.IPUConfig``: the SDK's options may be set."""
 
     def __getattr__(self, name: str) -> Any:
         self._check(name)
@@ -57,14 +48,4 @@ class IPUConfig(OptionTree):
             raise AttributeError(f"IPUConfig has no option {name!r}; it has {', '.join(sorted(_NAMES))}")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
-        """Make this the configuration in use.
-
-        Args:
-            device: accepted.
-        """
-        _configured.append(self)
-
-
-def latest() -> Any:
-    """Return the configuration in use, or None."""
-    return _configured[-1] if _configured else None
+        """Do nothing; ``device`` is accepted."""

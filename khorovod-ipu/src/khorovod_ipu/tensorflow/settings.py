@@ -57,7 +57,7 @@ def select_ipus(opts: IPUConfig, indices: Any) -> IPUConfig:
 
 
 def configure_ipu_system(config: IPUConfig, device: str = "cpu", **accepted: Any) -> None:
-    """Make a configuration the one in use."""
+    """Do nothing: the device has nothing to configure."""
     config.configure_ipu_system(device)
 
 

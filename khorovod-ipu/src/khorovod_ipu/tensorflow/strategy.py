@@ -102,15 +102,7 @@ class HostReducedStrategy(distribute_lib.Strategy):
 
 
 class HostReducedExtended(mirrored_strategy.MirroredExtended):
-    """The class of ``strategy.extended``.
-
-    Args:
-        container_strategy: the strategy.
-        collectives: combine tensors.
-        ipu_device: where replicas compute.
-        variables_on_host: where variables live.
-        replicas: of this worker; each has a device by name, and a copy of every variable.
-    """
+    """The class of ``strategy.extended``; each replica has a device by name, and a copy of every variable."""
 
     def __init__(
         self,

@@ -1,17 +1,4 @@
-"""Estimators in graphs of TensorFlow 1, which TensorFlow itself no longer has.
-
-spec                  what a model function returns; TrainSpec and EvalSpec
-run_config            how a run is configured
-inputs                from input functions to tensors
-model                 calling a model function; host_call
-checkpoints           saving and restoring when variables are spread over workers
-training              one call of train()
-evaluation            evaluate() and predict()
-exporters             what an EvalSpec exports after evaluations
-export                a SavedModel of what was trained
-estimator             the class
-together              train_and_evaluate
-"""
+"""Estimators in graphs of TensorFlow 1, which TensorFlow itself no longer has."""
 
 from __future__ import annotations
 

@@ -59,16 +59,7 @@ def evaluate(
     checkpoint: str | None,
     name: str | None,
 ) -> dict[str, Any]:
-    """Evaluate a model function; return its metrics, the loss and the step of the checkpoint.
-
-    Args:
-        estimator: that runs it.
-        input_fn: where batches come from.
-        steps: how many; None goes on until they end.
-        hooks: of the user.
-        checkpoint: which one, or None for new variables.
-        name: of this evaluation.
-    """
+    """Return the metrics, the loss and the step of a checkpoint; with the arguments of ``IPUEstimator.evaluate``."""
     with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.EVAL)
         metrics = _metric_ops(spec)
@@ -109,16 +100,7 @@ def predict(
     checkpoint: str | None,
     single: bool,
 ) -> Iterator[Any]:
-    """Yield predictions.
-
-    Args:
-        estimator: that runs it.
-        input_fn: where batches come from.
-        keys: of the predictions to yield; None yields all.
-        hooks: of the user.
-        checkpoint: which one.
-        single: one example at a time, not one batch.
-    """
+    """Yield predictions; with the arguments of ``IPUEstimator.predict``."""
     with new_graph():
         spec = _called(estimator, input_fn, ModeKeys.PREDICT)
         predictions = spec.predictions

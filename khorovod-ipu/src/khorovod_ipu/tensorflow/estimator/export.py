@@ -81,15 +81,7 @@ def _by_name(tensors: Any, name: str) -> dict[str, Any]:
 def export_saved_model(
     estimator: Any, folder: str, receive: Callable[[], ServingInputReceiver], checkpoint: str, as_text: bool
 ) -> bytes:
-    """Write the predictions of a model function as a SavedModel; return its folder.
-
-    Args:
-        estimator: that runs it.
-        folder: a folder with the time as its name is made in it.
-        receive: makes placeholders and features.
-        checkpoint: with the values.
-        as_text: write text instead of binary.
-    """
+    """Write a SavedModel and return its folder; with the arguments of ``IPUEstimator.export_saved_model``."""
     with new_graph():
         v1.train.create_global_step()
         receiver = receive()

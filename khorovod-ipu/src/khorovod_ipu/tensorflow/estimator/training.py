@@ -70,15 +70,7 @@ def train(
     stop: StopAtStep,
     listeners: Sequence[Any],
 ) -> None:
-    """Train a model function.
-
-    Args:
-        estimator: that runs it.
-        input_fn: where batches come from.
-        hooks: of the user.
-        stop: when to end.
-        listeners: called at checkpoints.
-    """
+    """Train until ``stop`` says so; with the arguments of ``IPUEstimator.train``."""
     config, strategy = estimator.config, estimator.config.train_distribute
     session_config, target = _session_of(strategy, config)
     with new_graph(), _strategy_scope(strategy):
