@@ -141,6 +141,77 @@ def test_where_a_state_has_no_place() -> None:
     run_ranks(1, _misused)
 
 
+class Normed(BucketCompressor):
+    """Divides by the norm over all ranks, which a collective inside ``compress`` finds.
+
+    Args:
+        named: whether that collective has a name.
+    """
+
+    name = "normed"
+
+    def __init__(self, named: bool = True) -> None:
+        self.named = named
+
+    def compress(self, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
+        name = f"{self.bucket}.norm" if self.named else None
+        handle = hvd.allreduce_async(tensor.square().sum(), op=hvd.Sum, name=name)
+        return tensor / 2, handle
+
+    def decompress(self, tensor: Any, ctx: Any, state: dict[str, Any]) -> Any:
+        return tensor * 2 / hvd.synchronize(ctx).sqrt()
+
+
+def _two_buckets(compression: Any) -> tuple[Any, list[Any]]:
+    """Return an optimizer with a bucket for each of two parameters, and these."""
+    parameters = [torch.nn.Parameter(torch.zeros(300, dtype=torch.float64)) for _ in range(2)]
+    plain = torch.optim.SGD(parameters, lr=0.1)
+    groups = [[parameter] for parameter in parameters]
+    return hvd.DistributedOptimizer(plain, compression=compression, op=hvd.Sum, groups=groups), parameters
+
+
+def _norms() -> None:
+    optimizer, parameters = _two_buckets(Normed())
+    for _ in range(3):
+        optimizer.zero_grad()
+        # The bucket that is complete in backward() is another one on each rank.
+        (parameters[hvd.rank()] * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.synchronize()
+        for number, parameter in enumerate(parameters):
+            assert torch.allclose(parameter.grad, torch.full_like(parameter, 300**-0.5)), (number, parameter.grad)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def test_named_collectives_of_a_compressor_pair_by_bucket() -> None:
+    run_ranks(2, _norms)
+
+
+def _wrong_compressors() -> None:
+    def step(compression: Any) -> None:
+        optimizer, parameters = _two_buckets(compression)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.synchronize()
+
+    with pytest.raises(RequestError, match=r"allreduce has no name.*'normed'.*name=f\"{self.bucket}.norm\""):
+        step(Normed(named=False))
+    with pytest.raises(RequestError, match=r"compression is the class Halves.*pass an object: Halves\(\)"):
+        step(Halves)
+    wrong = Halves()
+    wrong.compress = lambda tensor, state: tensor  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match=r"compress\(\) of the compressor 'halves' must return \(tensor, ctx\)"):
+        step(wrong)
+    wrong = Halves()
+    wrong.decompress = lambda tensor, ctx, state: tensor[:1]  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match=r"decompress\(\) of the compressor 'halves' must return .* shape \[1\]"):
+        step(wrong)
+
+
+def test_wrong_compressors_are_named() -> None:
+    run_ranks(2, _wrong_compressors)
+
+
 def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     compression = Halves()
     compression.state_of("bucket", 4)["step"] = 7

@@ -15,6 +15,7 @@ from functools import singledispatch
 from typing import Any, ClassVar
 
 from horovod.bindings.misuse import wrong_argument
+from horovod.engine.calls import named_only
 from horovod.logs import logger
 
 __all__ = [
@@ -115,7 +116,15 @@ class BucketCompressor:
     A subclass defines ``name``, ``compress`` and ``decompress``. Compressed tensors are reduced like gradients, so
     they must have the same shape, dtype and meaning on all ranks. Each rank has its own states, and saves them itself.
     Make one object for each optimizer.
+
+    A collective inside ``compress`` needs a name that begins with ``self.bucket``, because ranks may compress their
+    buckets in different orders. If their orders do differ, a blocking one raises DeadlockError.
+
+    Attributes:
+        bucket: name of the bucket that is being compressed or decompressed; the same on all ranks.
     """
+
+    bucket: str = ""
 
     #: Stands in ``state_dict()``, so that no other compressor loads it.
     name: ClassVar[str] = ""
@@ -132,6 +141,41 @@ class BucketCompressor:
     def decompress(self, tensor: Any, ctx: Any, state: dict[str, Any]) -> Any:
         """Return the reduced gradients of the bucket, flat, from the reduced tensor."""
         raise NotImplementedError
+
+    def send(self, bucket: str, tensor: Any, state: dict[str, Any]) -> tuple[Any, Any]:
+        """Call ``compress`` for a bucket.
+
+        Args:
+            bucket: its name, the same on all ranks.
+            tensor: as for ``compress``.
+            state: as for ``compress``.
+
+        Raises:
+            RequestError: it used an unnamed collective, or returned something else than a pair.
+        """
+        self.bucket = bucket
+        with named_only(
+            f"Ranks may call compress() of the compressor {self.name!r} for their buckets in different orders; "
+            'pass a name for each bucket: name=f"{self.bucket}.norm"'
+        ):
+            return _pair(self, self.compress(tensor, state))
+
+    def receive(self, bucket: str, tensor: Any, ctx: Any, state: dict[str, Any], count: int) -> Any:
+        """Call ``decompress`` for a bucket of ``count`` elements.
+
+        Raises:
+            RequestError: it returned something else than a tensor of ``count`` elements.
+        """
+        self.bucket = bucket
+        found = self.decompress(tensor, ctx, state)
+        shape = getattr(found, "shape", None)
+        if shape is None or tuple(shape) != (count,):
+            received = type(found).__name__ if shape is None else f"shape {list(shape)}"
+            raise wrong_argument(
+                f"decompress() of the compressor {self.name!r} must return a tensor of shape [{count}]. "
+                f"Received: {received}"
+            )
+        return found
 
     def claim(self, owner: object) -> None:
         """Note which optimizer uses this object.
@@ -193,6 +237,9 @@ def check_compression(compression: Any, buckets: bool = False) -> None:
         compression: what the user gave.
         buckets: whether a ``BucketCompressor`` is allowed.
     """
+    if isinstance(compression, type) and issubclass(compression, BucketCompressor):
+        name = compression.__name__
+        raise wrong_argument(f"compression is the class {name}, which keeps a state; pass an object: {name}()")
     if isinstance(compression, BucketCompressor) and not buckets:
         raise wrong_argument(
             f"the compressor {compression.name!r} keeps a state for each bucket of gradients, which only "
@@ -208,10 +255,21 @@ def check_compression(compression: Any, buckets: bool = False) -> None:
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the tensors to send, and the contexts for ``decompress``."""
     check_compression(compression)
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [_pair(compression, compression.compress(tensor)) for tensor in tensors]
     return [wire for wire, _ in pairs], [context for _, context in pairs]
 
 
 def decompress(compression: Any, wires: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
     """Undo ``compress``."""
     return [compression.decompress(wire, context) for wire, context in zip(wires, contexts, strict=True)]
+
+
+def _pair(compression: Any, found: Any) -> tuple[Any, Any]:
+    """Return what ``compress`` of a compressor has returned, if it is a pair that begins with a tensor."""
+    if isinstance(found, tuple) and len(found) == 2 and hasattr(found[0], "dtype"):
+        return found
+    name = getattr(compression, "name", "") or getattr(compression, "__name__", type(compression).__name__)
+    received = (
+        f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else type(found).__name__
+    )
+    raise wrong_argument(f"compress() of the compressor {name!r} must return (tensor, ctx). Received: {received}")

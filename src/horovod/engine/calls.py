@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+from collections.abc import Iterator
 
 import msgspec
 
 from horovod.core.requests import Kind, ReduceOp
+from horovod.errors import RequestError
 from horovod.phrases import printable
 
-__all__ = ["Call", "call"]
+__all__ = ["Call", "call", "check_named", "named_only"]
 
 
 class Call(msgspec.Struct, frozen=True, cache_hash=True):
@@ -67,3 +71,30 @@ def call(
         )
     wire_name = printable(f"{kind.name.lower()}.{name}") if name else ""
     return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks)
+
+
+class _Rule(threading.local):
+    advice = ""
+
+
+_rule = _Rule()
+
+
+@contextlib.contextmanager
+def named_only(advice: str) -> Iterator[None]:
+    """Refuse unnamed operations of this thread inside the context.
+
+    Args:
+        advice: for the error: why, and what to do.
+    """
+    before, _rule.advice = _rule.advice, advice
+    try:
+        yield
+    finally:
+        _rule.advice = before
+
+
+def check_named(unnamed: Call) -> None:
+    """Raise RequestError if ``named_only`` is in force; ``unnamed`` is a call without a name."""
+    if _rule.advice:
+        raise RequestError(f"{unnamed.kind.name.lower()} has no name. {_rule.advice}")

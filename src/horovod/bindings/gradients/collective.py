@@ -132,19 +132,19 @@ class CompressedAllreduce:
         # Without the optimizer's number: in the job that loads the state it may have another one.
         state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], layout.flags)
         with self._adapter.quietly():
-            sent, ctx = self._compressor.compress(data, state)
+            sent, ctx = self._compressor.send(name, data, state)
         # Not in place: it may be part of the compressor's state.
         handle = comm.allreduce_async(sent, name=name, **self._settings.reduction)
         flags_handle = begin_allreduce(comm, flags, self._settings, f"{name}{FLAGS}")
-        return handle, flags_handle, ctx, state, wire, layout.flags
+        return handle, flags_handle, name, ctx, state, wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         """Wait for both, and decompress."""
-        handle, flags_handle, ctx, state, wire, count = pending
+        handle, flags_handle, name, ctx, state, wire, count = pending
         comm = self._adapter.comm
         reduced = comm.synchronize(handle)
         comm.synchronize(flags_handle)
-        self._adapter.copy(wire[:count], self._compressor.decompress(reduced, ctx, state))
+        self._adapter.copy(wire[:count], self._compressor.receive(name, reduced, ctx, state, count))
         return Reduced(wire[count:], wire, 0, in_place=True)
 
 
