@@ -27,7 +27,7 @@ __all__ = ["DeviceSession", "InferenceSession"]
 
 
 class DeviceSession:
-    """The common part of training and inference.
+    """The common part of training and inference. Errors about weights name one that does not exist, or does not fit.
 
     Args:
         fnModel: bytes of ``builder.getModelProto()``, or a file's name.
@@ -120,25 +120,11 @@ class DeviceSession:
         self._weights.download()
 
     def readWeights(self, weightsIo: PyWeightsIO) -> None:
-        """Copy weights of the host into arrays; after ``weightsToHost()`` these are the device's.
-
-        Args:
-            weightsIo: the arrays.
-
-        Raises:
-            popart_exception: a weight does not exist, or an array has another shape or dtype.
-        """
+        """Copy weights of the host into arrays; after ``weightsToHost()`` these are the device's."""
         self._weights.read(weightsIo)
 
     def writeWeights(self, weightsIo: PyWeightsIO) -> None:
-        """Copy arrays over weights of the host; ``weightsFromHost()`` brings them to the device.
-
-        Args:
-            weightsIo: the arrays.
-
-        Raises:
-            popart_exception: a weight does not exist, or an array has another shape or dtype.
-        """
+        """Copy arrays over weights of the host; ``weightsFromHost()`` brings them to the device."""
         self._weights.write(weightsIo)
 
     def getWeightIds(self) -> list[str]:

@@ -106,14 +106,7 @@ class TrainingSession(DeviceSession):
         np.copyto(w, self._remote(buffer).reshape(np.shape(w)))
 
     def copyToRemoteBuffer(self, w: Any, buffer: str, repeat_index: int = 0, replication_index: int = 0) -> None:
-        """Copy a gradient into its remote buffer. See ``copyFromRemoteBuffer``.
-
-        Args:
-            w: array that is read.
-            buffer: id of the gradient.
-            repeat_index: accepted.
-            replication_index: accepted.
-        """
+        """Copy an array into the remote buffer of a gradient. See ``copyFromRemoteBuffer``."""
         target = self._remote(buffer)
         np.copyto(target, np.reshape(w, target.shape))
 

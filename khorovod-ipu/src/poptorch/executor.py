@@ -22,7 +22,7 @@ class PoplarExecutor:
     """A model and how it is run; made by ``trainingModel`` and ``inferenceModel``.
 
     The device works on the model's own tensors, so that host and device never disagree. Attributes that are not its
-    own are those of the model.
+    own are those of the model. Methods about weights and the device raise RuntimeError before the model is compiled.
 
     Args:
         model: the model.
@@ -231,19 +231,11 @@ class PoplarExecutor:
     # -- weights and device ------------------------------------------------------------------------------------------
 
     def copyWeightsToHost(self) -> None:
-        """Bring the weights from the device; they are there already.
-
-        Raises:
-            RuntimeError: the model was not compiled.
-        """
+        """Bring the weights from the device; they are there already."""
         self._need_compiled("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
-        """Bring the weights of the model to the device: all replicas begin again with its buffers.
-
-        Raises:
-            RuntimeError: the model was not compiled.
-        """
+        """Bring the weights of the model to the device: all replicas begin again with its buffers."""
         self._need_compiled("copyWeightsToDevice")
         assert self._replicas is not None
         self._replicas.forget_buffers()
