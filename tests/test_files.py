@@ -70,3 +70,15 @@ def test_folders_are_made_and_an_older_file_is_emptied(tmp_path: Path, monkeypat
         with open(create_file(Path("a/../b/c/stdout")), "wb") as file:
             file.write(text)
     assert Path("b/c/stdout").read_bytes() == b"short"
+
+
+def test_two_processes_may_make_a_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = os.mkdir
+
+    def second(name: str, *, dir_fd: int) -> None:
+        make(name, dir_fd=dir_fd)
+        make(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", second)
+    _write(tmp_path / "a" / "b" / "stdout")
+    assert (tmp_path / "a" / "b" / "stdout").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -35,7 +36,8 @@ def open_folder(path: Path) -> int:
             try:
                 inner = os.open(name, _FOLDER, dir_fd=folder)
             except FileNotFoundError:
-                os.mkdir(name, dir_fd=folder)
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.mkdir(name, dir_fd=folder)
                 parts.appendleft(name)
                 continue
             except NotADirectoryError:
