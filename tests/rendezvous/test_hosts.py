@@ -278,6 +278,28 @@ def test_a_rank_outside_the_job_is_told_so(service: Service) -> None:
     assert "rank 7, and the job has a size of 5" in str(Leader(service, [7], 5).failed())
 
 
+def test_a_leader_that_cannot_reach_rank_0_hears_that_its_host_has_given_up(service: Service) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    leader = Leader(service, [1], 2)
+    entry = HostEntry("host0", [0], [1000], _version.__version__)
+    with curve.client_socket(context, purpose_key(KEY, SERVICE)) as socket:
+        socket.connect(service.endpoints[0])
+        assert socket.poll(LONG_S * 1000, zmq.POLLOUT)
+        answer = None
+        while not isinstance(answer, protocol.AllHere):
+            # Nobody listens at the discard port.
+            socket.send(protocol.pack(protocol.Join(1, 2, b"nonce", entry, ["tcp://127.0.0.2:9"], "", ())))
+            while socket.poll(1000):
+                answer = protocol.unpack(socket.recv(), protocol.StillMissing | protocol.AllHere)  # type: ignore[arg-type]
+        began_s = time.monotonic()
+        socket.send(protocol.pack(protocol.GiveUp(1, b"nonce", "rank 0 has had enough", 0, "")))
+        error = leader.failed()
+    curve.terminate(context)
+    assert isinstance(error, PeerLostError)
+    assert "rank 0 has had enough" in str(error)
+    assert time.monotonic() - began_s < LONG_S / 4
+
+
 def test_nobody_without_the_key_can_meet(service: Service) -> None:
     error = Leader(service, THREE[0], 5, key=b"x" * 16, timeout_s=SHORT_S).failed()
     assert "cannot reach the job service at tcp://127.0.0.1" in str(error)

@@ -11,6 +11,7 @@ rank 0's leader listens; each connects to it, and when all have, all may go on. 
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -260,6 +261,12 @@ class _Leader:
                     f"install the same version on all hosts"
                 )
 
+    def _attend(self, service: zmq.Socket[bytes], join: Join) -> None:
+        """Raise if a rank of this host has ended, or the service says that a host has given up."""
+        self._patience.check()
+        for _ in self._hear(service, join):
+            pass
+
     def _connect(self, service: zmq.Socket[bytes], join: Join, found: AllHere) -> MetHosts:
         """Connect to the leader of rank 0, and wait until all others have."""
         index = next(i for i, entry in enumerate(found.entries) if self._entry.ranks[0] in entry.ranks)
@@ -268,20 +275,21 @@ class _Leader:
             f"{describe(self._entry)} cannot reach {home} at {', '.join(found.control)}: is a firewall in between? "
             f"--network-interfaces says which network to use"
         )
-        probe, where = connect_first(self._context, self._key, lambda: found.control, self._patience, nobody)
+        patience = copy.copy(self._patience)
+        patience.check = lambda: self._attend(service, join)
+        probe, where = connect_first(self._context, self._key, lambda: found.control, patience, nobody)
         probe.close()
         socket = curve.client_socket(self._context, self._key, routing_id=host_id(index))
         socket.connect(where)
         while not socket.poll(0, zmq.POLLOUT):
-            self._must_go_on(self._patience.poll(socket, zmq.POLLOUT), nobody)
+            self._must_go_on(patience.poll(socket, zmq.POLLOUT), nobody)
         socket.send(pack(Connected(index, where)))
         while True:
             # The answer of rank 0 counts, even if the service says something else at the same moment.
             for data in _arrived(socket):
                 if unpack(data, Go) is not None:
                     return MetHosts(found.entries, socket, index, where)
-            for _ in self._hear(service, join):
-                pass
+            self._attend(service, join)
             self._must_go_on(self._patience.poll(socket), f"{home} did not answer {describe(self._entry)}")
 
     def _gather(self, service: zmq.Socket[bytes], join: Join, hub: zmq.Socket[bytes], found: AllHere) -> MetHosts:
@@ -295,8 +303,7 @@ class _Leader:
                 said = unpack(data[-1], Connected)
                 if said is not None and sender == host_id(said.index) and 0 < said.index < len(entries):
                     joined[said.index] = said.where
-            for _ in self._hear(service, join):
-                pass
+            self._attend(service, join)
         for index in joined:
             hub.send_multipart([host_id(index), pack(Go())])
         return MetHosts(entries, hub, 0, next(iter(joined.values()), ""))

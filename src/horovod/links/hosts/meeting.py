@@ -26,7 +26,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     """Meet the other ranks and return this rank's link.
 
     Args:
-        world: who this process is, as ``rally.prepare`` says.
+        world: who this process is, as ``rendezvous.hosts.prepare`` says.
         settings: the settings.
         number: counts the meetings of this job that came about.
         observer: knows of stalls.
