@@ -66,6 +66,14 @@ def test_a_wait_has_a_limit_and_its_late_answer_is_no_answer_to_the_next_questio
     assert client.get("other") == b"y"
 
 
+def test_who_asks_again_and_again_waits_once(server: Service, client: JobStore) -> None:
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            client.get("never", timeout_s=0.01)
+    assert not client.check("never")  # so it has taken the questions
+    assert [len(waiting) for waiting in server._parked.values()] == [1]
+
+
 def test_who_waits_is_released_when_the_client_is_closed(server: Service) -> None:
     client, errors = JobStore(KEY, lambda: server.endpoints, "", LONG_S), []
 

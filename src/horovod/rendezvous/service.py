@@ -67,7 +67,8 @@ class Service:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._meetings = Meetings(hosts)
         self._table: dict[str, bytes] = {}
-        self._parked: dict[str, list[tuple[bytes, int]]] = collections.defaultdict(list)
+        # By key, the last question of each client that waits for its value.
+        self._parked: dict[str, dict[bytes, int]] = collections.defaultdict(dict)
         self._lock = threading.Lock()
         self._news: list[Callable[[Meetings], _Answers]] = []
         self._told = threading.Event()
@@ -161,7 +162,7 @@ class Service:
         table, key, amount = self._table, question.key, 0
         if question.verb == "get":
             if key not in table:
-                self._parked[key].append((sender, number))
+                self._parked[key][sender] = number
                 return
             self._send([(sender, Value(table[key]))], number)
             return
@@ -179,7 +180,7 @@ class Service:
 
     def _put(self, key: str, value: bytes) -> None:
         self._table[key] = value
-        for sender, number in self._parked.pop(key, ()):
+        for sender, number in self._parked.pop(key, {}).items():
             self._send([(sender, Value(value))], number)
 
     def _send(self, answers: _Answers, number: int = 0) -> None:

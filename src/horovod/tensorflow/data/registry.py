@@ -6,8 +6,8 @@ has no effect; see ``rendezvous.service``.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
@@ -75,13 +75,10 @@ class ComputeClient:
             ValueError: there is no such dispatcher.
         """
         key = self._dispatcher(dispatcher_id)
-        store = self._store()
-        try:
+        with self._store() as store:
             if store.add(f"{key}/count", 1) > 1 and (known := store.get(key).decode()) != dispatcher_address:
                 raise LaunchError(f"dispatcher {dispatcher_id} is registered already, at {known}")
             store.set(key, dispatcher_address.encode())
-        finally:
-            store.close()
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout_s: float) -> str:
         """Return where a dispatcher is.
@@ -103,9 +100,9 @@ class ComputeClient:
             dispatcher_id: number of its dispatcher.
             worker_id: its own, counted over all dispatchers.
         """
-        store = self._store()
-        store.set(f"{self._dispatcher(dispatcher_id)}/worker/{worker_id % self._workers}", b"here")
-        store.close()
+        key = f"{self._dispatcher(dispatcher_id)}/worker/{worker_id % self._workers}"
+        with self._store() as store:
+            store.set(key, b"here")
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout_s: float) -> None:
         """Wait until a dispatcher has all of its workers.
@@ -124,46 +121,41 @@ class ComputeClient:
 
     def shutdown(self) -> None:
         """End the data service."""
-        store = self._store()
-        store.set("shutdown", b"now")
-        store.close()
+        with self._store() as store:
+            store.set("shutdown", b"now")
 
     def wait_for_shutdown(self) -> None:
         """Wait until somebody ends the data service, or the registry is gone."""
-        while True:
-            try:
-                store = self._store()
-                try:
+        with contextlib.suppress(LaunchError), self._store() as store:
+            while not store.check("shutdown"):
+                with contextlib.suppress(TimeoutError):
                     store.get("shutdown", _LOOK_S)
-                    return
-                except TimeoutError:
-                    store.check("shutdown")  # whether it is still there
-                finally:
-                    store.close()
-            except (OSError, LaunchError):
-                return
 
     def _dispatcher(self, index: int) -> str:
         if not 0 <= index < self._dispatchers:
             raise ValueError(f"dispatcher must be from 0 to {self._dispatchers - 1}; received {index}")
         return f"dispatcher/{index}"
 
-    def _store(self) -> JobStore:
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[JobStore]:
+        """Yield the table.
+
+        Raises:
+            LaunchError: nobody answers, or no more.
+        """
         try:
-            return JobStore(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)
-        except TimeoutError:
+            with contextlib.closing(JobStore(self._key, lambda: self._endpoints, timeout_s=self._timeout_s)) as store:
+                yield store
+        except OSError:
             places = ", ".join(self._endpoints)
             raise LaunchError(f"no data service answers at {places}; see whether the compute job runs") from None
 
     def _wait(self, keys: Sequence[str], timeout_s: float, failure: str) -> str:
         """Wait until all keys have values; return that of the first."""
-        store = self._store()
-        deadline = time.monotonic() + timeout_s
-        try:
-            store.wait(keys, timeout_s)
-            return store.get(keys[0], max(1.0, deadline - time.monotonic())).decode()
-        except TimeoutError:
-            text = f"{failure} within {timeout_s:g} s; see whether the compute job runs, or raise timeout"
-            raise LaunchError(text) from None
-        finally:
-            store.close()
+        with self._store() as store:
+            try:
+                store.wait(keys, timeout_s)
+                return store.get(keys[0]).decode()
+            except TimeoutError:
+                text = f"{failure} within {timeout_s:g} s; see whether the compute job runs, or raise timeout"
+                raise LaunchError(text) from None
