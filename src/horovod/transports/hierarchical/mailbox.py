@@ -7,6 +7,7 @@ So an operation takes one round trip to rank 0. Rank 0's host passes the data on
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from horovod.core.requests import NO_NOTE, Kind, ReduceOp, Request
@@ -50,7 +51,7 @@ class Mailbox:
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
-        self._data: list[dict[int, bytearray]] = [{} for _ in range(size)]
+        self._data: list[OrderedDict[int, bytearray]] = [OrderedDict() for _ in range(size)]
         self._notes = itertools.count()
 
     def offer(self, work: Work, request: Request) -> int:
@@ -74,8 +75,7 @@ class Mailbox:
         kept = self._data[rank]
         kept[note] = data
         if len(kept) > _MOST_KEPT:
-            # Its operation has ended in an error.
-            del kept[next(iter(kept))]
+            kept.popitem(last=False)  # its operation was executed without it, or has ended in an error
 
     def data(self, rank: int, note: int) -> bytearray:
         """Return the data of a submission."""
