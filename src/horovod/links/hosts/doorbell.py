@@ -90,7 +90,10 @@ class WireDoorbell(ShmDoorbell):
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:
         """Sleep until this rank was rung for more often than ``heard``, or another host has sent something."""
-        sleeper = self._free.pop() if self._free else _Sleeper(self._wire.fd)
+        try:
+            sleeper = self._free.pop()
+        except IndexError:  # none is free, or another thread was faster
+            sleeper = _Sleeper(self._wire.fd)
         self._asleep.append(sleeper)
         if parked:
             self._parked.append(sleeper)
