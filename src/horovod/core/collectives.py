@@ -1,8 +1,8 @@
 """The table of collectives: what each kind needs of its tensors, and what comes out of it. Pure.
 
 A row says everything about a kind that is not the moving of bytes: which rules hold for one rank's request, what the
-ranks must share, the shapes of the results, and which collective its gradient is. Transports register a routine per
-kind (``ShmTransport.runners``, ``hierarchical.transport.ROUTINES``, ``on_device.ROUTINES``).
+ranks must share, and the shapes of the results. Transports register a routine per kind (``ShmTransport.runners``,
+``hierarchical.transport.ROUTINES``, ``on_device.ROUTINES``).
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Collective:
 
     Attributes:
         shape: the shape of a result: of a response, an index of a tensor, and this rank's place among the members.
-        gradient: which collective the gradient of this one is.
         reduces: whether values are combined, so that dtype and reduction must fit, and factors count.
         has_rows: whether it works on the first dimension, which then must exist.
         rows_differ: whether ranks may have different numbers of rows; else they share the whole shape.
@@ -83,7 +82,6 @@ class Collective:
     """
 
     shape: Callable[[Response, int, int], Shape]
-    gradient: Kind
     reduces: bool = False
     has_rows: bool = False
     rows_differ: bool = False
@@ -94,14 +92,11 @@ class Collective:
 
 
 COLLECTIVES: dict[Kind, Collective] = {
-    Kind.ALLREDUCE: Collective(_same, Kind.ALLREDUCE, reduces=True),
-    Kind.ALLGATHER: Collective(
-        _rows_of_all, Kind.REDUCESCATTER, has_rows=True, rows_differ=True, dimensions="one or more"
-    ),
-    Kind.BROADCAST: Collective(_same, Kind.ALLREDUCE, has_root=True, check=_root_is_member),
+    Kind.ALLREDUCE: Collective(_same, reduces=True),
+    Kind.ALLGATHER: Collective(_rows_of_all, has_rows=True, rows_differ=True, dimensions="one or more"),
+    Kind.BROADCAST: Collective(_same, has_root=True, check=_root_is_member),
     Kind.ALLTOALL: Collective(
         _rows_for_me,
-        Kind.ALLTOALL,
         has_rows=True,
         rows_differ=True,
         needs_all=True,
@@ -110,7 +105,6 @@ COLLECTIVES: dict[Kind, Collective] = {
     ),
     Kind.REDUCESCATTER: Collective(
         _part_of_rows,
-        Kind.ALLGATHER,
         reduces=True,
         has_rows=True,
         dimensions="one or more; the first ranks get a row more where it does not divide",
