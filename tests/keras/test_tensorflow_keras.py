@@ -190,3 +190,29 @@ def _keras_3() -> list[Any]:
 @pytest.mark.slow
 def test_keras_3_is_tf_keras_by_default() -> None:
     assert run_ranks(2, _keras_3, framework="keras-tensorflow") == [[True, True]] * 2
+
+
+def _batch_norm(folder: Path) -> list[bool]:
+    import numpy as np
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    found = []
+    for shape in ((8, 3), (8, 4, 4, 3)):
+        x = np.random.default_rng(0).normal(size=shape).astype("float32")
+        model = tf.keras.Sequential([hvd.SyncBatchNormalization()])
+        model.build((None, *shape[1:]))
+        normal = model(x[hvd.rank() :: 2], training=True)
+        axes = tuple(range(len(shape) - 1))
+        wanted = (x - x.mean(axes)) / np.sqrt(x.var(axes) + 1e-3)
+        path = str(folder / f"{len(shape)}-{hvd.rank()}")
+        model.save(path, save_format="tf")
+        again = tf.saved_model.load(path)
+        found.append(np.allclose(normal, wanted[hvd.rank() :: 2], atol=1e-5))
+        found.append(np.allclose(again(x, training=False), model(x, training=False)))
+    return found
+
+
+def test_batch_norm_of_tf_keras_takes_all_shapes_and_can_be_saved(tmp_path: Path) -> None:
+    assert run_ranks(2, _batch_norm, tmp_path, framework="tf_keras") == [[True] * 4] * 2

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.saved_model import save_context
 
 __all__ = ["derivative_of", "distinct", "token"]
 
@@ -48,8 +49,9 @@ def distinct(key: str) -> str:
 def token(key: str) -> Any:
     """Return the token of a name.
 
-    ``None`` in graphs of TensorFlow 1, which keep no order by themselves. ``None`` also in the derivative of a
-    function, as TensorFlow could not call that inside of a branch; there all nodes run in the order of the program.
+    ``None`` in graphs of TensorFlow 1, which keep no order by themselves, and in functions that are traced only to be
+    saved. ``None`` also in the derivative of a function, as TensorFlow could not call that inside of a branch; there
+    all nodes run in the order of the program.
 
     Args:
         key: name of the match.
@@ -59,7 +61,9 @@ def token(key: str) -> Any:
     """
     graph: Any = tf.compat.v1.get_default_graph()
     forward = _forward.get()
-    if not graph.building_function or (forward is not None and forward is not graph and not isinstance(graph, _PARTS)):
+    if not graph.building_function or save_context.in_save_context():
+        return None
+    if forward is not None and forward is not graph and not isinstance(graph, _PARTS):
         return None
     with tf.init_scope():
         if not tf.executing_eagerly():

@@ -38,19 +38,18 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         if not kwargs.get("name"):
             kwargs["name"] = None
         super().__init__(**kwargs)
+        # Otherwise tf_keras takes a kernel for images that never asks for ``_moments``.
+        self.fused = False
         self.process_set = process_set
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras 3 gives the mask; tf_keras the axes and whether to keep them."""
-        keras_3 = hasattr(self, "_reduction_axes")
         if not context.is_initialized() or self.process_set.size() in (None, 1):
             return super()._moments(inputs, *args, **kwargs)
-        if keras_3:
-            axes, keep = list(self._reduction_axes), False
-            mask = args[0] if args else kwargs.get("mask")
-        else:
-            axes, keep = list(args[0] if args else kwargs["reduction_axes"]), args[1] if len(args) > 1 else True
-            mask = args[2] if len(args) > 2 else kwargs.get("mask")
+        names = ("mask",) if hasattr(self, "_reduction_axes") else ("reduction_axes", "keep_dims", "mask")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        axes = list(given.get("reduction_axes") or self._reduction_axes)
+        keep, mask = given.get("keep_dims", False), given.get("mask")
         mean, variance = self._over_all(inputs, axes, mask)
         if keep:
             shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
