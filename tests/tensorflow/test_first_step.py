@@ -13,6 +13,7 @@ def _trains(mode: str, broadcast: str) -> list[str]:
 
     import horovod.tensorflow as hvd
     from horovod.logs import logger
+    from horovod.tensorflow.first_step import warn_now
 
     said: list[str] = []
     warning, logger.warning = logger.warning, lambda text, *values: said.append(text % values)
@@ -41,6 +42,9 @@ def _trains(mode: str, broadcast: str) -> list[str]:
     try:
         for number in range(4):
             run(tf.constant(1.0), number == 0)
+            if number == 0 and broadcast == "outside":
+                hvd.broadcast_variables(weights, root_rank=0)
+        warn_now()
     finally:
         logger.warning = warning
     return said
@@ -55,7 +59,85 @@ def test_a_loop_that_never_broadcasts_is_told_once(mode: str) -> None:
     assert "on rank 1. Call hvd.broadcast_variables(model.variables, root_rank=0)" in first[0]
 
 
-@pytest.mark.parametrize("broadcast", ["before", "after"])
+@pytest.mark.parametrize("broadcast", ["before", "after", "outside"])
 @pytest.mark.parametrize("mode", ["eager", "function", "nested"])
 def test_a_loop_that_broadcasts_before_or_after_its_first_step_is_fine(mode: str, broadcast: str) -> None:
     assert run_ranks(2, _trains, mode, broadcast, framework="tensorflow") == [[], []]
+
+
+def _accumulates_before_it_broadcasts() -> list[str]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.logs import logger
+    from horovod.tensorflow.first_step import warn_now
+
+    said: list[str] = []
+    warning, logger.warning = logger.warning, lambda text, *values: said.append(text % values)
+    weight = tf.Variable(1.0 + hvd.rank())
+    try:
+        for step in range(3):
+            total = tf.constant(0.0)
+            for _ in range(4):
+                with tf.GradientTape() as tape:
+                    loss = weight * weight
+                total += hvd.DistributedGradientTape(tape).gradient(loss, weight)
+            weight.assign_sub(0.1 * total)
+            if step == 0:
+                hvd.broadcast_variables([weight], root_rank=0)
+        warn_now()
+    finally:
+        logger.warning = warning
+    return said
+
+
+def test_passes_of_the_first_step_may_come_before_the_broadcast() -> None:
+    assert run_ranks(2, _accumulates_before_it_broadcasts, framework="tensorflow") == [[], []]
+
+
+def _joins_after_one_step(in_graph: bool) -> float:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    weight = tf.Variable(1.0)
+    join = tf.function(hvd.join) if in_graph else hvd.join
+    for _ in range(3):
+        for _ in range(1 if hvd.rank() else 3):
+            with tf.GradientTape() as tape:
+                loss = weight * weight
+            weight.assign_sub(0.1 * hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, weight))
+        join()
+        hvd.broadcast_variables([weight], root_rank=0)
+    return float(weight)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_rank_of_one_step_that_joins_meets_the_others_in_the_next_epoch(in_graph: bool) -> None:
+    found = run_ranks(2, _joins_after_one_step, in_graph, framework="tensorflow")
+    assert found == pytest.approx([(0.6 * 0.8 * 0.8) ** 3] * 2)
+
+
+def _uses_the_number_of_a_variable_again() -> bool:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    kept, numbers, is_again = [], set(), False
+    for number in range(20):
+        weight = tf.Variable(tf.ones([3]), name=f"weight_{number}")
+        if hvd.rank() == 0:
+            is_again |= id(weight) in numbers
+            numbers.add(id(weight))
+        else:
+            kept.append(weight)
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * weight)
+            hvd.DistributedGradientTape(tape).gradient(loss, weight)
+        del weight, tape, loss
+    return is_again
+
+
+def test_models_made_one_after_the_other_are_told_apart() -> None:
+    assert run_ranks(2, _uses_the_number_of_a_variable_again, framework="tensorflow")[0]

@@ -38,11 +38,13 @@ def fingerprint(array: Any) -> int:
 
 
 def compare_once(
-    name: str, names: Sequence[str], arrays: Callable[[], Sequence[Any]], remedy: str, process_set: ProcessSet
-) -> None:
+    name: str, names: Sequence[str], arrays: Callable[[], Sequence[Any]], remedy: str, process_set: ProcessSet,
+    warn: Callable[..., None] | None = None,
+) -> None:  # fmt: skip
     """Compare parameters over the ranks, the first time that this is called for ``name`` and ``names`` in a job.
 
-    The first member warns if they differ because they were not broadcast.
+    The first member warns if they differ because they were not broadcast. After a join() nothing is compared: ranks
+    that had less data may call for the first time then, when the others have called before.
 
     Args:
         name: key of the match.
@@ -50,6 +52,7 @@ def compare_once(
         arrays: gives the parameters as numpy arrays.
         remedy: what to call, and on what.
         process_set: ranks that take part.
+        warn: takes the warning instead of the log.
 
     Raises:
         MismatchError: ranks have different numbers of parameters.
@@ -59,7 +62,7 @@ def compare_once(
     """
     done = _compared.setdefault(context.engine(), set())
     key = (name, tuple(names), process_set.process_set_id)
-    if key in done:
+    if key in done or Collectives.joins:
         return
     done.add(key)
     own = np.array([[fingerprint(array) for array in arrays()]], np.int64)
@@ -68,7 +71,7 @@ def compare_once(
     if process_set.rank() == 0 and differs.any():
         ranks = process_set.ranks or []
         members = ranks if len(ranks) == len(table) else range(len(table))
-        logger.warning(
+        (warn or logger.warning)(
             "the ranks train different models: %s began this step with other values on %s. Call %s before the first "
             "step, and after join()",
             few([found for found, other in zip(names, differs.any(axis=0), strict=True) if other]),

@@ -1,11 +1,14 @@
 """Warn once if the ranks train different models, because nobody broadcast the variables.
 
 Scripts broadcast before the first step or, as Horovod's examples do, right after it. So an eager loop is checked in its
-second step, and a traced step at the end of its trace, unless it broadcasts by itself.
+second step, and a traced step at the end of its trace, unless it broadcasts by itself. The warning is held back for a
+while, since a broadcast may follow that trace, or several passes of the first step.
 """
 
 from __future__ import annotations
 
+import atexit
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +18,17 @@ import tensorflow as tf
 from horovod import context
 from horovod.bindings.fingerprints import compare_once
 from horovod.bindings.process_sets import ProcessSet
+from horovod.logs import logger
 
-__all__ = ["compare", "note_broadcast", "tensorflows"]
+__all__ = ["compare", "note_broadcast", "tensorflows", "warn_now"]
 
 _REMEDY = "hvd.broadcast_variables(model.variables, root_rank=0)"
-#: For each engine the steps that were begun; for each graph those whose variables it compares at its end.
-_begun: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+_HOLD_S = 60.0
+#: For each engine, by the first variable: a reference that ends with it, and the steps that were begun or compared.
+_begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, set[Any]]]] = weakref.WeakKeyDictionary()
 _broadcasting: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Warnings that are held back, and the variables that each is about.
+_held: list[tuple[threading.Timer, set[int]]] = []
 
 
 def tensorflows(variable: Any) -> Any:
@@ -30,10 +37,23 @@ def tensorflows(variable: Any) -> Any:
     return inner if isinstance(inner, tf.Variable) else None
 
 
-def note_broadcast() -> None:
-    """Note that the function that is traced broadcasts variables."""
-    if (graph := _outermost()) is not None:
+def note_broadcast(variables: Sequence[Any]) -> None:
+    """Note that variables are broadcast, now or by the function that is traced."""
+    for timer, about in _held:
+        if not about.isdisjoint(map(id, variables)):
+            timer.cancel()
+    if not tf.executing_eagerly() and (graph := _outermost()) is not None:
         _broadcasting.add(graph)
+
+
+@atexit.register
+def warn_now() -> None:
+    """Give the warnings that are held back."""
+    while _held:
+        timer, _ = _held.pop()
+        if not timer.finished.is_set():
+            timer.cancel()
+            timer.function(*timer.args)
 
 
 def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -> None:
@@ -44,13 +64,18 @@ def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -
         sources: what gradients are computed for; those that are no variables may differ.
         process_set: ranks that train them.
     """
-    if not sources or not process_set.included() or process_set.size() == 1:
+    variables = [found for source in sources or () if (found := tensorflows(source)) is not None]
+    if not variables or not process_set.included() or process_set.size() == 1:
         return
-    key, begun = (name, len(sources), id(sources[0])), _begun.setdefault(context.engine(), set())
+    known, first = _begun.setdefault(context.engine(), {}), id(variables[0])
+    if first not in known:
+        # The number of a variable that is gone may be used again, on some ranks only.
+        known[first] = weakref.ref(variables[0], lambda _: known.pop(first, None)), set()
+    begun, key = known[first][1], (name, len(variables))
     if (*key, "compared") in begun:
         return
     if tf.executing_eagerly():
-        if key in begun and _compare_now(name, sources, process_set):
+        if key in begun and _compare_now(name, variables, process_set):
             begun.add((*key, "compared"))
         begun.add(key)
         return
@@ -62,7 +87,7 @@ def compare(name: str, sources: Sequence[Any] | None, process_set: ProcessSet) -
     def at_end() -> None:
         begun.discard((graph, key))
         with tf.init_scope():
-            if tf.executing_eagerly() and graph not in _broadcasting and _compare_now(name, sources, process_set):
+            if tf.executing_eagerly() and graph not in _broadcasting and _compare_now(name, variables, process_set):
                 begun.add((*key, "compared"))
 
     graph._add_scope_exit_callback(at_end)
@@ -78,12 +103,17 @@ def _outermost() -> Any:
     return graph
 
 
-def _compare_now(name: str, sources: Sequence[Any], process_set: ProcessSet) -> bool:
+def _compare_now(name: str, variables: Sequence[Any], process_set: ProcessSet) -> bool:
     """Return whether the variables have values; they have none in the first of two traces of a step that makes them."""
-    variables = [found for source in sources if (found := tensorflows(source)) is not None]
     if not all(bool(variable.is_initialized()) for variable in variables):
         return False
-    if variables:
-        names = [variable.name for variable in variables]
-        compare_once(name, names, lambda: [variable.numpy() for variable in variables], _REMEDY, process_set)
+
+    def hold_back(*message: Any) -> None:
+        timer = threading.Timer(_HOLD_S, logger.warning, message)
+        timer.daemon = True
+        timer.start()
+        _held.append((timer, set(map(id, variables))))
+
+    names = [variable.name for variable in variables]
+    compare_once(name, names, lambda: [variable.numpy() for variable in variables], _REMEDY, process_set, hold_back)
     return True

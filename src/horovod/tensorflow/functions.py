@@ -56,9 +56,9 @@ def broadcast_variables(
                 f"broadcast_variables takes variables of TensorFlow or Keras. Received: {type(variable).__name__}"
             )
         targets.append(target)
+    note_broadcast(targets)
     if tf.executing_eagerly():
         return _broadcast_now(targets, root_rank, process_set)
-    note_broadcast()
     # A graph cannot raise, so the number is compared as a shape is, before anybody waits for what others lack.
     number = tf.zeros([len(targets)], tf.bool)
     as_many = collectives.broadcast(number, root_rank, process_set, "broadcast_variables.number_of_variables")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from horovod import context
+from horovod.bindings.collectives import Collectives
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 from horovod.engine.handles import Handle
@@ -287,6 +288,7 @@ class _Run:
                     self.empty((len(received),), "int32", None)[...] = received
                 elif error is None and kind is Kind.JOIN:
                     self._answer(handle.result)
+                    Collectives.joins += 1
         except BaseException as late:
             error = late
         if error is not None:
