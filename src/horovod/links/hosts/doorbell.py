@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import weakref
 from collections.abc import Callable
 
 from horovod.links.hosts.wire import Wire
@@ -18,6 +19,8 @@ __all__ = ["WireDoorbell"]
 class _Sleeper:
     """Descriptors on which one thread sleeps; each thread has its own, because it resets its event when it wakes.
 
+    They are closed when nobody refers to this any more: another thread may be about to write to them.
+
     Args:
         wire_fd: becomes readable when another host has sent something.
     """
@@ -25,6 +28,7 @@ class _Sleeper:
     def __init__(self, wire_fd: int) -> None:
         self._wire_fd = wire_fd
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.fd)
         self.poll = select.epoll()
         self.poll.register(self.fd, select.EPOLLIN)
         self.poll.register(wire_fd, 0)
@@ -32,11 +36,6 @@ class _Sleeper:
     def watch(self, is_watching: bool) -> None:
         """Say whether what another host sends wakes the thread, also if it sleeps already."""
         self.poll.modify(self._wire_fd, select.EPOLLIN if is_watching else 0)
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        self.poll.close()
-        os.close(self.fd)
 
 
 class WireDoorbell(ShmDoorbell):
@@ -110,6 +109,5 @@ class WireDoorbell(ShmDoorbell):
             self._free.append(sleeper)
 
     def close(self) -> None:
-        """Close the descriptors, when no thread sleeps here any more."""
-        while self._free:
-            self._free.pop().close()
+        """Give up the descriptors, when no thread sleeps here any more."""
+        self._free.clear()
