@@ -55,6 +55,18 @@ def test_another_handler_stands_in_for_the_scripts_only_during_the_work(deferred
     assert len(came) == 3
 
 
+def test_the_engine_is_woken_before_a_handler_that_has_waited_may_raise(deferred: DeferredSignals) -> None:
+    """Else nobody would see a submission that the handler keeps its caller from waiting for."""
+    events: list[object] = []
+    deferred._wake = lambda: events.append("wake")
+    signal.signal(signal.SIGUSR1, lambda number, frame: events.append(number))
+    assert deferred.allows()
+    deferred.enter()
+    signal.raise_signal(signal.SIGUSR1)
+    deferred.leave()
+    assert events == ["wake", signal.SIGUSR1]
+
+
 def test_a_second_sigterm_does_not_wait(deferred: DeferredSignals) -> None:
     came: list[int] = []
     usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import run_ranks
+
+from horovod.engine.loop import Loop
 
 
 def _is_finished_behind(handle: Any) -> None:
@@ -82,3 +85,19 @@ def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, h
 @pytest.mark.parametrize("late", [0, 1])
 def test_what_lingering_did_not_finish_is_finished_in_the_background(late: int) -> None:
     run_ranks(2, _lingers, late)
+
+
+def test_the_engines_thread_is_woken_for_what_runs_longer_than_its_limit() -> None:
+    """It may sleep for half a minute, and would see only then that another rank is lost."""
+    rings: list[int] = []
+    signals = SimpleNamespace(allows=lambda: True, enter=lambda: None, leave=lambda: None)
+    engine: Any = SimpleNamespace(
+        _signals=signals,
+        _state=SimpleNamespace(submit=lambda handle: None),
+        _work_if_free=lambda handle, limit_s: True,
+        _wake=lambda: rings.append(1),
+        is_over=False,
+    )
+    handle: Any = SimpleNamespace(done=False)
+    Loop.run(engine, handle, 0.01)
+    assert rings == [1]

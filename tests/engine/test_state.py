@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from horovod.core.coordinator import LogEntry
 from horovod.core.process_sets import ProcessSetTable
 from horovod.core.requests import Kind, Request, Response, TensorSpec
+from horovod.engine.execution import Execution
 from horovod.engine.handles import CachedRequest, Handle
+from horovod.engine.loop import Loop
 from horovod.engine.state import Complete, EngineState, Execute, Fail, ThreadWait
 from horovod.errors import DuplicateNameError, HorovodInternalError, NotInitializedError, PeerLostError
 
@@ -35,7 +39,8 @@ def _declare(state: EngineState, key: int, handle: Handle, members: tuple[int, .
 def _submit(state: EngineState, handle: Handle) -> Handle:
     state.submit(handle)
     assert state.accept() is handle
-    state.accepted(handle)
+    if handle.cached.name is None:
+        state.sent(handle)
     return handle
 
 
@@ -144,3 +149,63 @@ def test_only_threads_whose_operation_is_not_done_wait() -> None:
     handle.finish()
     assert not state.is_awaited()
     assert state.waited_s(3_000_000_000, 0.5) == 0.5
+
+
+def test_a_submission_is_withdrawn_whose_acceptance_had_begun() -> None:
+    class Half(Handle, eq=False):
+        """Marked as accepted at every moment, by a thread that has not come to take it from the inbox."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, True if name == "accepted" else value)
+
+    state, plain = _state(), _handle("a")
+    handle = Half("numpy", (), (), allocator=plain.allocator, cached=plain.cached, times=plain.times)
+    state.submit(handle)
+    handle.accepted = True
+    state.withdraw(handle)
+    assert not state.inbox
+    _submit(state, _handle("a"))
+
+
+def _execution(settled: set[int]) -> Execution:
+    transport = SimpleNamespace(settled=lambda members, fence: fence in settled)
+    channel = SimpleNamespace(has_news=lambda: False)
+    generation = SimpleNamespace(sets=ProcessSetTable(SIZE))
+    link: Any = SimpleNamespace(
+        rank=RANK, generation=generation, coordinator=None, channel=channel, transport=transport, watch=None
+    )
+    return Execution(link, None, None)  # type: ignore[arg-type]
+
+
+def test_an_operation_is_news_that_is_settled_before_an_older_one_of_another_process_set() -> None:
+    execution = _execution({2})
+    execution.state.unsettled.append((1, (0, 1), []))
+    assert not execution.has_news()
+    execution.state.unsettled.append((2, (1, 2), []))
+    assert execution.has_news()
+
+
+def test_looking_for_news_survives_a_thread_that_settles_at_this_moment() -> None:
+    class Settled(collections.deque[Any]):
+        def __bool__(self) -> bool:
+            self.clear()
+            return True
+
+    execution = _execution(set())
+    execution._unsettled = Settled([(1, (0, 1), [])])
+    assert not execution.has_news()
+
+
+def test_a_wait_for_an_operation_that_an_interrupt_lost_ends_with_the_engine() -> None:
+    """It was taken out of the state to be executed, and is not done."""
+    state, handle = _state(), _handle("a")
+    state.fail(NotInitializedError("shut down"))
+    engine: Any = SimpleNamespace(
+        _state=state,
+        _hand_over=lambda handle: SimpleNamespace(acquire=lambda block, timeout_s: False),
+        _execution=SimpleNamespace(sweep=state.clear),
+        is_over=True,
+    )
+    Loop._wait_behind(engine, handle, 1.0)
+    assert handle.done
+    assert isinstance(handle.error, NotInitializedError)

@@ -67,8 +67,10 @@ class Execution:
         """Whether ``step`` has something to do."""
         if self._inbox or self._log_has_news():
             return True
-        unsettled = self._unsettled
-        return bool(unsettled) and self._transport.settled(unsettled[0][1], unsettled[0][0])
+        if not self._unsettled:
+            return False
+        # A copy: the thread that has the turn may remove some at this moment.
+        return any(self._transport.settled(members, fence) for fence, members, _ in list(self._unsettled))
 
     def step(self, awaited: bool) -> None:
         """Take over what was submitted and execute what the log holds; after a failure, fail what is in flight.
@@ -95,7 +97,10 @@ class Execution:
             patient: whether a thread waits for a result, so that other ranks need not be woken at once.
         """
         state = self.state
-        while (handle := state.accept()) is not None:
+        while state.inbox:
+            handle = state.accept()
+            if handle is None:
+                return
             cached = handle.cached
             if cached.id < 0:
                 self._requests.declare(handle)
@@ -109,7 +114,8 @@ class Execution:
                     state.rejected(handle)
                     self._fail(handle, error)
                     continue
-            state.accepted(handle)
+            if cached.name is None:
+                state.sent(handle)
             self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:

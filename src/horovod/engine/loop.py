@@ -112,7 +112,11 @@ class Loop:
             self._signals.leave()
         if self.is_over:
             self._execution.sweep()
-        if not handle.done and not (has_worked and limit_s < math.inf):
+        if handle.done:
+            return
+        if has_worked and limit_s < math.inf:
+            self._wake()  # the engine's thread goes on
+        else:
             self.wait(handle, limit_s)
 
     def wait(self, handle: Handle, limit_s: float = math.inf) -> None:
@@ -168,6 +172,7 @@ class Loop:
                     left_s -= slice_s
                     if self.is_over:
                         self._execution.sweep()
+                        handle.finish(self._state.error())  # an interrupt may have lost it
         finally:
             waits.pop(id(wait), None)
 
@@ -288,9 +293,13 @@ class Loop:
             doorbell.park()
             doorbell.ring_deferred()
             self._turn.release()
-            if state.reason is not None or self._is_awaited() or (doorbell.heard() != heard and execution.has_news()):
+            try:
                 # Another thread may have left its work to this one, and a peer that rang found this rank awake.
-                self._wake()
+                is_due = state.reason is not None or (state.waits and self._is_awaited())
+                if is_due or (doorbell.heard() != heard and execution.has_news()):
+                    self._wake()
+            except ValueError:
+                pass  # another thread has called shutdown(), and the control page is gone
 
     def _run(self) -> None:
         if not self._begun.acquire(False):
@@ -330,7 +339,7 @@ class Loop:
         state.owners.discard(me)
 
     def _let_submit(self) -> None:
-        """ThreadWait, on a rank with one core, until its thread has submitted one operation after the other.
+        """Wait, on a rank with one core, until its thread has submitted one operation after the other.
 
         Otherwise the two take turns, which made fifty allreduces of 1 MiB a fifth slower.
         """

@@ -58,7 +58,7 @@ class DeferredSignals:
     """Says whether a thread may do the engine's work, and lets signals wait meanwhile.
 
     Args:
-        wake: called before KeyboardInterrupt is raised, as the last submission may not have been seen.
+        wake: called before a handler runs, which may raise while the last submission has not been seen.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -137,6 +137,7 @@ class DeferredSignals:
             self._put_back()
         if not self.is_pending:
             return
+        self._wake()
         self.is_pending = bool(self._waiting)
         while self._waiting:
             number, frame = self._waiting.popleft()

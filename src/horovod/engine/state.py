@@ -129,11 +129,13 @@ class EngineState:
 
     def withdraw(self, handle: Handle) -> None:
         """Undo ``submit``, as far as it has come, unless the submission was taken over already."""
-        with contextlib.suppress(ValueError):
+        try:
             self.inbox.remove(handle)
-            handle.accepted = False
+        except ValueError:
+            if handle.accepted:
+                return
         name = handle.cached.name
-        if not handle.accepted and name is not None and self.named.get(name) is handle:
+        if name is not None and self.named.get(name) is handle:
             del self.named[name]
 
     def accept(self) -> Handle | None:
@@ -150,10 +152,9 @@ class EngineState:
                 return handle
         return None
 
-    def accepted(self, handle: Handle) -> None:
-        """Keep a submission that was sent to the coordinator until the log answers it."""
-        if handle.cached.name is None:
-            self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).append(handle)
+    def sent(self, handle: Handle) -> None:
+        """Keep a submission without a name, which was sent to the coordinator, until the log answers it."""
+        self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).append(handle)
 
     def rejected(self, handle: Handle) -> None:
         """Forget a submission that could not be sent."""
