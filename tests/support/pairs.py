@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,10 +50,12 @@ def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, 
         looks: how often to look before sleeping; others may go on before each.
     """
 
-    def let_go_on(spinner: Spinner) -> Iterator[None]:
+    def let_go_on(spinner: Spinner, has_come: Callable[[], bool]) -> bool:
         for _ in range(looks):
             stage.sleep(0)
-            yield
+            if has_come():
+                return True
+        return False
 
     patch.setattr(loop, "threading", SimpleNamespace(Lock=stage.lock, Thread=stage.thread))
     patch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: stage.clock, sleep=stage.sleep))
@@ -62,7 +64,7 @@ def on_stage(stage: Stage, patch: pytest.MonkeyPatch, hands_over: bool = False, 
     patch.setattr(futex, "wait", stage.futex_wait)
     patch.setattr(futex, "wake", stage.futex_wake)
     # To look again and again before sleeping changes nothing but the time, and who goes without the coordinator.
-    patch.setattr(Spinner, "looks", let_go_on)
+    patch.setattr(Spinner, "look", let_go_on)
     patch.setattr(signals.DeferredSignals, "install", lambda self: None)
     patch.setattr(signals.DeferredSignals, "allows", lambda self: not hands_over)
 

@@ -33,15 +33,20 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
 
 def _in_vain(looker: Spinner, counted: _Counted) -> int:
     """Look until there is no patience left; return how many looks came before the core was offered to others."""
-    before = counted.offers
-    return sum(counted.offers == before for _ in looker.looks())
+    before, eager = counted.offers, 0
+
+    def has_come() -> bool:
+        nonlocal eager
+        eager += counted.offers == before
+        return False
+
+    assert not looker.look(has_come)
+    return eager
 
 
 def _found_at(looker: Spinner, count: int) -> None:
-    for number, _ in enumerate(looker.looks(), 1):
-        if number == count:
-            looker.succeeded()
-            return
+    looks = iter(range(1, count + 1))
+    assert looker.look(lambda: next(looks) == count)
 
 
 def test_who_waits_in_vain_looks_eagerly_less_and_less(counted: _Counted) -> None:

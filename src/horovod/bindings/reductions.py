@@ -23,6 +23,8 @@ def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
         ValueError: both are given, ``op`` is none of the reductions, or ``average`` is a name or a reduction.
     """
     if average is None:
+        if isinstance(op, ReduceOp):
+            return op
         if op is None:
             return ReduceOp.AVERAGE
         try:

@@ -262,7 +262,7 @@ class Loop:
                 is_working = False
                 if handle.done or signals.is_pending or state.reason is not None:
                     break
-                if self._look():
+                if doorbell.look(execution.has_news):
                     continue
                 if wait is None:
                     wait = ThreadWait(get_ident(), handle, now())
@@ -354,7 +354,7 @@ class Loop:
         doorbell, execution = self._doorbell, self._execution
         doorbell.awake()
         execution.step(self._is_awaited())
-        if self._is_awaited() and self._look():
+        if self._is_awaited() and doorbell.look(execution.has_news):
             return 0
         clock = time.monotonic()
         has_looked = clock - self._last_look >= _LOOK_S or self._is_aborted()
@@ -380,15 +380,6 @@ class Loop:
     def _is_aborted(self) -> bool:
         watch = self._link.watch
         return watch is not None and watch.aborted is not None
-
-    def _look(self) -> bool:
-        """Look for what a caller waits for, for a while; True if it has come."""
-        has_news, doorbell = self._execution.has_news, self._doorbell
-        for _ in doorbell.looks():
-            if has_news():
-                doorbell.succeeded()
-                return True
-        return False
 
     def _end(self) -> None:
         execution = self._execution

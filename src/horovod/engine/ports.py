@@ -6,7 +6,7 @@ one for the ranks of a host. The engine knows none of them, and neither of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,11 +119,8 @@ class Doorbell(Protocol):
             parked: whether the rank does something else meanwhile.
         """
 
-    def looks(self) -> Iterable[None]:
-        """Return when to look before going to sleep."""
-
-    def succeeded(self) -> None:
-        """Note that a look was worth it."""
+    def look(self, has_come: Callable[[], bool]) -> bool:
+        """Look for a while before going to sleep; return whether ``has_come`` was true."""
 
 
 class Peers(Protocol):

@@ -95,7 +95,7 @@ class RequestCache:
         elif kind is _ALLREDUCE or kind in _EXCHANGES:
             placement = self._fresh * len(inputs) if makes_result or outputs is not None else ()
         if is_placed:
-            placement = self._transport.place([allocator.address(tensor) for tensor in inputs])
+            placement = self._transport.place([*map(allocator.address, inputs)])
         tensors = tuple([(tensor.dtype, tensor.shape) for tensor in inputs])
         key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
         cached = self._known.get(key)

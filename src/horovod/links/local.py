@@ -6,7 +6,7 @@ import collections
 import contextlib
 import os
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from horovod.config import Config
@@ -146,12 +146,9 @@ class LocalDoorbell:
         finally:
             self._asleep.remove(lock)
 
-    def looks(self) -> Iterable[None]:
-        """Return nothing: what a rank alone waits for is done at once."""
-        return ()
-
-    def succeeded(self) -> None:
-        """Never called."""
+    def look(self, has_come: Callable[[], bool]) -> bool:
+        """Return False: a rank alone has nothing to look for."""
+        return False
 
 
 def assemble(settings: Config) -> Link:

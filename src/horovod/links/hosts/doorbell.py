@@ -55,8 +55,7 @@ class WireDoorbell(ShmDoorbell):
         self._parked: list[_Sleeper] = []
         self._is_awake = False
         # Messages come through a thread of ZeroMQ, which needs a core: give this one away between looks.
-        spinner = Spinner(crowded=True)
-        self.looks, self.succeeded = spinner.looks, spinner.succeeded
+        self.look = Spinner(crowded=True).look
 
     def ring(self) -> None:
         """Wake this rank's own sleepers."""

@@ -22,8 +22,7 @@ class ShmDoorbell:
         self._bell = control.bell[control.rank]
         self._mode = control.mode[control.rank]
         self.ring_deferred = control.ring_deferred
-        spinner = Spinner(control.crowded, control.polite)
-        self.looks, self.succeeded = spinner.looks, spinner.succeeded
+        self.look = Spinner(control.crowded, control.polite).look
 
     @property
     def share(self) -> int:

@@ -61,11 +61,9 @@ class Flags:
             futex.fence()
 
     def _wait_for(self, member: int, value: int) -> None:
-        words, index, spinner = self._words, self._index[member], self._spinner
-        for _ in spinner.looks():
-            if words[index] >= value:
-                spinner.succeeded()
-                return
+        words, index = self._words, self._index[member]
+        if self._spinner.look(lambda: words[index] >= value):
+            return
         control = self.control
         control.ring_deferred()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 __all__ = ["Spinner"]
 
@@ -32,24 +32,19 @@ class Spinner:
         self._eager, self._none = range(0 if crowded else _TURNS), range(0)
         self._polite_s = _POLITE_S if polite else 0.0
         self._in_vain = 0
-        self._is_eager = True
 
-    def looks(self) -> Iterator[None]:
-        """Return when to look; the caller says with ``succeeded`` that it found what it waits for."""
+    def look(self, has_come: Callable[[], bool]) -> bool:
+        """Look for a while; return whether ``has_come`` was true."""
         in_vain = self._in_vain
         self._in_vain = in_vain + 1
-        self._is_eager = True
         for _ in self._none if in_vain >= _TRIES and in_vain % _RETRY else self._eager:
-            yield
-        self._is_eager = False
+            if has_come():
+                self._in_vain = 0
+                return True
         until = time.monotonic() + self._polite_s
         while True:
             os.sched_yield()
-            yield
+            if has_come():
+                return True
             if time.monotonic() > until:
-                return
-
-    def succeeded(self) -> None:
-        """Note that a look was worth it."""
-        if self._is_eager:
-            self._in_vain = 0
+                return False

@@ -103,7 +103,7 @@ class ShmTransport:
 
     def place(self, addresses: Sequence[int]) -> tuple[int, ...]:
         """Return the offsets in this rank's arena; nothing unless all lie there."""
-        offsets = tuple([self.arena.offset_of(address) for address in addresses])
+        offsets = tuple(map(self.arena.offset_of, addresses))
         return () if -1 in offsets else offsets
 
     def fuse_class(self, request: Request) -> str:
@@ -165,7 +165,9 @@ class ShmTransport:
         if entry.cache is None:
             entry.cache = Recurring()
         if notes:
-            plan = entry.cache.get("inline", lambda: Plan(self.arenas, self.staging.budget, entry, work.kernels))
+            plan = entry.cache.kept.get("inline")
+            if plan is None:
+                plan = entry.cache.get("inline", lambda: Plan(self.arenas, self.staging.budget, entry, work.kernels))
             plan.run(work, notes)
         elif len(entry.response.members) == 1:
             for entry, work in batch:
