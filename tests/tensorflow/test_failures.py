@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from harness import Ranks, run_ranks
 
+from horovod.bindings.compression import BucketCompressor
+
 
 def _mismatch(mode: str) -> str:
     import tensorflow as tf
@@ -55,6 +57,8 @@ def _wrong(mode: str) -> None:
         run(lambda x: hvd.alltoall(x, splits=[1, 5]))
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="root"):
         run(lambda x: hvd.broadcast(x, 9))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="keeps a state for each bucket"):
+        run(lambda x: hvd.allreduce(x, compression=BucketCompressor()))
     with pytest.raises(TypeError, match="string"):
         run(lambda x: hvd.allreduce(tf.constant("text")))
     for odd in (tf.ragged.constant([[1.0], [1.0, 2.0]]), tf.sparse.from_dense([[1.0, 0.0]])):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from harness import run_ranks
 
+from horovod.bindings.compression import BucketCompressor
+
 
 def _tape() -> None:
     import tensorflow as tf
@@ -177,8 +179,11 @@ def _settings() -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(usual[5]), [[0.5] * 2, [0.5] * 2, [0.0] * 2, [1.0] * 2])
     with pytest.warns(DeprecationWarning, match="groups"):
         np.testing.assert_allclose(gradients(num_groups=1, sparse_as_dense=True)[4], np.full(3, 12.0))
-    for wrong in ({"groups": "all"}, {"groups": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}):
-        with pytest.raises(ValueError, match=r"groups|predivide"):
+    for wrong in (
+        {"groups": "all"}, {"groups": 0}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+        {"compression": BucketCompressor()},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"groups|predivide|keeps a state"):
             gradients(**wrong)
     # A part of what is in groups, some of which the loss does not depend on, can be differentiated by itself.
     x = tf.constant(rank + 1.0)

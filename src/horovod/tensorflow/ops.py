@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.compression import compress, decompress
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import Kind, ReduceOp
@@ -122,10 +123,10 @@ def grouped_allreduce(
         ):
             results[index] = result
     if dense:
-        pairs = [compression.compress(tensor) for tensor in _tensors([tensors[i] for i in dense])]
-        reduced = collectives.allreduce([wire for wire, _ in pairs], how, name, ignore_name_scope)
-        for index, result, (_, context) in zip(dense, reduced, pairs, strict=True):
-            results[index] = compression.decompress(result, context)
+        wires, contexts = compress(compression, _tensors([tensors[i] for i in dense]))
+        reduced = collectives.allreduce(wires, how, name, ignore_name_scope)
+        for index, result in zip(dense, decompress(compression, reduced, contexts), strict=True):
+            results[index] = result
     return results
 
 
@@ -332,9 +333,8 @@ def grouped_reducescatter(
 def _reducescatter(
     tensors: Sequence[Any], compression: type[Compressor], how: Reduction, name: str | None, ignore_name_scope: bool
 ) -> list[Any]:
-    pairs = [compression.compress(tensor) for tensor in _tensors(tensors)]
-    reduced = collectives.reducescatter([wire for wire, _ in pairs], how, name, ignore_name_scope)
-    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
+    wires, contexts = compress(compression, _tensors(tensors))
+    return decompress(compression, collectives.reducescatter(wires, how, name, ignore_name_scope), contexts)
 
 
 @speaks_tensorflow

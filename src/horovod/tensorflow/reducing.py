@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
+from horovod.bindings.compression import check_compression
 from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
@@ -58,6 +59,7 @@ class ReduceSettings:
     process_set: ProcessSet = field(default=global_process_set)
 
     def __post_init__(self) -> None:
+        check_compression(self.compression)
         if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
             raise ValueError(
                 "gradient_predivide_factor not supported with op != Average. "
