@@ -113,10 +113,9 @@ def test_reductions_have_horovods_numbers() -> None:
         ("horovod.common.process_sets", "ProcessSet global_process_set add_process_set remove_process_set"),
         ("horovod.common.exceptions", "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError"),
         ("horovod.common.exceptions", "get_version_mismatch_message"),
-        ("horovod.common.util", "get_ext_suffix get_extension_full_path check_extension extension_available"),
         ("horovod.common.util", "gpu_available mpi_built gloo_built nccl_built ddl_built ccl_built env is_iterable"),
         ("horovod.common.util", "get_average_backwards_compatibility_fun num_rank_is_power_2 split_list"),
-        ("horovod.common.util", "check_installed_version is_version_greater_equal_than _cache"),
+        ("horovod.common.util", "extension_available is_version_greater_equal_than _cache"),
         ("horovod.data", "BaseDataLoader AsyncDataLoaderMixin"),
         ("horovod.data.data_loader_base", "BaseDataLoader AsyncDataLoaderMixin"),
     ],
@@ -151,6 +150,12 @@ def test_an_unknown_name_is_an_ordinary_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'horovod.torch' has no attribute 'alreduce'"):
         hvd.alreduce
     assert not hasattr(horovod, "alreduce")
+
+
+@pytest.mark.parametrize("name", ["allreduce_", "allreduce_async", "allgather_async"])
+def test_a_tensor_given_twice_is_an_error(name: str) -> None:
+    with pytest.raises(TypeError, match="multiple values for argument 'tensor'"):
+        getattr(hvd, name)(1.0, tensor=2.0)
 
 
 def test_basics_have_the_reductions() -> None:

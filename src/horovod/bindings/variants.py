@@ -78,7 +78,7 @@ def derive(
     before = [inspect.Parameter("self", first.kind)] if is_method else []
 
     def variant(*args: Any, **kwargs: Any) -> R:
-        if key in kwargs:
+        if key in kwargs and len(args) == len(before):
             args = (*args, kwargs.pop(key))
         return function(*args, **kwargs)
 

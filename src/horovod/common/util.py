@@ -5,26 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod.bindings.missing import explain
-from horovod.errors import HorovodVersionMismatchError
 from horovod.splits import part_of
 
 __all__ = [
     "ccl_built",
-    "check_extension",
-    "check_installed_version",
     "ddl_built",
     "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
-    "get_ext_suffix",
-    "get_extension_full_path",
     "gloo_built",
     "gpu_available",
     "is_iterable",
@@ -41,25 +34,6 @@ T = TypeVar("T")
 _cache = functools.cache
 
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "numpy": "numpy"}
-
-
-def get_ext_suffix() -> str:
-    """Suffix of compiled modules of this Python; this package has none."""
-    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
-
-
-def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where Horovod would have its library; nothing is there.
-
-    Args:
-        pkg_path: a file of the package.
-        *args: parts of the path; the last one lacks the suffix.
-
-    Returns:
-        A path.
-    """
-    *folders, name = args
-    return str(Path(pkg_path).resolve().parent.joinpath(*folders, name + get_ext_suffix()))
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -83,59 +57,27 @@ def _part_exists(name: str) -> bool:
     return not explain(name) and find_spec(f"horovod.{name}") is not None
 
 
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Refuse a framework that is not there.
-
-    Args:
-        ext_name: such as ``horovod.torch``.
-        ext_env_var: accepted; there is nothing to build.
-        pkg_path: accepted; there is nothing to build.
-        *args: accepted; there is nothing to build.
-
-    Raises:
-        ImportError: the framework is not installed or not supported.
-    """
-    name = ext_name.removeprefix("horovod.").partition(".")[0]
-    if not extension_available(name):
-        raise ImportError(f"Extension {ext_name} is not available: {name} is not installed, or not supported yet")
-
-
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether ``ext_base_name`` moves tensors between GPUs; see ``cuda_built``."""
-    return extension_available(ext_base_name, verbose) and bool(_built("cuda") or _built("rocm"))
+    return extension_available(ext_base_name, verbose) and bool(_built("cuda")() or _built("rocm")())
 
 
-def _built(part: str) -> bool | int:
-    """Return the answer of ``horovod.torch`` and the like; imports late, so that this module loads no engine."""
-    from horovod.bindings.job import JobFunctions
+def _built(part: str) -> Callable[..., Any]:
+    """Return the function that answers as ``horovod.torch`` does; imports late, so that this module loads no engine."""
 
-    answer: bool | int = getattr(JobFunctions(), f"{part}_built")()
-    return answer
+    def built(verbose: bool = False) -> Any:
+        from horovod.bindings import common_names
 
+        return getattr(common_names, f"{part}_built")()
 
-def mpi_built(verbose: bool = False) -> bool:
-    """See ``horovod.torch.mpi_built``."""
-    return bool(_built("mpi"))
+    return built
 
 
-def gloo_built(verbose: bool = False) -> bool:
-    """See ``horovod.torch.gloo_built``."""
-    return bool(_built("gloo"))
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """See ``horovod.torch.nccl_built``."""
-    return int(_built("nccl"))
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """See ``horovod.torch.ddl_built``."""
-    return bool(_built("ddl"))
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """See ``horovod.torch.ccl_built``."""
-    return bool(_built("ccl"))
+mpi_built = _built("mpi")
+gloo_built = _built("gloo")
+nccl_built = _built("nccl")
+ddl_built = _built("ddl")
+ccl_built = _built("ccl")
 
 
 @contextlib.contextmanager
@@ -239,18 +181,3 @@ def _numbers(version: str) -> tuple[int, ...]:
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
         found.append(int(digits or 0))
     return tuple(found + [0] * (3 - len(found)))
-
-
-def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Compare with the version at build time; there was no build, so this never complains by itself.
-
-    Args:
-        name: the framework.
-        version: its version now.
-        exception: what went wrong at import, if anything.
-
-    Raises:
-        HorovodVersionMismatchError: ``exception`` was given.
-    """
-    if exception is not None:
-        raise HorovodVersionMismatchError(name, version, version) from exception
