@@ -276,7 +276,7 @@ def parse(setting: Setting, text: str, source: str = "") -> Value:
         return word.lower() in _TRUE
     if isinstance(setting.default, str):
         if setting.choices and word.lower() not in setting.choices:
-            raise ValueError(f"{where} must be one of {', '.join(setting.choices)}; received {text!r}")
+            raise ValueError(f"{where} must be one of {', '.join(filter(None, setting.choices))}; received {text!r}")
         return word.lower() if setting.choices else text
     kind = type(setting.default)
     wanted = "a whole number" if kind is int else "a number"

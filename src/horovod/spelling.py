@@ -1,4 +1,4 @@
-"""What a misspelt name was probably meant to be; better nothing than something far-fetched."""
+"""Suggests the name that a misspelt one was probably meant to be; nothing rather than a far-fetched one."""
 
 from __future__ import annotations
 

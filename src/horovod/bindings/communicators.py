@@ -20,7 +20,7 @@ def is_communicator(value: Any) -> bool:
 
 
 def check_start(comm: Any) -> None:
-    """Refuse communicators where MPI has not started the job: in each rank they know but one process.
+    """Refuse communicators if MPI did not start the job: each rank's MPI then has one process only.
 
     Args:
         comm: what the job is to be made of; MPI.COMM_WORLD when None. MPI.COMM_SELF is always a job of one.

@@ -209,7 +209,7 @@ class Submission:
     def _part(self, inputs: list[Any], copies: list[tuple[Any, Any]], op: ReduceOp) -> None:
         """Give tensors of a group in place that share memory with others, such as tied weights, memory of their own.
 
-        What they share gets the same values from either.
+        Memory that two of them share gets the same values from either.
 
         Raises:
             RequestError: it would get different ones.

@@ -1,8 +1,8 @@
 """Adasum: how gradients that point the same way are averaged and orthogonal ones are added. Pure.
 
 Two vectors are combined as ``(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b``, several in a binary tree.
-Whatever the tree does, its result is a linear combination of the inputs, so the inner products of the
-inputs are all that one has to know to find the coefficients.
+The result of any tree is a linear combination of the inputs, so the inner products of the inputs are enough
+to find the coefficients.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924.
 """

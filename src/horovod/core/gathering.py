@@ -1,10 +1,10 @@
 """The submissions of the ranks of one host, on their way to a coordinator on another: what all have submitted is a bit.
 
-What a name stood for twice in a row has a *number*, the same on all hosts, which the coordinator hands out. A rank's
+An operation that one name stood for twice in a row gets a *number* from the coordinator, for all hosts. A rank's
 submission of it is kept here until all ranks of the host have submitted it that take part. Then the host submits it,
 all such numbers together, as one integer of bits. Nothing can be complete before, so nothing is delayed.
 
-What has no number is passed on as it comes. It may be that the coordinator has to know what a single rank has
+A submission without a number is passed on at once. It may be that the coordinator has to know what a single rank has
 submitted, as the others will not follow, or not soon: another signature under the same name, a rank that joins or
 leaves, or one that is late. Then the numbers in question are passed on rank by rank, until the log says that this round
 is over.

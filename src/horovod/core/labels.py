@@ -7,8 +7,8 @@ from collections.abc import Callable
 __all__ = ["Label", "in_words", "register"]
 
 Label = Callable[[str, int], str]
-"""Makes a user's words of the name of an operation, and of how often a rank has submitted it, the last time included;
-0 if that is not known."""
+"""Returns the text for users: of an operation's name, and of the number of times that a rank has submitted it, the last
+one included; 0 if that number is not known."""
 
 _labels: dict[str, Label] = {}
 

@@ -1,4 +1,4 @@
-"""What may be asked for at all: checked once per signature, at the call that is wrong.
+"""The rules that a request must follow by itself: checked once per signature, at the call that is wrong.
 
 ``python -m horovod.core.rules`` prints the page ``docs/dtypes.md``.
 """

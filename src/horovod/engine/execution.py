@@ -273,7 +273,7 @@ class Execution:
             self._fail(handle, self.state.error())
 
     def conclude(self) -> None:
-        """Tell what is left to tell, while the others are still there."""
+        """Send the last messages of the observer while the other ranks are still connected."""
         self._observer.conclude()
 
     def leave(self, reason: str) -> None:

@@ -39,7 +39,7 @@ class Channel(Protocol):
     """One rank's path to the coordinator, and the log's path back.
 
     Attributes:
-        patient: whether who makes progress now is waiting itself, and so need not wake those who are not.
+        patient: whether the thread that makes progress now waits for a result itself; then it need not wake others.
     """
 
     patient: bool
@@ -107,7 +107,7 @@ class Doorbell(Protocol):
         """Say that the engine is going to sleep while its rank waits; what it waits for must be looked at once more.
 
         Args:
-            goal: what all members must be ``settled`` at for it to go on; 0 if it waits for nothing of the kind.
+            goal: the number of settled entries that all members must reach before it goes on; 0 if it waits for none.
         """
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:

@@ -116,7 +116,7 @@ class MeetingResult(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """Whether the meeting counts: first each rank's own, whether it received everything, then rank 0's for all.
+    """Whether the rendezvous succeeded: each rank says whether it received everything, then rank 0 decides for all.
 
     Attributes:
         error: when not empty, why there is no job.

@@ -31,7 +31,7 @@ def code_of(error: BaseException) -> int:
     return _mapped(type(error))[1]
 
 
-#: What is both of ours and one of TensorFlow's, by ours.
+#: By our class of error: a class that derives from it and from one of TensorFlow's.
 _both_of: dict[type[Exception], type[Exception]] = {}
 
 

@@ -255,7 +255,7 @@ def alltoall(
         process_set: ranks that take part; this rank must be one of them.
 
     Returns:
-        What was received, in rank order; with ``splits`` also how many rows each rank sent.
+        The received rows, in rank order; with ``splits`` also how many rows each rank sent.
 
     Raises:
         ValueError: the splits do not fit the tensor.

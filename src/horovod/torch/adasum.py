@@ -66,7 +66,7 @@ class AdasumMethods:
             kwargs: for the optimizer's own class.
 
         Returns:
-            What the optimizer's own class returns.
+            The value that the optimizer's own class returns.
 
         Raises:
             MismatchError: parameters differ between ranks.

@@ -105,7 +105,7 @@ class OptimizerMethods:
             kwargs: for the optimizer's own class.
 
         Returns:
-            What the optimizer's own class returns.
+            The value that the optimizer's own class returns.
 
         Raises:
             OptimizerUseError: a gradient was changed before it was reduced.

@@ -61,7 +61,7 @@ def gather(
         to_all: whether every rank gets it, or the set's first rank alone.
 
     Returns:
-        What every parameter that has any has got; None on a rank that gets nothing.
+        The whole state of every parameter that has any; None on a rank that gets nothing.
 
     Raises:
         OptimizerUseError: a rank that had a part of it is not here any more.

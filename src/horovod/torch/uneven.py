@@ -46,7 +46,7 @@ def uneven_inputs(
         optimizer: whose state to make the same at the end.
 
     Yields:
-        What is known about the block; ``last_rank`` after its end.
+        A record of the block; ``last_rank`` is known after its end.
 
     Raises:
         PeerLostError: a rank died.

@@ -1,4 +1,4 @@
-"""What the engine hands to a transport, and what it expects of one."""
+"""The interface between the engine and a transport."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Work(msgspec.Struct, eq=False):
 
 
 class Inline(Protocol):
-    """What a transport keeps in order to send the data of one kind of request along with it, again and again."""
+    """State that a transport keeps to send the data of one kind of request along with each request of that kind."""
 
 
 class Transport(Protocol):
@@ -77,8 +77,8 @@ class Transport(Protocol):
     Attributes:
         name: of the transport.
         is_awaited: whether a thread of this rank waits for a result, so that its cores are free for computing it.
-        fresh: the ``placement`` in a request of one tensor whose result is the transport's to make; nothing if that is
-            all the same to it.
+        fresh: the ``placement`` in a request of one tensor whose result the transport allocates; empty if the transport
+            does not care which side allocates it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Transport(Protocol):
     def takes(self, device: str, kind: Kind, op: ReduceOp, dtypes: Sequence[str]) -> bool:
         """Return whether ``run`` takes tensors of a device where they are; else they are brought to host memory.
 
-        The same on all ranks. What it gives for them is complete when it returns.
+        The same on all ranks. Results for these tensors are complete when ``run`` returns.
         """
 
     def allocate(self, nbytes: int) -> Any:
@@ -156,7 +156,7 @@ class Transport(Protocol):
 
 
 class Watch(Protocol):
-    """Whom a transport asks now and then while it waits for a rank in the middle of an operation."""
+    """Says whether a rank still lives; a transport asks now and then while it waits for one in an operation."""
 
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when there is no point in waiting for ``rank`` any longer.

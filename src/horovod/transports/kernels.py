@@ -45,7 +45,7 @@ def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, 
 
 
 class Kernels(Protocol):
-    """What a transport needs from an array library.
+    """The functions that a transport needs from an array library.
 
     Attributes:
         name: of the library.

@@ -67,7 +67,7 @@ class LocalTransport:
             if entry.response.requests[0].device == "cpu":
                 run_alone(entry, work)
             else:
-                # Whoever has such a tensor has loaded its framework.
+                # A caller with a tensor of a device has loaded its framework.
                 importlib.import_module("horovod.transports.on_device").execute(None, [(entry, work)])
         return 0
 

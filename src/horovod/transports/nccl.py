@@ -49,7 +49,7 @@ _ONE_GPU = (
 
 
 class _Id(ctypes.Structure):
-    """What the members of a communicator find each other by."""
+    """The identifier by which the members of a communicator find each other."""
 
     _fields_ = [("internal", ctypes.c_byte * 128)]
 
@@ -258,7 +258,7 @@ class _NcclGroup:
 
 
 class _NcclError(Exception):
-    """What NCCL says went wrong."""
+    """An error that NCCL has reported."""
 
 
 def _look_for(is_there: Callable[[], bool], slice_s: float) -> bool:

@@ -1,8 +1,8 @@
 """Tensors of a GPU are moved and reduced where they are, by NCCL; everything else as without it.
 
-Whoever executes an entry waits until the GPU is through with it, and asks about the other ranks meanwhile: a result is
-there when its operation is done, and a rank that is lost leaves nobody behind in a kernel that never ends. What NCCL
-has no arithmetic for travels through host memory.
+The thread that executes an entry waits for the GPU, and asks about the other ranks meanwhile: a result is
+there when its operation is done, and a rank that is lost leaves nobody behind in a kernel that never ends. Dtypes
+that NCCL cannot reduce travel through host memory.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DeviceGroup(Protocol):
 
 
 class DeviceGroups(Protocol):
-    """What moves tensors of a device between ranks.
+    """Ranks whose devices exchange tensors.
 
     Attributes:
         name: of it.

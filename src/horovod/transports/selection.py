@@ -21,7 +21,7 @@ _NEEDS = {"gloo": ("torch", "torch"), "nccl": ("torch", "torch"), "mpi": ("mpi4p
 
 
 class Choice(NamedTuple):
-    """What moves data between hosts.
+    """The engine that moves data between hosts.
 
     Attributes:
         engine: "gloo" or "mpi".

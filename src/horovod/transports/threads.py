@@ -1,8 +1,8 @@
 """How many threads of its own the arithmetic of a collective may use.
 
 An array library spreads what is large over as many threads as the host has cores, unless somebody has told it
-better. Ranks that all do so at once wait for each other's threads, a time slice each time. What engines in C++
-do on one thread must not be slower here for that reason.
+better. Ranks that all do so at once wait for each other's threads, a time slice each time. Work that
+engines in C++ do on one thread must not be slower here for that reason.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class TorchGroups:
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
-        # Who knows where we listen, and so may come, has it from what this call says in the table.
+        # This call publishes our address in the table, so peers connect only while the door is open.
         with self._door.opened():
             return gloo(table, me, size, options)
 

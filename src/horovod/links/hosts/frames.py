@@ -8,7 +8,7 @@
                      Number, Retire                meanings of numbers
     both             State, Question, Answer, Kernel, Recording, Trace, Told, Arrivals, Ping, Pong, Bye
 
-What does not fit its type, or is too long, is no frame. Each frame has a number, one more than the one before it on the
+Data of a wrong type or length is no frame. Each frame has a number, one more than the one before it on the
 same connection: who hears another number has lost one, or hears one again.
 """
 

@@ -125,7 +125,7 @@ class Wire:
     def close(self) -> None:
         """Say the last word to all, and close the socket when they have said theirs, or after two seconds.
 
-        What was sent just before a socket is closed may not arrive. So the hub stays until those that leave have heard
+        Data sent just before a socket is closed may not arrive. So the hub stays until those that leave have heard
         its last word: until they are gone. Those that go on have heard it when they answer.
         """
         self._part(self.peers, leaves=True)

@@ -1,8 +1,8 @@
 """The tensors of a batch of allreduces, laid end to end by dtype, and the two steps that reduce them.
 
-First each host reduces what its own ranks have, then the hosts reduce that. What a whole reduction does to its inputs
-and to its result is split between the steps so that nothing is rounded, or overflows, that would not have on one host;
-only 16-bit floats are rounded once more.
+First each host reduces what its own ranks have, then the hosts reduce that. Scaling and
+division are split between the steps so that nothing is rounded, or overflows, that would not on one host; only 16-bit
+floats are rounded once more.
 """
 
 from __future__ import annotations

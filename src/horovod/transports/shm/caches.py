@@ -1,4 +1,4 @@
-"""What this machine's caches mean for where data is put and in which portions."""
+"""The sizes of this machine's caches decide where data is put and in which portions."""
 
 from __future__ import annotations
 

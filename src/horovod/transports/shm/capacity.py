@@ -14,7 +14,7 @@ __all__ = ["LEAST_BYTES", "arena_bytes", "share_of"]
 
 #: The buffers at the front, and room for a tensor.
 LEAST_BYTES = HEAP_START + mmap.PAGESIZE
-#: What every supported processor gives a process.
+#: Every supported processor gives a process this much.
 _LEAST_ADDRESS_SPACE = 1 << 39
 
 

@@ -54,7 +54,7 @@ LOG_RING_BYTES = 1 << 20
 
 
 class State(enum.IntEnum):
-    """What a rank says of itself."""
+    """The state that a rank has announced."""
 
     STARTING = 0
     RUNNING = 1
@@ -218,7 +218,7 @@ class Control:
     def announce(self, goal: int) -> None:
         """Say that the lock's holder is going to sleep, until it is rung for or all flags have come to ``goal``.
 
-        What it waits for must be looked at once more before it sleeps.
+        Check the awaited condition once more before sleeping.
         """
         self.words64[self.goal[self.rank]] = goal
         if not futex.is_strongly_ordered:

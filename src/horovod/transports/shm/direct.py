@@ -148,7 +148,7 @@ def allreduce_direct(staging: Staging, sequence: int, entry: Entry, work: Work) 
 
 
 class _Half(NamedTuple):
-    """What a member reduces of a tensor, in blocks that fit into a cache, and what the other does."""
+    """The part of a tensor that a member reduces, in blocks that fit into a cache, and the part of the other member."""
 
     reduce: Reducer
     blocks: list[slice]

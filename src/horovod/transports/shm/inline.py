@@ -53,7 +53,7 @@ class Plan:
         self._kernels = kernels
         response = entry.response
         request, members = response.requests[0], response.members
-        # What was found for all members' offsets, the last times.
+        # By the offsets of all members: their views, for the last few combinations.
         self._rows: dict[tuple[int, ...], list[list[Buffer]]] = {}
         # By tensor, then by member, then by offset.
         self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]

@@ -47,7 +47,7 @@ def allgather(staging: Staging, sequence: int, entry: Entry, work: Work) -> bool
 
 
 class _Part(NamedTuple):
-    """What a rank writes of its tensor to a result: which of its elements, or of the result, and from which byte on."""
+    """A part of a tensor that a rank writes to a result: which elements of either, and from which byte on."""
 
     dtype: str
     rows: slice

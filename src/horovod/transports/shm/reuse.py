@@ -1,9 +1,9 @@
-"""What is kept from one execution to the next, and for how long.
+"""Views and plans that are kept from one execution to the next, and for how long.
 
 To make arrays over the arenas, and to plan with them, takes longer than to move little data. So both are kept for what
 comes again; and only for that, since batches whose lengths never repeat would fill memory with what nobody needs: the
-first time nothing is kept. What is kept is bounded: when there is too much of it, all of it goes, and what is in use
-comes back.
+first time nothing is kept. The cache is bounded: when it is full, all of it is dropped, and entries in use come
+back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """Whoever keeps views."""
+    """An object that keeps views."""
 
     def forget(self) -> None:
         """Keep nothing any more; may be called by another thread at any time."""

@@ -20,11 +20,11 @@ from horovod.transports.threads import are_spread
 __all__ = ["Sender", "SlotRing", "factor_on_send", "left_to_reduce", "most_views", "padded"]
 
 _ALIGN = 64
-#: Places that the data of one kind of request takes in turn; views of each are kept. What is small is quick to write
-#: anywhere, and there may be thousands of its kinds.
+#: Places that the data of one kind of request takes in turn; views of each are kept. Small data gets fewer:
+#: writing it is quick anywhere, and there may be thousands of kinds.
 _PLACES, _FEW_PLACES = 64, 8
 _SMALL_BYTES = 16 << 10
-#: Who has taken more submits many at once: there would not be room for them in what is free of a rotation.
+#: A kind that has taken more places than this submits many at once; a rotation has no room for all of them.
 _ONE_AFTER_THE_OTHER = 2
 
 

@@ -137,7 +137,7 @@ def _read_all(
 
 
 class _Shares(NamedTuple):
-    """What a rank does in one round: with pieces and their places in the staging buffers.
+    """The work of a rank in one round: pieces and their places in the staging buffers.
 
     The buffers that it fills hold what others reduce; of the sources that it reduces its own is its input.
     """
