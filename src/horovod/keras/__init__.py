@@ -1,13 +1,11 @@
 """horovod for Keras 3, on its backends TensorFlow, torch and JAX: ``import horovod.keras as hvd``.
 
     optimizer           DistributedOptimizer, and the one with local layers
-    members, reduction  what makes an optimizer a distributed one; how gradients are combined
     loss_scale          mixed precision
-    agreement           whether all ranks train the same model
     callbacks           what goes into ``model.fit(callbacks=)``
     values              collectives on numbers, arrays, tensors and variables
-    on_tensorflow, on_torch, on_jax     the backends; only the one in use is loaded
 
+``horovod._keras`` is the part that it shares with ``horovod.tensorflow.keras``.
 This module gathers the names of a training script.
 """
 

@@ -23,7 +23,7 @@ from horovod.logs import logger
 __all__ = ["compare", "note_broadcast", "tensorflows", "warn_now"]
 
 _REMEDY = "hvd.broadcast_variables(model.variables, root_rank=0)"
-_HOLD_S = 60.0
+_HOLD_S = 30.0
 #: For each engine, by the first variable: a reference that ends with it, and the steps that were begun or compared.
 _begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, set[Any]]]] = weakref.WeakKeyDictionary()
 _broadcasting: weakref.WeakSet[Any] = weakref.WeakSet()
