@@ -212,6 +212,30 @@ def test_wrong_compressors_are_named() -> None:
     run_ranks(2, _wrong_compressors)
 
 
+def _in_other_order() -> None:
+    saved: Any = None
+    for order in ("abcd", "acbd"):
+        parameters = {name: torch.nn.Parameter(torch.ones(16)) for name in "abcd"}
+        compression = Halves()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), compression
+        )
+        if saved:
+            compression.load_state_dict(saved)
+        product = torch.ones(16)
+        for name in order:
+            product = product * parameters[name]
+        product.sum().backward()
+        optimizer.step()
+        saved = compression.state_dict()
+    # Backward comes to b and c in another order, so the bucket has the same name and length, and not the same elements.
+    assert {name: state["step"] for name, (_, state) in saved["buckets"].items()} == {"bucket0[d..a]": 1}
+
+
+def test_a_state_of_other_places_of_parameters_is_not_used() -> None:
+    run_ranks(2, _in_other_order)
+
+
 def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     compression = Halves()
     compression.state_of("bucket", 4)["step"] = 7

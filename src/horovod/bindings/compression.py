@@ -188,21 +188,21 @@ class BucketCompressor:
             raise wrong_argument(f"the compressor {self.name!r} is used by another optimizer; make one object for each")
         self.__dict__["_owner"] = weakref.ref(owner)
 
-    def state_of(self, bucket: str, count: int) -> dict[str, Any]:
-        """Return the state of a bucket; an empty one if that of this name has another length.
+    def state_of(self, bucket: str, places: int) -> dict[str, Any]:
+        """Return the state of a bucket; an empty one if that of this name is for other gradients.
 
         Args:
             bucket: its name.
-            count: its number of elements.
+            places: checksum of which gradients lie where in it.
         """
-        known, state = self._buckets.get(bucket, (count, {}))
-        if known != count:
+        known, state = self._buckets.get(bucket, (places, {}))
+        if known != places:
             logger.warning(
-                "compressor %s starts anew for %s: its state is for %d elements, the bucket has %d",
-                self.name, bucket, known, count,
+                "compressor %s starts anew for %s: the gradients in it, or their places, are not those of its state",
+                self.name, bucket,
             )  # fmt: skip
             state = {}
-        self._buckets[bucket] = count, state
+        self._buckets[bucket] = places, state
         return state
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,7 +221,8 @@ class BucketCompressor:
         if state_dict.get("name") != self.name:
             raise wrong_argument(f"this state is of the compressor {state_dict.get('name')!r}, not of {self.name!r}")
         self._buckets.clear()
-        self._buckets.update({bucket: (count, dict(state)) for bucket, (count, state) in state_dict["buckets"].items()})
+        for bucket, (places, state) in state_dict["buckets"].items():
+            self._buckets[bucket] = places, dict(state)
 
     @property
     def _buckets(self) -> dict[str, tuple[int, dict[str, Any]]]:

@@ -106,7 +106,8 @@ class Bucket:
         self._version = self._adapter.version(self._buffer)
         self._reduced = None
         # Writes of the engine must not count as changes by the user.
-        self.pending = self._collective.begin(self._adapter.unwatched(self._wire), self.layout, self.name)
+        wire, names = self._adapter.unwatched(self._wire), [slot.name for slot in self.slots]
+        self.pending = self._collective.begin(wire, self.layout, self.name, names)
         self.in_flight = True
 
     def finish(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,13 +56,14 @@ class BucketCollective(Protocol):
     def shards(self) -> int:
         """See the class."""
 
-    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start to reduce a bucket.
 
         Args:
             wire: its buffer, as it is sent.
             layout: where its data and its flags lie.
             name: the same on all ranks.
+            parameters: the names of those whose gradients lie in it, in order.
 
         Returns:
             For ``wait``.
@@ -97,7 +100,7 @@ class Allreduce:
         self._comm = comm
         self._settings = settings
 
-    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start the allreduce."""
         return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
 
@@ -126,11 +129,12 @@ class CompressedAllreduce:
         self._compressor = compressor
         compressor.claim(self)
 
-    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Compress, and start both operations."""
         comm, data, flags = self._adapter.comm, wire[: layout.flags], wire[layout.flags :]
         # Without the optimizer's number: in the job that loads the state it may have another one.
-        state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], layout.flags)
+        places = zlib.crc32(repr((layout.offsets, layout.flags, *parameters)).encode(errors="surrogatepass"))
+        state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], places)
         with self._adapter.quietly():
             sent, ctx = self._compressor.send(name, data, state)
         # Not in place: it may be part of the compressor's state.
@@ -167,7 +171,7 @@ class ReduceScatter:
         """One for each rank."""
         return self._settings.process_set.size() or 1
 
-    def begin(self, wire: Any, layout: BucketLayout, name: str) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start both operations."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
         handle = self._comm.reducescatter_async(data, name=name, **self._settings.reduction)
