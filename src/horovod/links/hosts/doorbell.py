@@ -28,7 +28,7 @@ class _Sleeper:
     def __init__(self, wire_fd: int) -> None:
         self._wire_fd = wire_fd
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self.fd)
+        weakref.finalize(self, os.close, self.fd).atexit = False  # the engine still rings then
         self.poll = select.epoll()
         self.poll.register(self.fd, select.EPOLLIN)
         self.poll.register(wire_fd, 0)
