@@ -83,13 +83,13 @@ def _stuck(rank: int, name: str, times: int, kind: Kind = Kind.ALLREDUCE, line: 
     [
         # `if rank == 0: barrier()`, in front of the fourth gradient.
         ([_stuck(0, "", 1, Kind.BARRIER), _stuck(1, "grad", 4)],
-         ["No rank but those that wait in it has ever called barrier (unnamed) (train.py:1)",
+         ["No other rank has ever called barrier (unnamed) (train.py:1)",
           "allreduce 'grad' (train.py:2) was done 3 times", "if hvd.rank() == 0:",
           "Or it comes after a loop that had fewer rounds on some ranks", "hvd.uneven_inputs()"]),
         # A step that one rank skipped: it is at the end of its epoch already, for the third time.
         ([_stuck(0, "grad", 118), _stuck(1, "loss", 4)],
          ["have done allreduce 'grad' (train.py:1) 117 times, allreduce 'loss' (train.py:2) 3 times",
-          "the order is not the matter", "hvd.join()", "hvd.uneven_inputs()"]),
+          "the order is not the cause", "hvd.join()", "hvd.uneven_inputs()"]),
         ([_stuck(0, "x", 5), _stuck(1, "y", 5)], ["in one order on all ranks"]),
         ([_stuck(0, "x", 1), _stuck(1, "y", 1)], ["in one order on all ranks", "if hvd.rank() == 0:"]),
         ([_stuck(0, "x", 3), _stuck(1, "x", 3, Kind.ALLGATHER)], ["different operations under one name, 'x'"]),
@@ -107,7 +107,7 @@ def test_the_numbers_tell_the_causes_apart(circle: list[Stuck], words: list[str]
     text = "\n".join(advice(circle))
     for word in words:
         assert word in text
-    if "order is not the matter" in text:
+    if "order is not the cause" in text:
         assert "in one order on all ranks" not in text
 
 
@@ -115,18 +115,23 @@ def test_the_report_names_every_rank_its_line_and_its_count() -> None:
     lines = describe([_stuck(0, "x", 1), _stuck(1, "y", 2)], [0, 1], 12.0)
     assert lines[0].startswith("Ranks 0, 1 wait for each other, and will for ever")
     assert lines[1] == (
-        "rank 0 (pid 0) waits in allreduce 'x' (train.py:1), which rank 1 did not submit; it has submitted it once, "
-        "and 11 operations in all"
+        "rank 0 (pid 0) waits in allreduce 'x' (train.py:1), which rank 1 did not submit; "
+        "this rank has submitted that one once, and 11 operations in all"
     )
-    assert "it has submitted it 2 times, and 12 operations in all" in lines[2]
-    assert lines[3] == (
-        "The circle: rank 0 in allreduce 'x' (train.py:1) for rank 1; rank 1 in allreduce 'y' (train.py:2) for rank 0."
-    )
+    assert "this rank has submitted that one 2 times, and 12 operations in all" in lines[2]
+    assert not any("circle" in line for line in lines)  # the lines of two ranks say as much
+
+
+def test_the_report_of_many_ranks_is_short() -> None:
+    ranks = [_stuck(0, "x", 1), _stuck(1, "y", 1), *(_stuck(rank, "x", 1) for rank in range(2, 64))]
+    lines = describe(ranks, [1, 0], 12.0)
+    assert len(lines) <= 13
+    assert "56 more ranks wait, too" in lines
+    assert "The circle: rank 1 -> rank 0 -> rank 1." in lines
 
 
 def test_the_report_speaks_of_the_steps_of_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "_labels", {"O.": lambda name, times: f"O{f' step {times}' * bool(times)}, {name[2:]}"})
     lines = describe([_stuck(0, "O.w", 118), _stuck(1, "loss", 4)], [0, 1], 12.0)
     assert lines[1].startswith("rank 0 (pid 0) waits in O step 118, w: allreduce 'O.w' (train.py:1), which")
-    assert "The circle: rank 0 in O step 118, w: allreduce 'O.w' (train.py:1) for rank 1" in lines[3]
-    assert "All ranks have done O, w: allreduce 'O.w' (train.py:1) 117 times" in lines[4]
+    assert "All ranks have done O, w: allreduce 'O.w' (train.py:1) 117 times" in lines[3]

@@ -61,7 +61,7 @@ def test_everything_that_is_wrong_is_said_at_once(cluster: Cluster) -> None:
     assert ended.code == 1
     said = dict(line.strip().split(": ", 1) for line in ended.err.splitlines()[1:])
     meant = {
-        "nowhere": "the name is unknown; mend it",
+        "nowhere": "the name is unknown; correct it",
         "closed": "nothing listens on port 9; start sshd",
         "stranger": "its host key is unknown; run `ssh stranger` once",
         "keyless": "it refused the key; name the right one with -i",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from horovod.bindings.job import JobFunctions
-from horovod.bindings.process_sets import process_set_ids_and_ranks
+from horovod.bindings.process_sets import not_a_member, process_set_ids_and_ranks
 from horovod.core.requests import ReduceOp
 
 __all__ = ["HorovodBasics"]
@@ -38,7 +38,7 @@ class HorovodBasics(JobFunctions):
     def _process_set_rank(self, process_set_id: int) -> int:
         members, rank = _members(process_set_id), self.rank()
         if rank not in members:
-            raise ValueError("Process is not part of provided process set.")
+            raise not_a_member(rank, members)
         return members.index(rank)
 
 

@@ -14,6 +14,7 @@ from horovod.bindings import communicators
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call
+from horovod.phrases import list_ranks
 from horovod.world import World
 
 __all__ = [
@@ -76,7 +77,7 @@ class ProcessSet:
             return None
         rank = context.world().rank
         if rank not in self.ranks:
-            raise ValueError("Process is not part of provided process set.")
+            raise not_a_member(rank, self.ranks)
         return self.ranks.index(rank)
 
     def included(self) -> bool | None:
@@ -92,6 +93,14 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
+
+
+def not_a_member(rank: int, members: Sequence[int]) -> ValueError:
+    """Return the error for asking a process set for the place of a rank that is no member."""
+    return ValueError(
+        f"Process is not part of provided process set. Rank {rank} is not one of its members, {list_ranks(members)}; "
+        "ask included() first"
+    )
 
 
 def _make_global() -> ProcessSet:

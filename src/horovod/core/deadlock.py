@@ -12,10 +12,8 @@ from horovod.phrases import few, list_ranks
 
 __all__ = ["Stuck", "advice", "describe"]
 
-_AFTER_INTERRUPTS = (
-    "After Ctrl-C in a notebook, which ends a loop at another step on each rank, the same processes begin anew with "
-    "hvd.shutdown() and hvd.init() on all of them; then broadcast the model once more."
-)
+#: Ranks that have a line of their own in a report.
+_MOST_RANKS = 8
 _UNEVEN = "for data of different length there is hvd.join(), in PyTorch hvd.uneven_inputs()."
 
 
@@ -49,20 +47,22 @@ def describe(stuck: Sequence[Stuck], circle: Sequence[int], age_s: float) -> lis
     """
     by_rank = {item.rank: item for item in stuck}
     lines = [
-        f"{list_ranks(by_rank).capitalize()} wait for each other, and will for ever: nothing that any rank can still "
-        f"do ends that. Nothing has moved for {age_s:.1f} s."
+        f"{list_ranks(by_rank).capitalize()} wait for each other, and will for ever. Nothing has moved for "
+        f"{age_s:.1f} s."
     ]
-    for item in stuck:
+    others = [item for item in stuck if item.rank not in circle]
+    shown = [*(by_rank[rank] for rank in circle), *others][:_MOST_RANKS]
+    for item in sorted(shown, key=lambda item: item.rank):
         in_all = f"{item.operations} operation{'s' * (item.operations != 1)} in all"
         lines.append(
             f"{item.who} waits in {label(item.request, item.times)}, which {list_ranks(item.missing)} did not submit; "
-            f"it has submitted {_count(item)}, and {in_all}"
+            f"this rank has submitted {_count(item)}, and {in_all}"
         )
-    links = [
-        f"rank {rank} in {label(by_rank[rank].request, by_rank[rank].times)} for rank {other}"
-        for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
-    ]
-    return [*lines, f"The circle: {'; '.join(links)}.", *advice([by_rank[rank] for rank in circle]), _AFTER_INTERRUPTS]
+    if len(stuck) > len(shown):
+        lines.append(f"{len(stuck) - len(shown)} more ranks wait, too")
+    if len(stuck) > 2:  # of two ranks the lines say as much
+        lines.append(f"The circle: {' -> '.join(f'rank {rank}' for rank in [*circle, circle[0]])}.")
+    return [*lines, *advice([by_rank[rank] for rank in circle])]
 
 
 def advice(circle: Sequence[Stuck]) -> list[str]:
@@ -88,15 +88,15 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     if are_counted and never and len(never) < len(calls):
         [first, *_] = never
         return [
-            f"No rank but those that wait in it has ever called {label(first.request)}, while "
+            f"No other rank has ever called {label(first.request)}, while "
             f"{few([f'{label(item.request)} was done {_often(item.times - 1)}' for item in calls if item.times > 1])}: "
-            f"the order is not the matter. Most likely it stands behind {behind_condition}: call it on all ranks, or "
-            f"on none. Or it comes after a loop that had fewer rounds on some ranks: {_UNEVEN}"
+            f"the order is not the cause. Most likely that call stands behind {behind_condition}: make it on all ranks "
+            f"or on none. Or it comes after a loop that had fewer rounds on some ranks: {_UNEVEN}"
         ]
     if are_counted and len(set(done)) > 1:
         counts = ", ".join(f"{label(item.request)} {_often(item.times - 1)}" for item in calls)
         return [
-            f"All ranks have done {counts}: the order is not the matter. Most likely a rank has left out steps or "
+            f"All ranks have done {counts}: the order is not the cause. Most likely a rank has left out steps or "
             "calls that others made: fewer batches, a `continue`, an exception that was caught, or "
             f"{behind_condition}; {_UNEVEN}"
         ]
@@ -124,7 +124,7 @@ def _one_line_spelt_differently(calls: Sequence[Stuck]) -> str:
 def _count(item: Stuck) -> str:
     if not item.request.name:
         return f"{item.times} without a name"
-    return f"it {_often(item.times)}"
+    return f"that one {_often(item.times)}"
 
 
 def _often(times: int) -> str:

@@ -7,8 +7,9 @@ __all__ = ["LEFT", "waited_in_vain"]
 LEFT = "has left the job: it called hvd.shutdown() or ended its script"
 """The text about a rank that left without failing."""
 _REMEDY = (
-    "If the ranks have different amounts of data, let each call hvd.join() when it is through with its own; in "
-    "PyTorch, `with hvd.uneven_inputs():` around the loop does that."
+    "Look for a collective that only some ranks call, as inside `if hvd.rank() == 0:`, and call it on all ranks. If "
+    "the ranks have different amounts of data, call hvd.join() after the loop, or in PyTorch loop inside "
+    "`with hvd.uneven_inputs():`."
 )
 
 

@@ -126,7 +126,7 @@ def with_splits(call: CollectiveCall, splits: Any) -> CollectiveCall:
     if splits is None:
         return call
     if not (numbers := _numbers.adapter.splits(splits)):
-        raise ValueError("splits must hold a number for each rank, or be None for even ones. Received: none")
+        raise ValueError("splits must hold a number for each rank, or be None for even ones. Received: an empty one")
     return replace(call, splits=numbers)
 
 

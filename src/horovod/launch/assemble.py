@@ -178,7 +178,7 @@ def _service(request: LaunchRequest, shares: Sequence[Share], interfaces: Sequen
     try:
         return Service(bytes.fromhex(request.key), own_addresses(interfaces), hosts=hosts)
     except (OSError, InitError) as error:
-        raise LaunchError(f"the ranks of several hosts cannot meet at this one: {error}") from error
+        raise LaunchError(f"cannot open the rendezvous for ranks of other hosts on this host: {error}") from error
 
 
 def _plain(host: str) -> str:

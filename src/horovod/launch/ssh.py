@@ -149,11 +149,11 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
 #: As ssh prints them, as users write them, and what they must be; older clients than OpenSSH 8.7 know neither.
 _UNFIT = {"stdinnull": ("StdinNull", "no"), "sessiontype": ("SessionType", "default")}
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
-    (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); mend that line"),
+    (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); correct that line"),
     (("No user exists for uid",), "ssh does not run on this host ({last}); give that user a name in /etc/passwd"),
     (
         ("Could not resolve hostname", "Name or service not known"),
-        "the name is unknown; mend it, or add it to DNS, /etc/hosts or ~/.ssh/config",
+        "the name is unknown; correct it, or add it to DNS, /etc/hosts or ~/.ssh/config",
     ),
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED",),

@@ -133,10 +133,7 @@ class StallWatch:
         self._dump("a stall")
 
     def _text(self, told: Sequence[Waiting], age_s: float, waiting: Sequence[Waiting]) -> str:
-        lines = [
-            "One or more tensors were submitted by a subset of ranks, and have waited for the others for "
-            f"{age_s:.1f} s:"
-        ]
+        lines = [f"One or more operations were called by a subset of ranks, and wait for the others for {age_s:.1f} s:"]
         for missing, items in _by_missing(told):
             present = sorted({rank for item in items for rank in item.present})
             lines.append(
@@ -231,7 +228,10 @@ class StallWatch:
         self._dump("a stall in the middle of an operation")
 
     def _limit(self) -> str:
-        return f"(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})"
+        return (
+            f"(limit: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._limit_s:g})\n"
+            "Call the operation on all ranks, not inside `if hvd.rank() == 0:`; or raise the limit for slow ranks"
+        )
 
 
 def _by_missing(items: Sequence[Waiting]) -> list[tuple[tuple[int, ...], list[Waiting]]]:

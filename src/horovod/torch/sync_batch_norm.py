@@ -57,9 +57,15 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm expected an input of 2 or more dimensions. Received: {input.dim()}")
+            raise ValueError(
+                f"SyncBatchNorm expected an input of 2 or more dimensions. Received: {input.dim()}; "
+                "the shape must be [batch, channels, ...], so add the missing ones with unsqueeze()"
+            )
         if input.shape[1] != self.num_features:
-            raise ValueError(f"SyncBatchNorm expected {self.num_features} channels. Received: {input.shape[1]}")
+            raise ValueError(
+                f"SyncBatchNorm expected {self.num_features} channels in dimension 1. Received: {input.shape[1]}; "
+                f"use num_features={input.shape[1]}, or move the channels to dimension 1"
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize; collective over the process set while training.
