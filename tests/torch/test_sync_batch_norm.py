@@ -151,7 +151,7 @@ def test_shapes_are_checked() -> None:
     layer = hvd.SyncBatchNorm(CHANNELS)
     with pytest.raises(ValueError, match="2 or more dimensions"):
         layer(torch.zeros(CHANNELS))
-    with pytest.raises(ValueError, match=f"{CHANNELS} channels. Received: 3"):
+    with pytest.raises(ValueError, match=f"{CHANNELS} channels in dimension 1. Received: 3"):
         layer(torch.zeros(2, 3))
 
 
