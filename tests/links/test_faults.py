@@ -102,7 +102,7 @@ def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int
         if rank not in first:
             assert any(f"rank {leader} (pid " in text for leader in first)
             assert "has left the job: it called hvd.shutdown()" in text
-            assert "let each call hvd.join() when it is through with its own" in text
+            assert "call hvd.join() after the loop" in text
 
 
 def _leader_of_another_member_leaves() -> str:
