@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,7 @@ import ml_dtypes  # noqa: F401  numpy then knows bfloat16 by name
 import numpy as np
 
 from horovod.bench.cases import Case, output_blocks
-from horovod.bench.control import Control, WrongResultError
-from horovod.bench.stats import mean_of_ranks
+from horovod.bench.control import Control, WrongResultError, time_calls
 
 __all__ = ["Caller"]
 
@@ -52,14 +50,8 @@ class Caller:
 
     def measure(self, calls: int) -> list[float]:
         """Time some calls, each as the mean over the ranks."""
-        call, clock, times = self._call, time.perf_counter, []
-        assert call is not None, "prepare() was not called"
-        self._control.barrier()
-        for _ in range(calls):
-            start = clock()
-            call()
-            times.append(clock() - start)
-        return mean_of_ranks(self._control.gather(times))
+        assert self._call is not None, "prepare() was not called"
+        return time_calls(self._control, self._call, calls)
 
     def release(self) -> None:
         """Drop the arrays of the case."""

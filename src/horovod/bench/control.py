@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from horovod.bench.cases import Case
+from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["Contender", "Control", "HorovodControl", "WrongResultError"]
+__all__ = ["Contender", "Control", "HorovodControl", "WrongResultError", "time_calls"]
 
 T = TypeVar("T")
 
@@ -84,3 +87,14 @@ class HorovodControl:
     def gather(self, value: T) -> list[T]:
         """Return every rank's value in rank order, on every rank."""
         return list(self._hvd.allgather_object(value, name="bench.control"))
+
+
+def time_calls(control: Control, call: Callable[[], Any], calls: int) -> list[float]:
+    """Return the seconds of each of ``calls`` calls, which the ranks begin together, as the mean over the ranks."""
+    clock, times = time.perf_counter, []
+    control.barrier()
+    for _ in range(calls):
+        start = clock()
+        call()
+        times.append(clock() - start)
+    return mean_of_ranks(control.gather(times))

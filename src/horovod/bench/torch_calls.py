@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch.distributed as dist
 
 import horovod.torch as hvd
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.control import Control, WrongResultError
+from horovod.bench.control import Control, WrongResultError, time_calls
 from horovod.bench.gloo import start_gloo, stop_gloo
-from horovod.bench.stats import mean_of_ranks
 
 __all__ = ["Gloo", "Ours"]
 
@@ -65,14 +63,8 @@ class _InProcess(abc.ABC):
 
     def measure(self, calls: int) -> list[float]:
         """Time ``calls`` calls, each as the mean over the ranks."""
-        call, clock, times = self._call, time.perf_counter, []
-        assert call is not None, "prepare() was not called"
-        self._control.barrier()
-        for _ in range(calls):
-            start = clock()
-            call()
-            times.append(clock() - start)
-        return mean_of_ranks(self._control.gather(times))
+        assert self._call is not None, "prepare() was not called"
+        return time_calls(self._control, self._call, calls)
 
     def release(self) -> None:
         """Drop the tensors of the case."""
