@@ -29,7 +29,18 @@ from horovod.observe.observer import JobObserver
 from horovod.rendezvous import process_tree
 from horovod.world import World
 
-__all__ = ["config", "engine", "init", "init_count", "is_initialized", "observer", "shutdown", "world"]
+__all__ = [
+    "config",
+    "count_join",
+    "engine",
+    "init",
+    "init_count",
+    "is_initialized",
+    "join_count",
+    "observer",
+    "shutdown",
+    "world",
+]
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
@@ -44,6 +55,7 @@ class _Context:
         self.config: Config | None = None
         self.meetings: collections.Counter[str] = collections.Counter()
         self.init_count = 0
+        self.join_count = 0
         self.is_child = False
         self.registered = False
         self.ending = Ending()
@@ -114,6 +126,7 @@ def _begin(world: World | None) -> None:
     _context.world, _context.config = world, settings
     _context.is_child = False
     _context.init_count += 1
+    _context.join_count = 0
     _context.engine.start()
     _start_timeline(watching, settings)
     _context.has_failed_to_begin = False
@@ -203,6 +216,16 @@ def config() -> Config:
 def init_count() -> int:
     """Return how many times ``init()`` has built an engine; what was made for an older one is stale."""
     return _context.init_count
+
+
+def count_join() -> None:
+    """Count that this process has joined, in any framework."""
+    _context.join_count += 1
+
+
+def join_count() -> int:
+    """Return how many times this process has joined since ``init()``; equal on all ranks while none is in ``join``."""
+    return _context.join_count
 
 
 def _not_initialized() -> NotInitializedError:

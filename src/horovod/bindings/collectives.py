@@ -132,12 +132,7 @@ class Collectives(Submission, JobFunctions):
 
     Args:
         adapter: the framework.
-
-    Attributes:
-        joins: number of times that this process has joined; the same on all ranks while no rank is in ``join``.
     """
-
-    joins = 0
 
     allreduce = synchronous(_allreduce)
     allreduce_ = synchronous(_allreduce, in_place=True)
@@ -226,5 +221,5 @@ class Collectives(Submission, JobFunctions):
             The rank that joined last.
         """
         handle = _engine().run(Call(Kind.JOIN, "join"), self.adapter)
-        Collectives.joins += 1  # of all frameworks
+        context.count_join()
         return handle.result

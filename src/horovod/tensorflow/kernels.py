@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from horovod import context
-from horovod.bindings.collectives import Collectives
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 from horovod.engine.handles import Handle
@@ -288,7 +287,7 @@ class _Run:
                     self.empty((len(received),), "int32", None)[...] = received
                 elif error is None and kind is Kind.JOIN:
                     self._answer(handle.result)
-                    Collectives.joins += 1
+                    context.count_join()
         except BaseException as late:
             error = late
         if error is not None:

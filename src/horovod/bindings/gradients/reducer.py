@@ -83,7 +83,6 @@ class Reducer:
     ) -> None:
         self.settings = settings
         self._adapter = adapter
-        self._comm = adapter.comm
         self._collective = collective or _allreduce(adapter, settings)
         self.passes = passes
         self._fresh = True
@@ -137,13 +136,13 @@ class Reducer:
         """After ``shutdown()`` and ``init()``, and after ``join()``: forget the buckets of before."""
         generation = context.init_count()
         if generation == self._generation:
-            if self._joins != self._comm.joins:
+            if self._joins != context.join_count():
                 # A rank that had joined missed what the others agreed on, so all of them agree anew.
-                self._joins = self._comm.joins
+                self._joins = context.join_count()
                 self.drain()
                 self._start_over()
             return
-        self._generation, self._joins = generation, self._comm.joins
+        self._generation, self._joins = generation, context.join_count()
         process_set = self.settings.process_set
         size = process_set.size()
         if size is None:
@@ -184,7 +183,7 @@ class Reducer:
 
     def on_gradient(self, slot: GradSlot) -> None:
         """Take a gradient that was just accumulated; runs inside backward."""
-        if self._generation != context.init_count() or self._joins != self._comm.joins:
+        if self._generation != context.init_count() or self._joins != context.join_count():
             self.follow_job()
         if not self.active:
             return
