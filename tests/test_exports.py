@@ -131,7 +131,7 @@ def test_bound_methods_are_exported_under_their_own_names() -> None:
 
 def test_numpy_has_every_collective() -> None:
     public = {name for name in dir(Collectives) if not name.startswith("_")}
-    for_bindings = {"joins", "allgather_into_async"}
+    for_bindings = {"allgather_into_async"}
     assert public - set(importlib.import_module("horovod.numpy").__all__) == for_bindings
 
 
