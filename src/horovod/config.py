@@ -25,6 +25,7 @@ __all__ = [
     "Config",
     "Setting",
     "gpu_variables",
+    "is_elastic",
     "load",
     "openmp_threads",
     "parse",
@@ -203,7 +204,15 @@ class Config:
         flag="--mpi-threads-disable", flag_off="--no-mpi-threads-disable",
         yaml_path="library_options.mpi_threads_disable",
     )  # fmt: skip
-    elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size.", in_effect=False)
+    elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size; set by horovodrun.")
+    elastic_timeout_s: float = _setting(
+        "HOROVOD_ELASTIC_TIMEOUT", 600.0, "How long the ranks of an elastic job wait for each other after a change.",
+        unit="seconds", flag="--elastic-timeout",
+    )  # fmt: skip
+    checkpoint_dir: str = _setting(
+        "HOROVOD_CHECKPOINT_DIR", "", "Folder for the state of an elastic job that ends with too few ranks.",
+        flag="--checkpoint-dir",
+    )  # fmt: skip
     dynamic_process_sets: bool = _setting(
         "HOROVOD_DYNAMIC_PROCESS_SETS", False, "Process sets may always be added and removed.", in_effect=False,
     )  # fmt: skip
@@ -239,7 +248,6 @@ INERT: tuple[Setting, ...] = (
     _inert("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, "For Adasum over MPI."),
     _inert("HOROVOD_DISABLE_NVTX_RANGES", False, "For GPU operations of Horovod."),
     _inert("HOROVOD_POPART_BROADCAST_TIMEOUT", 0.0, "See HOROVOD_STALL_SHUTDOWN_TIME_SECONDS."),
-    _inert("HOROVOD_ELASTIC_TIMEOUT", 600.0, "For elastic jobs."),
 )  # fmt: skip
 """Settings of Horovod that scripts and job files still carry: accepted, checked, without effect."""
 
@@ -321,6 +329,20 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
                 values[setting.name] = value
     values.update({name: value for name, value in overrides.items() if value is not None})
     return Config(**values)
+
+
+def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether HOROVOD_ELASTIC is set, without a look at the other settings.
+
+    Args:
+        environ: where to read; ``os.environ`` when omitted.
+
+    Raises:
+        ValueError: it says neither yes nor no.
+    """
+    setting = next(s for s in SETTINGS if s.name == "elastic")
+    text = (os.environ if environ is None else environ).get(setting.env, "")
+    return bool(parse(setting, text))
 
 
 def openmp_threads() -> str:

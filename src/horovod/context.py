@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod import config as configuration
 from horovod import logs, tracebacks
@@ -30,20 +30,41 @@ from horovod.rendezvous import process_tree
 from horovod.world import World
 
 __all__ = [
+    "MembershipView",
     "config",
     "count_join",
     "engine",
     "init",
     "init_count",
+    "is_elastic",
     "is_initialized",
     "join_count",
+    "leave_job",
+    "membership",
     "observer",
+    "renew",
     "shutdown",
+    "wants_change",
     "world",
 ]
 
 #: How long a rank that failed because of another one lets that one end first, so that the launcher sees the cause.
 _CULPRIT_FIRST_S = 1.0
+
+
+class MembershipView(NamedTuple):
+    """The present generation of the job, the same on all its ranks.
+
+    Attributes:
+        number: of the generation, from 1.
+        behind: ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is
+            nothing to copy.
+        previous: by rank, its rank in the generation before; -1 for newcomers.
+    """
+
+    number: int
+    behind: tuple[int, ...]
+    previous: tuple[int, ...]
 
 
 class _Context:
@@ -211,6 +232,61 @@ def config() -> Config:
     if _context.engine is None or _context.config is None:
         raise _not_initialized()
     return _context.config
+
+
+def is_elastic() -> bool:
+    """Return whether this process was started as a part of an elastic job, so that ``renew`` works."""
+    return configuration.is_elastic()
+
+
+def renew(progress: int = 0, digest: str = "") -> None:
+    """Leave the present generation of an elastic job, if this process is in one, and join the next one.
+
+    Another thread that waits for a collective gets an error. Afterwards rank, size, engine and ``membership()`` are
+    those of the new generation. It may be called again when it has raised, such as after an interrupt.
+
+    Args:
+        progress: number of steps that this process has completed.
+        digest: hash of its state; equal digests mean equal states.
+
+    Raises:
+        DismissedError: this process is no member any more, since its host was withdrawn or it has called
+            ``leave_job``; no failure, it should end with exit code 0.
+        InitError: the job was not started elastically, or is over; the message says why.
+
+    Blocks until all members of a generation have met. The job service keeps the time (HOROVOD_ELASTIC_TIMEOUT); a
+    spare waits for as long as the job runs.
+    """
+    if not is_elastic():
+        raise InitError(
+            "this job was not started elastically, so that its membership cannot be renewed; start it with "
+            "horovodrun --min-np, or --host-discovery-script"
+        )
+    raise InitError("elastic jobs cannot run yet")
+
+
+def membership() -> MembershipView:
+    """Return the present generation; in a job that is not elastic, the only one.
+
+    Raises:
+        NotInitializedError: there is no engine.
+    """
+    return MembershipView(1, (), (-1,) * engine().size)
+
+
+def wants_change() -> bool:
+    """Return whether the job service wants another generation, as far as this rank knows; never blocks.
+
+    Ranks may see it at different times: agree on rank 0's view before acting on it.
+    """
+    return False
+
+
+def leave_job() -> None:
+    """Say that this process wants to leave the job at the next change, such as after SIGTERM; never blocks.
+
+    The job service then wants another generation. ``renew`` raises DismissedError here, while the others go on.
+    """
 
 
 def init_count() -> int:

@@ -3,6 +3,7 @@
     HorovodInternalError(RuntimeError)          what the runtime raises; catch this to catch all below
     |-- NotInitializedError (also ValueError)   you: init() was not called, or shutdown() was
     |-- InitError (also ValueError)             the ranks did not find each other
+    |   `-- DismissedError                      elastic: this process is no member any more; not a failure
     |-- RequestError (also ValueError)          you: the call is wrong whatever the other ranks do
     |-- MismatchError                           you: ranks disagree on shape, dtype, op, root, ...
     |-- PeerLostError                           the world: another rank died or left; recoverable
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "DeadlockError",
+    "DismissedError",
     "DuplicateNameError",
     "HorovodInternalError",
     "HorovodVersionMismatchError",
@@ -53,6 +55,10 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 class InitError(HorovodInternalError, ValueError):
     """The ranks of the job did not find each other, or do not fit together."""
+
+
+class DismissedError(InitError):
+    """This process is not a member of the elastic job any more: its host was withdrawn, or it asked to leave."""
 
 
 class RequestError(HorovodInternalError, ValueError):

@@ -173,7 +173,7 @@ class Membership:
         policy = self._policy
         if self._is_draining or self._finish is not None:
             return
-        room = policy.most - self._alive()
+        room = policy.most + policy.spares - self._alive()
         for slot in self._free():
             if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
                 self._processes[slot] = process = _Process(slot)

@@ -151,6 +151,7 @@ class Policy:
             failure. None: slots of that host that are free are not used again.
         timeout_s: limit for all waiting.
         is_discovering: whether ``Discovered`` can still bring other hosts.
+        spares: number of processes that are started beyond ``maximum``, and wait to take the place of a lost one.
     """
 
     size: int
@@ -161,6 +162,7 @@ class Policy:
     cool_down_s: tuple[float, float] | None = None
     timeout_s: float = 600.0
     is_discovering: bool = False
+    spares: int = 0
 
     @property
     def fewest(self) -> int:

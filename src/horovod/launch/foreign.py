@@ -14,8 +14,8 @@ _LATER = {
         "--nnodes", "--node-rank", "--prefix", "-prefix",
     ),
     "elastic jobs": (
-        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout",
-        "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script", "--max-restarts",
+        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--reset-limit",
+        "--blacklist-cooldown-range", "--host-discovery-script", "--max-restarts",
     ),
 }  # fmt: skip
 """Flags of Horovod, and of other launchers, that come with later features."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +16,10 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from horovod._version import __version__
+from horovod.core.membership_events import Decision, Event, Policy, Tick
 from horovod.logs import logger
 from horovod.rendezvous import curve
+from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
@@ -42,6 +45,8 @@ from horovod.rendezvous.protocol import (
 __all__ = ["Service", "listen"]
 
 _MOST_AT_ONCE = 100_000
+#: How often the membership looks at the clock.
+_TICK_MS = 100
 _Answers = list[tuple[bytes, Answer]]
 
 
@@ -53,6 +58,7 @@ class Service:
         addresses: addresses of this host to listen at, or endpoints such as ``ipc://@name``.
         ports: to listen at, as many as are free; any one when empty.
         hosts: name of the host of each rank, by rank; empty when that is not known.
+        policy: how the members of the job may change; None where the launcher says who they are.
 
     Attributes:
         endpoints: where it listens, several addresses of one place.
@@ -62,7 +68,12 @@ class Service:
     """
 
     def __init__(
-        self, secret: bytes, addresses: Sequence[str], ports: Sequence[int] = (), hosts: Sequence[str] = ()
+        self,
+        secret: bytes,
+        addresses: Sequence[str],
+        ports: Sequence[int] = (),
+        hosts: Sequence[str] = (),
+        policy: Policy | None = None,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._meetings = Meetings(hosts)
@@ -70,7 +81,10 @@ class Service:
         # By key, the last question of each client that waits for its value.
         self._parked: dict[str, dict[bytes, int]] = collections.defaultdict(dict)
         self._lock = threading.Lock()
-        self._news: list[Callable[[Meetings], _Answers]] = []
+        self._news: list[Callable[[], _Answers]] = []
+        self._generations = None if policy is None else Generations(policy)
+        self._decisions: list[Decision] = []
+        self._decided = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._told = threading.Event()
         self._is_closed = False
         self._answered: collections.deque[bytes] = collections.deque(maxlen=_MOST_AT_ONCE)
@@ -84,6 +98,7 @@ class Service:
             self._wake.connect("inproc://horovod-service")
         except BaseException:
             curve.terminate(self._context)
+            os.close(self._decided)
             raise
         self._thread.start()
 
@@ -96,8 +111,48 @@ class Service:
             how: it ended, such as "was killed by SIGKILL".
         """
         with self._lock:
-            self._news.append(lambda meetings: meetings.ended(rank, who, how))
+            self._news.append(lambda: self._meetings.ended(rank, who, how))
             self._ring()
+
+    def put(self, event: Event) -> None:
+        """Tell the membership of a job with a policy what has happened: hosts, ends of processes, a wish to leave.
+
+        Args:
+            event: ``Discovered``, ``Ended``, ``Leaving`` or ``Tick``; time passes by itself, too.
+
+        Raises:
+            ValueError: the job has no policy.
+        """
+        generations = self._policed()
+        with self._lock:
+            self._news.append(lambda: generations.handle(event))
+            self._ring()
+
+    def take(self) -> list[Decision]:
+        """Return the decisions since the last call, in their order; never blocks.
+
+        The launcher carries out ``Start``, ``Fence`` and ``Finish``. ``Assign`` and ``Begin`` come for its output: the
+        service has told the ranks.
+        """
+        with self._lock:
+            decisions, self._decisions = self._decisions, []
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._decided)
+            return decisions
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when ``take`` has something; it stays the service's."""
+        return self._decided
+
+    @property
+    def progress(self) -> int:
+        """The largest progress of any process when it was last ready."""
+        return self._policed().progress
+
+    def _policed(self) -> Generations:
+        if self._generations is None:
+            raise ValueError("the members of this job are what its launcher says: give Service a policy")
+        return self._generations
 
     def await_told(self, timeout_s: float) -> None:
         """Wait until all hosts know that one has failed, if one has; ``timeout_s`` seconds at most."""
@@ -114,6 +169,7 @@ class Service:
         self._thread.join()
         curve.part(self._socket, self._answered, pack(StillMissing("")))
         curve.terminate(self._context)
+        os.close(self._decided)
 
     def _ring(self) -> None:
         if not self._is_closed:
@@ -123,19 +179,30 @@ class Service:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
+        generations = self._generations
         while not self._is_closed:
-            for socket, _ in poller.poll():
+            for socket, _ in poller.poll(None if generations is None else _TICK_MS):
                 message = socket.recv_multipart()
                 if socket is self._socket and len(message) == 2:
                     self._hear(*message)
             with self._lock:
                 news, self._news = self._news, []
+            if generations is not None:
+                self._send(generations.handle(Tick(time.monotonic())))
             for one in news:
-                self._send(one(self._meetings))
+                self._send(one())
+            self._publish()
             if self._meetings.has_to_tell:
                 self._told.clear()
             else:
                 self._told.set()
+
+    def _publish(self) -> None:
+        """Let the launcher have the decisions."""
+        if self._generations is not None and (decisions := self._generations.take()):
+            with self._lock:
+                self._decisions += decisions
+                os.eventfd_write(self._decided, 1)
 
     def _hear(self, sender: bytes, data: bytes) -> None:
         """Take one message, and answer it."""
