@@ -9,14 +9,14 @@ import ml_dtypes  # noqa: F401  numpy then knows bfloat16 by name
 import numpy as np
 
 from horovod.bench.cases import Case, output_blocks
-from horovod.bench.control import Control, WrongResultError, time_calls
+from horovod.bench.control import CallContender, Control, WrongResultError
 
 __all__ = ["Caller"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Caller:
+class Caller(CallContender):
     """A contender.
 
     Args:
@@ -29,11 +29,9 @@ class Caller:
     def __init__(
         self, name: str, control: Control, bind: Callable[[Array], Callable[[], Any]], is_sum: bool = True
     ) -> None:
-        self.name = name
-        self._control = control
+        super().__init__(name, control)
         self._bind = bind
         self._is_sum = is_sum
-        self._call: Callable[[], Any] | None = None
 
     def why_not(self, case: Case) -> str:
         """Only allreduce is compared between frameworks."""
@@ -47,15 +45,3 @@ class Caller:
         result = np.asarray(self._call())
         if not bool((result == expected).all()):
             raise WrongResultError(f"{self.name}: {case} should be {expected} everywhere, got {result[:4].tolist()}…")
-
-    def measure(self, calls: int) -> list[float]:
-        """Time some calls, each as the mean over the ranks."""
-        assert self._call is not None, "prepare() was not called"
-        return time_calls(self._control, self._call, calls)
-
-    def release(self) -> None:
-        """Drop the arrays of the case."""
-        self._call = None
-
-    def close(self) -> None:
-        """Nothing to end."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from horovod.bench.cases import Case
-from horovod.bench.control import Control, WrongResultError
+from horovod.bench.control import Contender, Control, WrongResultError
 from horovod.bench.stats import mean_of_ranks
 from horovod.bench.stepping import Arm, Array
 
@@ -56,7 +56,7 @@ class _Worker:
         self._process.communicate()
 
 
-class Mwms:
+class Mwms(Contender):
     """The contender for allreduce, in a function.
 
     Args:

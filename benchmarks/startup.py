@@ -10,8 +10,7 @@ import sys
 import time
 from statistics import median
 
-from horovod.bench.jobs import horovodrun
-from horovod.bench.mpi_find import clean_environment
+from horovod.bench.jobs import clean_environment, horovodrun
 
 HOROVOD = "import horovod.torch as hvd; hvd.init(); hvd.shutdown()"
 GLOO = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()"

@@ -67,7 +67,7 @@ class _Trainer:
         for name, turns in self._times.items():
             extra = [median(a) - median(b) for a, b in zip(turns, self._times[_PLAIN], strict=True)]
             every = [one for turn in turns for one in turn]
-            results[name] = {**summarize(every).to_json(), "fastest_s": min(every), "beyond_s": median(extra)}
+            results[name] = {**summarize(every), "fastest_s": min(every), "beyond_s": median(extra)}
         results[_TIMELINE]["busy_s"] = median(self._busy_s)
         # The flight recorder cannot be turned off, so its work is timed separately.
         results[_RECORDER] = {"beyond_s": self._operations * _record_s()}

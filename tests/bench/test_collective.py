@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from bench_doubles import LocalControl, ScriptedContender
+from harness import run_ranks
 
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Plan, run_cases
-from horovod.bench.control import Control
-from horovod.bench.torch_calls import Gloo
+from horovod.bench.control import HorovodControl
+from horovod.bench.torch_calls import Gloo, Ours
 
 PLAN = Plan(rounds=3, round_s=0.01)
 
@@ -60,12 +61,20 @@ def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
     assert not log
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_gloo_computes_right_results(op: str) -> None:
-    control: Control = LocalControl()
-    gloo = Gloo(control)
+def _every_operation() -> list[set[str]]:
+    import horovod.torch as hvd
+
+    control = HorovodControl(hvd)
+    contenders = [Ours(control), Ours(control, arena=True), Gloo(control)]
+    cases = [Case(op, 256, dtype, 3 if op == "async" else 1) for op in OPS for dtype in ("float32", "bfloat16")]
     try:
-        [row] = run_cases([Case(op, 256, batch=3 if op == "async" else 1)], [gloo], control, Plan(1, 1e-4), nothing)
+        rows = run_cases(cases, contenders, control, Plan(1, 1e-4), nothing)
     finally:
-        gloo.close()
-    assert row["results"]["gloo"]["calls"] >= 2
+        contenders[-1].close()
+    return [set(row["results"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_every_operation_is_checked_and_timed_in_process() -> None:
+    names = {"horovod", "horovod arena", "gloo"}
+    assert run_ranks(2, _every_operation) == [[names] * 2 * len(OPS)] * 2

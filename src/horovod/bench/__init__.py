@@ -5,13 +5,12 @@
     cases, stats         what is measured, and medians and ratios (pure)
     collective           alternating rounds of all contenders
     on_torch             horovod, Gloo and DDP, called in the rank processes
-    mpi, mpi_worker      MPI as a job of its own, directed by rank 0
     stepping, models     training steps
     profile, network     the parts of a call; the links between hosts
     report, show         the result as a table and as JSON
 
 Contenders take turns, because a figure from another minute and another load says nothing.
-Frameworks other than torch are measured from a checkout: see ``benchmarks/README.md``.
+Frameworks other than torch, and MPI, are measured from a checkout: see ``benchmarks/README.md``.
 """
 
 from __future__ import annotations

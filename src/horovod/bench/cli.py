@@ -18,7 +18,7 @@ from horovod.world import detect
 
 __all__ = ["main", "parse"]
 
-_DEFAULT = ("allreduce", "--arena", "--against", ",".join(PEERS))
+_DEFAULT = ("allreduce", "--arena", "--against")
 #: Commands of earlier versions, and where they are now.
 _MOVED = ("timeline", "optimizer", "memory", "startup", "idle", "control")
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m horovod.bench",
         description="Measure horovod on this machine, beside its alternatives and in the same run. "
         "Starts its own ranks (-np), or runs in those of a launcher: horovodrun -np 2 python -m horovod.bench …",
-        epilog=f"Without WHAT: {' '.join(_DEFAULT)}.",
+        epilog=f"Without WHAT: {' '.join(_complete([]))}.",
     )
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
@@ -99,7 +99,7 @@ def _add_collective(commands: Any, op: str, common: argparse.ArgumentParser) -> 
         _add_framework(command)
     add("--dtype", type=_list_of(tuple(DTYPES)), default=("float32",), help=f"of {','.join(DTYPES)} (default float32)")
     add("--arena", action="store_true", help="measure tensors in the arena (hvd.empty) as well")
-    text = f"peers, of {','.join(PEERS)}; mpich=DIR names where it is installed"
+    text = f"peers, of {','.join(PEERS)}; mpich=DIR names where it is installed (MPI needs a checkout)"
     add("--against", type=_list_of(PEERS), default=(), help=text)
     add("--round-ms", type=float, default=50.0, help="length of one turn, in milliseconds (default 50)")
     add("--batch", type=_positive, default=50 if op == "async" else 1, help=argparse.SUPPRESS)
@@ -113,20 +113,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _complete(argv: Sequence[str]) -> list[str]:
     """Put the usual command before flags that stand alone."""
     has_command = bool(argv) and (not argv[0].startswith("-") or argv[0] in ("-h", "--help"))
-    return [*argv] if has_command else [*_DEFAULT, *argv]
+    peers = ",".join(PEERS if _is_checkout() else ["gloo"])
+    return [*argv] if has_command else [*_DEFAULT, peers, *argv]
+
+
+def _is_checkout() -> bool:
+    return importlib.util.find_spec("benchmarks") is not None
 
 
 def _problem(typed: list[str]) -> str:
     """Return why a command cannot run here; empty when it can."""
     if typed[0] in _MOVED:
         return f"{typed[0]} has moved: run `python benchmarks/{typed[0]}.py` in a checkout"
-    framework = getattr(parse(typed), "framework", "torch")
+    args = parse(typed)
+    framework = getattr(args, "framework", "torch")
     packages = ["keras", os.environ.get("KERAS_BACKEND", "tensorflow")] if framework == "keras" else [framework]
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed; pip install {' '.join(missing)}"
-    if framework != "torch" and importlib.util.find_spec("benchmarks") is None:
-        return f"--framework {framework} needs the folder benchmarks/; run this in the root of a checkout"
+    peers = [peer for peer in getattr(args, "against", ()) if peer != "gloo"]
+    option = f"--framework {framework}" if framework != "torch" else f"--against {peers[0]}" if peers else ""
+    if option and not _is_checkout():
+        return f"{option} needs the folder benchmarks/; run this in the root of a checkout"
     return ""
 
 

@@ -10,7 +10,7 @@ from horovod.bench.cases import Case, format_bytes
 from horovod.bench.control import Contender, Control
 from horovod.bench.events import Tell
 from horovod.bench.host import available_bytes
-from horovod.bench.stats import Sample, calls_for, summarize
+from horovod.bench.stats import calls_for, summarize
 
 __all__ = ["Plan", "run_cases"]
 
@@ -92,8 +92,8 @@ def _calibrate(contender: Contender, control: Control, plan: Plan) -> int:
     return control.broadcast(calls_for(min(warm, default=1.0), plan.round_s))
 
 
-def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str]) -> dict[str, Any]:
-    medians = {name: sample.median_s for name, sample in samples.items()}
+def _row(case: Case, samples: dict[str, dict[str, float]], skipped: dict[str, str]) -> dict[str, Any]:
+    medians = {name: sample["median_s"] for name, sample in samples.items()}
     ours = [name for name in medians if name.startswith("horovod")]
     peers = {name: spent for name, spent in medians.items() if name not in ours}
     return {
@@ -101,7 +101,7 @@ def _row(case: Case, samples: dict[str, Sample], skipped: dict[str, str]) -> dic
         "nbytes": case.nbytes,
         "dtype": case.dtype,
         "batch": case.batch,
-        "results": {name: sample.to_json() for name, sample in samples.items()},
+        "results": samples,
         "ratios": {us: {name: spent / medians[us] for name, spent in peers.items()} for us in ours},
         "skipped": skipped,
     }

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from horovod.bench.cases import Case
 from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["Contender", "Control", "HorovodControl", "WrongResultError", "time_calls"]
+__all__ = ["CallContender", "Contender", "Control", "HorovodControl", "WrongResultError", "time_calls"]
 
 T = TypeVar("T")
 
@@ -39,15 +39,18 @@ class Control(Protocol):
         """Return every rank's value in rank order, on every rank."""
 
 
-class Contender(Protocol):
-    """A library under measurement. Every method is called on all ranks, in the same order."""
+class Contender:
+    """A library under measurement. Every method is called on all ranks, in the same order.
 
-    @property
-    def name(self) -> str:
-        """Its column in the table."""
+    Attributes:
+        name: its column in the table.
+    """
+
+    name: str
 
     def why_not(self, case: Case) -> str:
         """Return why ``case`` cannot be measured; empty when it can. Rank 0's answer counts."""
+        return ""
 
     def prepare(self, case: Case) -> None:
         """Allocate, run once, and check the result.
@@ -55,15 +58,40 @@ class Contender(Protocol):
         Raises:
             WrongResultError: the result is wrong.
         """
+        raise NotImplementedError
 
     def measure(self, calls: int) -> list[float]:
         """Return the seconds of each of ``calls`` calls, as the mean over the ranks. Rank 0's answer counts."""
+        raise NotImplementedError
 
     def release(self) -> None:
         """Free the memory of the case."""
 
     def close(self) -> None:
         """End this contender."""
+
+
+class CallContender(Contender):
+    """A contender that is called in this process.
+
+    Args:
+        name: its column.
+        control: how the ranks agree.
+    """
+
+    def __init__(self, name: str, control: Control) -> None:
+        self.name = name
+        self._control = control
+        self._call: Callable[[], Any] | None = None
+
+    def measure(self, calls: int) -> list[float]:
+        """Time ``calls`` calls, which the ranks begin together."""
+        assert self._call is not None, "prepare() was not called"
+        return time_calls(self._control, self._call, calls)
+
+    def release(self) -> None:
+        """Drop the tensors of the case."""
+        self._call = None
 
 
 class HorovodControl:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.bench.events import parse_event
-from horovod.bench.mpi_find import clean_environment
 
-__all__ = ["horovodrun", "run_job"]
+__all__ = ["clean_environment", "horovodrun", "run_job"]
+
+_FOREIGN = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_", "SLURM_", "KMP_")
+_FOREIGN_NAMES = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without the variables by which a launcher describes this process's own job."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN)
+    }
 
 
 def horovodrun(ranks: int, argv: Sequence[str], hosts: str = "") -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,6 @@ import horovod.torch as hvd
 from horovod.bench.control import Contender, Control
 from horovod.bench.gloo import start_gloo
 from horovod.bench.models import Task, make_task
-from horovod.bench.mpi import Mpi
 from horovod.bench.stepping import Arm
 from horovod.bench.torch_calls import Gloo, Ours
 
@@ -36,7 +36,11 @@ def contenders(control: Control, args: argparse.Namespace) -> list[Contender]:
         found.append(Ours(control, arena=True))
     for peer in args.against:
         flavour, _, prefix = peer.partition("=")
-        found.append(Gloo(control) if flavour == "gloo" else Mpi(flavour, control, prefix, args.hosts))
+        if flavour == "gloo":
+            found.append(Gloo(control))
+        else:
+            mpi = importlib.import_module("benchmarks.mpi")
+            found.append(mpi.Mpi(flavour, control, prefix, args.hosts))
     return found
 
 

@@ -140,7 +140,7 @@ def _row(name: str, arms: Sequence[Arm], times: dict[str, list[list[float]]]) ->
         exposed = median(extra)
         alone_s = median(one for turn in times[base] for one in turn)
         results[arm.name] = {
-            **sample.to_json(),
+            **sample,
             "exposed_s": exposed,
             "efficiency": min(1.0, alone_s / (alone_s + exposed)) if exposed > 0 else 1.0,
         }

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import horovod.torch as hvd
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.control import Control, WrongResultError, time_calls
+from horovod.bench.control import CallContender, Control, WrongResultError
 from horovod.bench.gloo import start_gloo, stop_gloo
 
 __all__ = ["Gloo", "Ours"]
@@ -19,22 +19,8 @@ __all__ = ["Gloo", "Ours"]
 _Call = Callable[[], list[torch.Tensor]]
 
 
-class _InProcess(abc.ABC):
-    """A contender that is called in this process.
-
-    Args:
-        name: its column.
-        control: how the ranks agree.
-    """
-
-    def __init__(self, name: str, control: Control) -> None:
-        self.name = name
-        self._control = control
-        self._call: _Call | None = None
-
-    def why_not(self, case: Case) -> str:
-        """Every case can be measured."""
-        return ""
+class _Tensors(CallContender):
+    """A contender whose operations take tensors of torch."""
 
     def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype)
@@ -61,21 +47,8 @@ class _InProcess(abc.ABC):
         for tensor in inputs:
             tensor.zero_()
 
-    def measure(self, calls: int) -> list[float]:
-        """Time ``calls`` calls, each as the mean over the ranks."""
-        assert self._call is not None, "prepare() was not called"
-        return time_calls(self._control, self._call, calls)
 
-    def release(self) -> None:
-        """Drop the tensors of the case."""
-        self._call = None
-
-    def close(self) -> None:
-        """Drop the tensors of the last case."""
-        self._call = None
-
-
-class Ours(_InProcess):
+class Ours(_Tensors):
     """horovod on ordinary tensors, or on tensors in the arena (``hvd.empty``).
 
     Args:
@@ -113,7 +86,7 @@ class Ours(_InProcess):
         return lambda: [call()]
 
 
-class Gloo(_InProcess):
+class Gloo(_Tensors):
     """torch.distributed over Gloo.
 
     Args:

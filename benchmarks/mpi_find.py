@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MpiInstall", "clean_environment", "find_mpi"]
+from horovod.bench.jobs import clean_environment
+
+__all__ = ["MpiInstall", "find_mpi"]
 
 _LAUNCHERS = {"mpich": ("mpiexec.hydra", "mpiexec"), "openmpi": ("prterun", "mpiexec")}
 _LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
 _BANNER = {"mpich": "HYDRA", "openmpi": "Open MPI"}
-_FOREIGN = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_", "SLURM_", "KMP_")
-_FOREIGN_NAMES = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,6 @@ class MpiInstall:
     flavour: str
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-
-
-def clean_environment() -> dict[str, str]:
-    """Return the environment without the variables by which a launcher describes this process's own job."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN)
-    }
 
 
 def _at(flavour: str, prefix: Path) -> MpiInstall | None:
@@ -105,7 +93,7 @@ def find_mpi(flavour: str, prefix: str = "") -> tuple[MpiInstall | None, str]:
     if prefix:
         install = _at(flavour, Path(prefix).resolve())
         return install, "" if install else f"no {_LIBRARY[flavour]} with its launcher under {prefix}"
-    # In a checkout, `make test` installs both MPIs apart from each other.
+    # `make test` installs both MPIs apart from each other.
     install = _at(flavour, Path.cwd() / ".mpi" / flavour) or _wheel(flavour) or _system(flavour)
     looked = f"no .mpi/{flavour} in this folder, no wheel {flavour}, no mpiexec of it in PATH"
     return install, "" if install else f"{looked}; pass --against {flavour}=DIR"

@@ -12,11 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mpi_find import MpiInstall, find_mpi
 from horovod.bench.cases import Case
-from horovod.bench.control import Control, WrongResultError
+from horovod.bench.control import Contender, Control, WrongResultError
 from horovod.bench.events import parse_event
 from horovod.bench.gloo import common_interface
-from horovod.bench.mpi_find import MpiInstall, clean_environment, find_mpi
+from horovod.bench.jobs import clean_environment
 
 __all__ = ["Mpi", "MpiJob", "PeerFailedError", "Spread", "command_line"]
 
@@ -58,7 +59,7 @@ class MpiJob:
         words, env = command_line(install, size, spread)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  close() closes it
         self._process = subprocess.Popen(
-            [*words, sys.executable, "-m", "horovod.bench.mpi_worker"],
+            [*words, sys.executable, "-m", "benchmarks.mpi_worker"],
             # Hydra forgets the last variable of an environment on its way to another host.
             env=clean_environment() | env | {"KHOROVOD_BENCH_LAST": ""},
             stdin=subprocess.PIPE,
@@ -164,7 +165,7 @@ def _spread(control: Control, typed: str) -> Spread | None:
     return Spread(tuple(counts), common_interface(control)[0])
 
 
-class Mpi:
+class Mpi(Contender):
     """A contender in processes of its own. Rank 0 directs it while the other ranks sleep.
 
     Args:
