@@ -18,7 +18,7 @@ from popart.enums import MergeVarUpdateType, SGDAccumulatorAndMomentum
 from popart.errors import popart_exception, unknown
 from popart.optimizers import SGD, Optimizer
 from popart.options import SessionOptions
-from popart.tensors import Array, TensorInfo, to_numpy
+from popart.tensors import TensorInfo, to_numpy
 
 __all__ = [
     "COPY_PREFIX", "FINAL_GRADIENT", "GRADIENT", "VAR_COPY_PREFIX", "HostStreams", "check_host_reduce", "gradient_id",
@@ -52,13 +52,16 @@ def check_host_reduce(options: SessionOptions, optimizer: Optimizer) -> None:
         raise popart_exception("hostWeightUpdate needs hostAllReduce: set both, or neither")
     if not options.hostAllReduce:
         return
-    update, remote = bool(options.hostWeightUpdate), bool(options.hostAllReduceRemoteBuffer)
+    if options.hostAllReduceRemoteBuffer:
+        raise popart_exception(
+            "hostAllReduceRemoteBuffer is not imitated: the software device has one memory. Leave it out; the streams "
+            "carry the gradients"
+        )
+    update = bool(options.hostWeightUpdate)
     momentum = isinstance(optimizer, SGD) and optimizer.has_momentum()
     excluded = [
         (update and options.enablePipelining, "hostWeightUpdate", "enablePipelining"),
         (update and options.accumulation() > 1, "hostWeightUpdate", "enableGradientAccumulation"),
-        (update and remote, "hostWeightUpdate", "hostAllReduceRemoteBuffer"),
-        (remote and options.replicas() > 1, "hostAllReduceRemoteBuffer", "enableReplicatedGraphs"),
         (update and momentum, "hostWeightUpdate", "an SGD with momentum, whose velocity is on the device"),
         (options.mergeVarUpdate != MergeVarUpdateType.Off, "hostAllReduce", "mergeVarUpdate"),
         (options.enableDistributedReplicatedGraphs, "hostAllReduce", "enableDistributedReplicatedGraphs, which reduces "
@@ -90,12 +93,10 @@ class HostStreams:
 
     def __init__(self, weights: Mapping[str, TensorInfo], options: SessionOptions) -> None:
         self._replicas = options.replicas()
-        self._remote = bool(options.hostAllReduceRemoteBuffer)
         self.gives_weights = bool(options.hostWeightUpdate)
         self._gradients = {weight: gradient_id(weight, options) for weight in weights}
         self._infos = dict(weights)
         self._callbacks: dict[tuple[str, int], Callback] = {}
-        self._buffers: dict[str, Array] = {}
 
     def _store_handle(self, weight: str) -> str:
         return _STORE + self._gradients[weight]
@@ -144,9 +145,6 @@ class HostStreams:
         """Hand a gradient, reduced over this process's replicas, to the host: once per replica."""
         handle = self._store_handle(weight)
         array = to_numpy(gradient)
-        if self._remote:
-            self._buffers[self._gradients[weight]] = array.copy()
-            array = np.zeros(1, np.uint8)
         for replica in range(self._replicas):
             if callback := self._callbacks.get((handle, replica)):
                 callback(capsule_of(array))
@@ -154,19 +152,6 @@ class HostStreams:
     def load(self, weight: str) -> torch.Tensor:
         """Return the answer of the host for a weight: a gradient, or the new weight."""
         info = self._infos[weight]
-        handle, bell = self._load_handle(weight), np.zeros(1, np.uint8)
-        array = bell if self._remote else np.zeros(info.shape(), info.numpy_dtype())
-        self._callbacks[handle, 0](capsule_of(array))
-        if self._remote:
-            array = self._buffers[self._gradients[weight]]
+        array = np.zeros(info.shape(), info.numpy_dtype())
+        self._callbacks[self._load_handle(weight), 0](capsule_of(array))
         return torch.from_numpy(array)
-
-    def remote_buffer(self, name: str) -> Array:
-        """Return the memory of a remote buffer.
-
-        Raises:
-            popart_exception: there is none, or nothing was stored in it yet.
-        """
-        if name not in self._buffers:
-            raise unknown("a remote buffer that holds a gradient", name, self._buffers)
-        return self._buffers[name]

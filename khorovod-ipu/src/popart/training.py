@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from popart.dataflow import DataFlow, InputShapeInfo
@@ -93,27 +92,6 @@ class TrainingSession(DeviceSession):
                 "prepareDevice()"
             )
         self._streams.connect(streamHandle, callback, int(index))
-
-    def copyFromRemoteBuffer(self, buffer: str, w: Any, repeat_index: int = 0, replication_index: int = 0) -> None:
-        """Copy a gradient out of its remote buffer; with ``hostAllReduceRemoteBuffer`` streams only ring.
-
-        Args:
-            buffer: id of the gradient.
-            w: array that is filled.
-            repeat_index: accepted.
-            replication_index: accepted.
-        """
-        np.copyto(w, self._remote(buffer).reshape(np.shape(w)))
-
-    def copyToRemoteBuffer(self, w: Any, buffer: str, repeat_index: int = 0, replication_index: int = 0) -> None:
-        """Copy an array into the remote buffer of a gradient. See ``copyFromRemoteBuffer``."""
-        target = self._remote(buffer)
-        np.copyto(target, np.reshape(w, target.shape))
-
-    def _remote(self, buffer: str) -> Any:
-        if self._streams is None:
-            raise popart_exception("there are no remote buffers: they come with hostAllReduceRemoteBuffer")
-        return self._streams.remote_buffer(buffer)
 
     # -- optimizer and weights -----------------------------------------------------------------------------------
 

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
-import socket
-import struct
 from collections.abc import Mapping, Sequence
+
+import ifaddr
 
 from poprun.flags import CommandLineError
 
 __all__ = ["addresses_here", "interfaces_of"]
 
-_SIOCGIFADDR = 0x8915
-_IFREQ = struct.Struct("16s16x8x")
-
 
 def addresses_here() -> dict[str, str]:
-    """The IPv4 address of each interface that has one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _IFREQ.pack(name.encode()[:15]))
-            except OSError:
-                continue  # it has no address
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+    """Return the IPv4 address of each interface that has one."""
+    return {found.name: str(ip.ip) for found in ifaddr.get_adapters() for ip in found.ips if ip.is_IPv4}
 
 
 def interfaces_of(networks: Sequence[str], addresses: Mapping[str, str]) -> tuple[str, ...]:

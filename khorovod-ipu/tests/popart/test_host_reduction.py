@@ -141,25 +141,6 @@ def test_a_step_that_breaks_off_in_a_callback_changes_nothing_and_the_next_one_w
     assert firsts(weights_of(session)) == {"A": -447, "B": -391, "C": -335, "D": -335}
 
 
-def test_remote_buffers_carry_the_gradients_and_streams_only_ring() -> None:
-    session = session_of(chain(1.0), options(hostAllReduce=True, hostAllReduceRemoteBuffer=True), popart.ConstSGD(1.0))
-    for handle in session.getHostReduceStreamIds():
-        kind, _, gradient = handle.partition("__")
-
-        def ring(pointer: Any, kind: str = kind, gradient: str = gradient) -> None:
-            if kind == "gradientLoad":
-                array = np.zeros(session.getInfo(gradient).shape(), np.float32)
-                session.copyFromRemoteBuffer(gradient, array, 0, 0)
-                session.copyToRemoteBuffer(array * 2, gradient, 0, 0)
-
-        session.connectStreamToCallback(handle, ring, 0)
-    session.weightsFromHost()
-    step(session)
-    assert firsts(weights_of(session)) == {"A": 1 - 896, "B": 1 - 784, "C": 1 - 672, "D": 1 - 672}
-    with pytest.raises(popart.popart_exception, match="is not a remote buffer"):
-        session.copyFromRemoteBuffer("Gradient___E", np.zeros(1), 0, 0)
-
-
 MOMENTUM = popart.SGD({"defaultMomentum": (0.9, True)})
 SEPARATE = popart.SGD({}, accumulatorAndMomentum=popart.SGDAccumulatorAndMomentum.Separate)
 
@@ -170,8 +151,7 @@ SEPARATE = popart.SGD({}, accumulatorAndMomentum=popart.SGDAccumulatorAndMomentu
         ({"hostWeightUpdate": True, "hostAllReduce": False}, None, "hostWeightUpdate needs hostAllReduce"),
         ({"hostWeightUpdate": True, "enablePipelining": True}, None, "hostWeightUpdate cannot .* enablePipelining"),
         ({"hostWeightUpdate": True, "accumulationFactor": 2}, None, "cannot .* enableGradientAccumulation"),
-        ({"hostWeightUpdate": True, "hostAllReduceRemoteBuffer": True}, None, "cannot .* hostAllReduceRemoteBuffer"),
-        ({"hostAllReduceRemoteBuffer": True, "replicatedGraphCount": 2}, None, "cannot .* enableReplicatedGraphs"),
+        ({"hostAllReduceRemoteBuffer": True}, None, "hostAllReduceRemoteBuffer is not imitated"),
         ({"hostWeightUpdate": True}, MOMENTUM, "hostWeightUpdate cannot .* momentum"),
         ({"mergeVarUpdate": popart.MergeVarUpdateType.All}, None, "hostAllReduce cannot .* mergeVarUpdate"),
         ({"enableDistributedReplicatedGraphs": True}, None, "hostAllReduce cannot .* over the processes as well"),

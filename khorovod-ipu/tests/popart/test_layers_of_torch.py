@@ -119,7 +119,6 @@ def test_what_a_recurrent_layer_cannot_be_is_said() -> None:
         ("nearest", "asymmetric", {"mode": "nearest"}),
         ("linear", "pytorch_half_pixel", {"mode": "bilinear", "align_corners": False}),
         ("linear", "align_corners", {"mode": "bilinear", "align_corners": True}),
-        ("cubic", "pytorch_half_pixel", {"mode": "bicubic", "align_corners": False}),
     ],
 )
 def test_resizing_and_its_gradient_are_torchs(mode: str, where: str, torchs: dict[str, Any]) -> None:

@@ -32,7 +32,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"hostWeightUpdate": True, "replicatedGraphCount": 2,
          "accumulationAndReplicationReductionType": popart.ReductionType.Mean}, {},
     ),
-    "remote buffers": ({"hostAllReduceRemoteBuffer": True}, {}),
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class DistributedOptimizer:
             one where the session gets one by ``updateOptimizerFromHost``.
 
     Raises:
-        RequestError: the options do not ask for host reduction.
+        RequestError: the options do not ask for host reduction, or ask for remote buffers.
     """
 
     def __init__(self, optimizer: Any, session: HostReducedSession, session_options: Any) -> None:
@@ -42,6 +42,10 @@ class DistributedOptimizer:
             raise wrong_argument(
                 "DistributedOptimizer(optimizer, session, options) reduces on the host: set options.hostAllReduce = "
                 "True before the session is made"
+            )
+        if getattr(session_options, "hostAllReduceRemoteBuffer", False):
+            raise wrong_argument(
+                "hostAllReduceRemoteBuffer is not supported: leave it out, the streams carry gradients"
             )
         self.optimizer = optimizer
         self._session, self._options = session, session_options
@@ -72,7 +76,7 @@ class DistributedOptimizer:
             gradient.forget()
         weights = HostWeights(self._session, self) if streams.gives_weights else None
         for weight, handle in streams.stores.items():
-            gradient = _Gradient(self._session, weight, streams.gradients[weight], self._remote())
+            gradient = _Gradient(self._session, weight, streams.gradients[weight])
             self._gradients[weight] = gradient
             self._session.connectStreamToCallback(handle, gradient.store, 0)
             # All replicas store the same; one of them is enough.
@@ -85,9 +89,6 @@ class DistributedOptimizer:
         options = self._options
         return int(options.replicatedGraphCount) if getattr(options, "enableReplicatedGraphs", False) else 1
 
-    def _remote(self) -> bool:
-        return bool(getattr(self._options, "hostAllReduceRemoteBuffer", False))
-
 
 class _Gradient:
     """One weight's gradient, on its way.
@@ -96,13 +97,12 @@ class _Gradient:
         session: of training.
         weight: id of the weight.
         name: id of the gradient, which is the key of the match.
-        remote: whether the payload lies in a remote buffer, and streams only ring.
     """
 
-    def __init__(self, session: HostReducedSession, weight: str, name: str, remote: bool) -> None:
+    def __init__(self, session: HostReducedSession, weight: str, name: str) -> None:
         info = session.getInfo(weight)
         self._shape, self._dtype = tuple(info.shape()), info.data_type_lcase()
-        self._session, self._name, self._remote = session, name, remote
+        self._name = name
         # In memory that all ranks of the host share: what is reduced there is not copied again.
         self._memory: Array = comm.zeros(self._shape, dtype=self._dtype)
         self._handle: int | None = None
@@ -115,11 +115,7 @@ class _Gradient:
                 "may be at different steps",
                 "Call insert_host_allreduce() and broadcast_weights() on all of them",
             )
-        if self._remote:
-            buffers: Any = self._session
-            buffers.copyFromRemoteBuffer(self._name, self._memory, 0, 0)
-        else:
-            np.copyto(self._memory, array_at(pointer, self._shape, self._dtype))
+        np.copyto(self._memory, array_at(pointer, self._shape, self._dtype))
         self._handle = comm.allreduce_async_(self._memory, name=self._name)
 
     def average(self) -> Array:
@@ -134,12 +130,7 @@ class _Gradient:
 
     def load(self, pointer: Any) -> None:
         """Hand the average to the device."""
-        average = self.average()
-        if self._remote:
-            buffers: Any = self._session
-            buffers.copyToRemoteBuffer(average, self._name, 0, 0)
-        else:
-            np.copyto(array_at(pointer, self._shape, self._dtype), average)
+        np.copyto(array_at(pointer, self._shape, self._dtype), self.average())
 
     def forget(self) -> None:
         """Forget the gradient of an interrupted step."""

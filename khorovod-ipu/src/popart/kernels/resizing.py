@@ -20,7 +20,6 @@ _COORDINATES: dict[str, Any] = {
     "pytorch_half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
     "align_corners": lambda at, scale, old, new: at * (old - 1) / (new - 1) if new > 1 else at * 0,
     "asymmetric": lambda at, scale, old, new: at / scale,
-    "tf_half_pixel_for_nn": lambda at, scale, old, new: (at + 0.5) / scale,
 }
 _NEAREST: dict[str, Any] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -30,27 +29,14 @@ _NEAREST: dict[str, Any] = {
 }
 
 
-def _taps(node: GraphNode, at: Array, old: int, mode: str, nearest: str) -> list[tuple[Array, Array]]:
+def _taps(at: Array, mode: str, nearest: str) -> list[tuple[Array, Array]]:
     """Return the input elements of each output element, and their weights."""
     if mode == "nearest":
         # A quotient that is a whole number but for rounding is meant to be one.
         return [(_NEAREST[nearest](at.round(9)), np.ones_like(at))]
     low = np.floor(at)
     part = at - low
-    if mode == "linear":
-        return [(low, 1 - part), (low + 1, part)]
-    a = float(node.attributes.get("cubic_coeff_a", -0.75))
-    found = []
-    for offset in (-1, 0, 1, 2):
-        d = np.abs(part - offset)
-        near = ((a + 2) * d - (a + 3)) * d * d + 1
-        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        found.append((low + offset, np.where(d <= 1, near, far)))
-    if node.attributes.get("exclude_outside"):
-        kept = [(place, np.where((place < 0) | (place >= old), 0.0, weight)) for place, weight in found]
-        total = sum(weight for _, weight in kept)
-        found = [(place, weight / total) for place, weight in kept]
-    return found
+    return [(low, 1 - part), (low + 1, part)]
 
 
 def _resized(
@@ -58,10 +44,11 @@ def _resized(
 ) -> torch.Tensor:
     mode = node.attributes.get("mode") or "nearest"
     where, nearest = how
-    if mode not in ("nearest", "linear", "cubic") or where not in _COORDINATES or nearest not in _NEAREST:
+    if mode not in ("nearest", "linear") or where not in _COORDINATES or nearest not in _NEAREST:
         raise popart_exception(
-            f"{node.op} {node.name!r} has mode nearest, linear or cubic, nearest_mode of {sorted(_NEAREST)} and "
-            f"coordinate_transformation_mode of {sorted(_COORDINATES)}; received {mode!r}, {nearest!r}, {where!r}"
+            f"{node.op} {node.name!r} has mode nearest or linear (cubic is not imitated), nearest_mode of "
+            f"{sorted(_NEAREST)} and coordinate_transformation_mode of {sorted(_COORDINATES)}; "
+            f"received {mode!r}, {nearest!r}, {where!r}"
         )
     for axis, (new, scale) in enumerate(zip(sizes, scales, strict=True)):
         old = x.shape[axis]
@@ -70,7 +57,7 @@ def _resized(
         at = _COORDINATES[where](np.arange(new, dtype=np.float64), scale, old, new)
         shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
         total: Any = 0
-        for places, weights in _taps(node, at, old, mode, nearest):
+        for places, weights in _taps(at, mode, nearest):
             chosen = torch.from_numpy(places.clip(0, old - 1).astype(np.int64)).to(x.device)
             weight = torch.from_numpy(weights.reshape(shape)).to(x.device, x.dtype)
             total = total + x.index_select(axis, chosen) * weight

@@ -196,7 +196,7 @@ class EvalSpec(NamedTuple):
         steps: batches of one evaluation; None evaluates until the input ends.
         name: of this evaluation, if there are several.
         hooks: session hooks.
-        exporters: one or several, such as a ``FinalExporter``; called on worker 0 after each evaluation.
+        exporters: refused by ``train_and_evaluate``.
         start_delay_secs: accepted; the first evaluation follows the first checkpoint after training has begun.
         throttle_secs: least time between two evaluations.
     """

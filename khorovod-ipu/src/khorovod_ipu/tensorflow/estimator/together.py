@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from khorovod_ipu.tensorflow.estimator import exporters
 from khorovod_ipu.tensorflow.estimator.estimator import IPUEstimator
 from khorovod_ipu.tensorflow.estimator.spec import EvalSpec, TrainSpec
 
@@ -23,20 +21,15 @@ class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
     Args:
         estimator: that runs it.
         spec: of the evaluations.
-        max_steps: where training ends, if it is known.
     """
 
-    def __init__(self, estimator: IPUEstimator, spec: EvalSpec, max_steps: int | None) -> None:
+    def __init__(self, estimator: IPUEstimator, spec: EvalSpec) -> None:
         self._estimator = estimator
         self._spec = spec
-        self._exporters = exporters.checked(spec.exporters)
-        self._max_steps = max_steps
         self._first: int | None = None
         self._last: float | None = None
         self._step = -1
-        self._was_final = False
         self.results: dict[str, Any] | None = None
-        self.exports: list[Any] = [None] * len(self._exporters)
 
     def after_save(self, session: Any, global_step_value: int) -> None:
         """Evaluate, if the last time is long enough ago."""
@@ -44,32 +37,20 @@ class _EvaluateAtCheckpoints(tf.compat.v1.train.CheckpointSaverListener):
             self._first = global_step_value  # before the first step: there is nothing new
             return
         if self._last is None or time.monotonic() - self._last >= self._spec.throttle_secs:
-            self._evaluate(global_step_value, self._max_steps is not None and global_step_value >= self._max_steps)
+            self._evaluate(global_step_value)
 
     def finish(self) -> None:
-        """Evaluate the last checkpoint, unless that is done, and export what is exported at the end only."""
+        """Evaluate the last checkpoint, unless that is done."""
         newest = self._estimator.latest_checkpoint()
         step = int(newest.rpartition("-")[2]) if newest else -1
         if self._step != step:
-            self._evaluate(step, True)
-        elif not self._was_final:  # the input had ended, or this job had nothing left to do
-            self._export(True, self.exports)
+            self._evaluate(step)
 
-    def _evaluate(self, step: int, is_final: bool) -> None:
+    def _evaluate(self, step: int) -> None:
         self._last, self._step = time.monotonic(), step
         self.results = self._estimator.evaluate(
             self._spec.input_fn, self._spec.steps, self._spec.hooks, name=self._spec.name
         )
-        self._export(is_final, [None] * len(self._exporters))
-
-    def _export(self, is_final: bool, made: list[Any]) -> None:
-        """Call the exporters that have not exported this checkpoint."""
-        self._was_final = is_final
-        folder, newest = Path(self._estimator.model_dir) / "export", self._estimator.latest_checkpoint()
-        self.exports = [
-            done or exporter.export(self._estimator, str(folder / exporter.name), newest, self.results, is_final)
-            for exporter, done in zip(self._exporters, made, strict=True)
-        ]
 
 
 def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, list[Any]]:
@@ -83,17 +64,19 @@ def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec
         eval_spec: how to evaluate.
 
     Returns:
-        The metrics of the last evaluation (None on other workers than 0) and what each exporter returned after it.
+        The metrics of the last evaluation (None on other workers than 0), and an empty list: there are no exporters.
 
     Raises:
         TypeError: something is not what its name says.
-        ValueError: two exporters have one name.
+        ValueError: the EvalSpec has exporters.
     """
     if not isinstance(estimator, IPUEstimator):
         raise TypeError(f"estimator must be an IPUEstimator. Received: {type(estimator).__name__}")
     if not isinstance(train_spec, TrainSpec) or not isinstance(eval_spec, EvalSpec):
         raise TypeError("train_and_evaluate takes a TrainSpec and an EvalSpec")
-    watcher = _EvaluateAtCheckpoints(estimator, eval_spec, train_spec.max_steps)
+    if eval_spec.exporters:
+        raise ValueError("exporters are not imitated: call estimator.export_saved_model() after train_and_evaluate()")
+    watcher = _EvaluateAtCheckpoints(estimator, eval_spec)
     estimator.train(
         train_spec.input_fn,
         hooks=train_spec.hooks,
@@ -103,4 +86,4 @@ def train_and_evaluate(estimator: IPUEstimator, train_spec: TrainSpec, eval_spec
     if not estimator.config.is_chief:
         return None, []
     watcher.finish()
-    return watcher.results, watcher.exports
+    return watcher.results, []
