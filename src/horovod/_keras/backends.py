@@ -66,8 +66,11 @@ class Backend(Protocol):
     def outside(self) -> AbstractContextManager[Any]:
         """Return a context in which variables can be made, and read, while a step is traced."""
 
-    def scale(self, gradient: Any, factor: float) -> Any:
-        """Return a gradient, which may be sparse, times a number."""
+    def scale(self, gradient: Any, factor: Any) -> Any:
+        """Return a gradient, which may be sparse, times a number, or a tensor of float32."""
+
+    def members(self, process_set: ProcessSet) -> Any:
+        """Return how many ranks a set has, also where a compiled step outlives its members."""
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` if a condition holds, else ``otherwise()``; the condition may be known only at run time."""

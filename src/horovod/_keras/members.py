@@ -7,6 +7,7 @@ passes, Keras clips what has been accumulated, so they are combined in front of 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -19,6 +20,9 @@ from horovod.logs import logger
 __all__ = ["Distributed", "DistributedMembers", "make_distributed"]
 
 
+_numbers = itertools.count(1)
+
+
 class _CallableList(list[Any]):
     """A list that old scripts may call, as a method that returns it."""
 
@@ -27,9 +31,10 @@ class _CallableList(list[Any]):
 
 
 class Distributed:
-    """The common part of distributed optimizers of any Keras. Their class has ``_new_reduction`` as well."""
+    """The common part of distributed optimizers of any Keras; their class has ``_new_reduction`` and ``_number``."""
 
     _new_reduction: Callable[[], Reduction]
+    _number: int
 
     @property
     def _reduction(self) -> Reduction:
@@ -37,6 +42,7 @@ class Distributed:
         if made is None:
             # Not through Keras' or TensorFlow's tracking of attributes.
             made = self.__dict__["_reduction_made"] = self._new_reduction()
+            made.number = self._number
         return made
 
     def register_local_var(self, var: Any) -> None:
@@ -84,6 +90,7 @@ def make_distributed(optimizer: Any, members: type[Distributed], new_reduction: 
         # Files then name the plain class, so that they can be loaded by a Keras that never heard of horovod.
         "__class__": property(lambda self: plain),
         "_new_reduction": new_reduction,
+        "_number": next(_numbers),
     }
     # By the way of ``object``: a class that is distributed already shows the plain one under this name.
     object.__dict__["__class__"].__set__(optimizer, type(plain.__name__, (members, plain), own))

@@ -49,8 +49,11 @@ class _Jax:
     def outside(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def scale(self, gradient: Any, factor: float) -> Any:
+    def scale(self, gradient: Any, factor: Any) -> Any:
         return gradient * factor
+
+    def members(self, process_set: ProcessSet) -> Any:
+        return process_set.size() or 1
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return jax.lax.cond(condition, then, otherwise)

@@ -8,10 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops as hvd
+from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.runtime import comm
 
@@ -58,13 +60,18 @@ class _TensorFlow:
         scope: AbstractContextManager[Any] = tf.init_scope()
         return scope
 
-    def scale(self, gradient: Any, factor: float) -> Any:
-        if factor == 1.0:
+    def scale(self, gradient: Any, factor: Any) -> Any:
+        if isinstance(factor, float) and factor == 1.0:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         # tf.cast() of a number would go through float32.
-        return gradient * tf.constant(factor, gradient.dtype)
+        return gradient * (
+            tf.cast(factor, gradient.dtype) if tf.is_tensor(factor) else tf.constant(factor, gradient.dtype)
+        )
+
+    def members(self, process_set: ProcessSet) -> Any:
+        return tf.cast(members_of(process_set), tf.float32) if context.is_elastic() else process_set.size() or 1
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return tf.cond(condition, then, otherwise)

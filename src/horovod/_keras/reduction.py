@@ -47,6 +47,7 @@ class Reduction:
     Attributes:
         settings: as given.
         backend: as given.
+        number: how many distributed optimizers the script had made before it; set by its optimizer.
         before_first_step: what a callback wants done once the variables exist, before they are first changed.
     """
 
@@ -55,6 +56,7 @@ class Reduction:
         self.backend = backend
         self._key = key
         self.before_first_step: list[Callable[[], None]] = []
+        self.number = 0
         self._local: list[Any] = []
         self._name = self._first_name = ""
         self._compared = False
@@ -62,7 +64,10 @@ class Reduction:
     @property
     def name(self) -> str:
         """The name of its operations; numbered when it is first needed, since only trained optimizers count."""
-        if not self._name:
+        if not self._name and context.is_elastic():
+            # In the order of the script: newcomers have not trained what the others have.
+            self._name = f"DistributedOptimizer.{self.number}"
+        elif not self._name:
             engine = context.engine()
             number = next(_numbers.setdefault(engine, itertools.count(1)))
             meeting = engine.link.generation.number
@@ -114,8 +119,8 @@ class Reduction:
         local = [index for index, variable in enumerate(variables) if self._is_local(variable)]
         shared = sorted(set(range(len(found))).difference(local))
         if settings.active:
-            size = settings.process_set.size() or 1
-            self._scale(found, local, factor / size if settings.local_is_scaled else factor)
+            is_scaled = bool(local) and settings.local_is_scaled
+            self._scale(found, local, factor / self.backend.members(settings.process_set) if is_scaled else factor)
             for members in self._groups(shared, variables):
                 order = self._order(f"{numbers[members[0]]}-{numbers[members[-1]]}", op, factor)
                 parts = [found[index] for index in members], [variables[index] for index in members]
@@ -125,9 +130,9 @@ class Reduction:
             self._scale(found, [*local, *shared], factor)
         return found
 
-    def _scale(self, gradients: list[Any], which: Sequence[int], factor: float) -> None:
+    def _scale(self, gradients: list[Any], which: Sequence[int], factor: Any) -> None:
         for index in which:
-            if factor != 1.0 and gradients[index] is not None:
+            if not (isinstance(factor, float) and factor == 1.0) and gradients[index] is not None:
                 gradients[index] = self.backend.scale(gradients[index], factor)
 
     def _order(self, which: str, op: ReduceOp | None, factor: float) -> Order:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod import context
 from horovod.bindings.compression import check_compression
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
@@ -49,7 +50,8 @@ class Settings:
             raise wrong_argument(
                 f"{self.process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
             )
-        return size > 1 and bool(self.process_set.included())
+        # A step that was traced on one rank alone is kept when others join.
+        return (size > 1 or context.is_elastic()) and bool(self.process_set.included())
 
     @property
     def factor(self) -> float:

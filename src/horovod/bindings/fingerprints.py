@@ -62,7 +62,8 @@ def compare_once(
     """
     done = _compared.setdefault(context.engine(), set())
     key = (name, tuple(names), process_set.process_set_id)
-    if key in done or context.join_count():
+    # In an elastic job newcomers would compare what the others have compared before; there the state brings the values.
+    if key in done or context.join_count() or context.is_elastic():
         return
     done.add(key)
     own = np.array([[fingerprint(array) for array in arrays()]], np.int64)

@@ -8,8 +8,14 @@ from pathlib import Path
 from horovod import context
 from horovod.bindings import process_sets as sets
 from horovod.engine.stats import Stats
+from horovod.world import World
 
 __all__ = ["JobFunctions"]
+
+
+def _world() -> World:
+    sets.was_asked()
+    return context.world()
 
 
 class JobFunctions:
@@ -24,31 +30,31 @@ class JobFunctions:
 
     def size(self) -> int:
         """Return the number of ranks."""
-        return context.world().size
+        return _world().size
 
     def rank(self) -> int:
         """Return the number of this rank."""
-        return context.world().rank
+        return _world().rank
 
     def local_size(self) -> int:
         """Return the number of ranks on this host."""
-        return context.world().local_size
+        return _world().local_size
 
     def local_rank(self) -> int:
         """Return the number of this rank among those of its host."""
-        return context.world().local_rank
+        return _world().local_rank
 
     def cross_size(self) -> int:
         """Return the number of hosts that have this local rank."""
-        return context.world().cross_size
+        return _world().cross_size
 
     def cross_rank(self) -> int:
         """Return the number of this host among those that have this local rank."""
-        return context.world().cross_rank
+        return _world().cross_rank
 
     def is_homogeneous(self) -> bool:
         """Return whether every host has as many ranks as this one."""
-        world = context.world()
+        world = _world()
         return world.size == world.local_size * world.cross_size
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

@@ -26,6 +26,8 @@ __all__ = [
     "process_set_ids_and_ranks",
     "remove_process_set",
     "shutdown",
+    "was_asked",
+    "when_asked",
 ]
 
 
@@ -63,6 +65,7 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Return the number of ranks, or None while it is not registered."""
+        was_asked()
         if self.process_set_id is None or self.ranks is None:
             return None
         return len(self.ranks)
@@ -73,6 +76,7 @@ class ProcessSet:
         Raises:
             ValueError: this process is no member.
         """
+        was_asked()
         if self.process_set_id is None or self.ranks is None:
             return None
         rank = context.world().rank
@@ -115,11 +119,23 @@ global_process_set = _make_global()
 _registered: list[ProcessSet] = []
 _adapter = NumpyAdapter()
 _at_init: list[Callable[[], None]] = []
+_when_asked: list[Callable[[], None]] = []
 
 
 def at_init(function: Callable[[], None]) -> None:
     """Call a function in every ``init()`` from now on, whichever framework's that is, when rank and size are known."""
     _at_init.append(function)
+
+
+def when_asked(function: Callable[[], None]) -> None:
+    """Call a function whenever somebody asks for a rank or a number of ranks."""
+    _when_asked.append(function)
+
+
+def was_asked() -> None:
+    """Somebody asks for a rank or a number of ranks, and may make it a part of a program."""
+    for function in _when_asked:
+        function()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:

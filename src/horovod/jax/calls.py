@@ -25,6 +25,7 @@ from horovod.errors import HorovodInternalError, MismatchError
 from horovod.jax.runtime import comm
 
 __all__ = [
+    "FOR_ANY_SIZE",
     "CollectiveCall",
     "Rows",
     "Started",
@@ -41,6 +42,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[tuple[int, ...], ...]
 
 _TANGENT = ".tangent"
+#: Programs with these are the same for any number of ranks, so they outlive a change of it.
+FOR_ANY_SIZE = (Kind.ALLREDUCE, Kind.BROADCAST)
 #: All arrays of a call of these are one operation.
 _GROUPED = (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER)
 _NOWHERE = Site()
@@ -63,8 +66,8 @@ class CollectiveCall:
         splits: of an alltoall, rows for each member; empty for even ones.
         rows: of an allgather or alltoall, rows from each member; None when they are found out by executing it.
         process_set: who takes part.
-        size: how many they are; where JAX traces.
-        place: this rank's among them; where JAX traces.
+        size: how many they are; where JAX traces what depends on it.
+        place: this rank's among them; where JAX traces what depends on it.
         watched: names of the last arrays: parameters, which are only looked at, once, whether they differ.
         remedy: what to call if they do.
     """
@@ -244,11 +247,12 @@ def run_in_program(
 
     Blocks until all members called.
     """
-    if call.size != call.process_set.size() or call.place != call.process_set.rank():
-        here = f"rank {call.process_set.rank()} of {call.process_set.size()}"
+    here = call.process_set
+    if call.kind not in FOR_ANY_SIZE and (call.size, call.place) != (here.size(), here.rank()):
+        told = f"rank {here.rank()} of {here.size()}"
         raise HorovodInternalError(
             f"{call.verb} {name!r} is part of a program that was compiled for rank {call.place} of {call.size}, and "
-            f"this is {here}; call jax.clear_caches() after hvd.init()"
+            f"this is {told}; call jax.clear_caches() after hvd.init()"
         )
     _compare(call, name, parameters)
     if call.kind is Kind.ALLREDUCE:

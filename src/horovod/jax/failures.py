@@ -1,8 +1,7 @@
-"""Errors of collectives inside compiled programs: JAX passes on their text only, so they are kept here."""
+"""Errors of collectives inside compiled programs, and the memory of those that failed."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,21 +9,10 @@ from typing import Any
 import numpy as np
 
 from horovod import context
+from horovod.bindings.failures import typed
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.errors import HorovodInternalError
 
-__all__ = ["let_go", "remember", "typed_errors"]
-
-_LIMIT = 16
-_lock = threading.Lock()
-_kept: list[BaseException] = []
-
-
-def remember(error: BaseException) -> None:
-    """Keep an error that is about to go through XLA."""
-    with _lock:
-        _kept.append(error)
-        del _kept[:-_LIMIT]
+__all__ = ["let_go", "typed_errors"]
 
 
 def let_go(memory: Sequence[Any]) -> None:
@@ -51,13 +39,6 @@ def let_go(memory: Sequence[Any]) -> None:
         engine.pause(act)
 
 
-def _original(error: BaseException) -> BaseException | None:
-    text = str(error)
-    with _lock:
-        # KeyboardInterrupt has no text.
-        return next((kept for kept in reversed(_kept) if (str(kept) or type(kept).__name__) in text), None)
-
-
 @contextmanager
 def typed_errors() -> Iterator[None]:
     """Raise horovod's own exceptions for collectives that fail inside compiled programs.
@@ -70,10 +51,5 @@ def typed_errors() -> Iterator[None]:
         HorovodInternalError: a collective failed; JAX's error is its ``__cause__``.
         KeyboardInterrupt: it was interrupted.
     """
-    try:
+    with typed((RuntimeError, ValueError)):
         yield
-    except (RuntimeError, ValueError) as error:
-        original = None if isinstance(error, HorovodInternalError) else _original(error)
-        if original is None:
-            raise
-        raise original from error

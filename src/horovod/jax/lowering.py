@@ -26,11 +26,12 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
+from horovod.bindings.failures import remember
 from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.jax import unsafe
 from horovod.jax.calls import CollectiveCall, run_in_program, split_watched
-from horovod.jax.failures import let_go, remember
+from horovod.jax.failures import let_go
 from horovod.jax.gpus import warn_once
 from horovod.jax.primitives import collective_p
 

@@ -18,7 +18,7 @@ from horovod.bindings.process_sets import ProcessSet
 from horovod.bindings.sites import user_site
 from horovod.bindings.submission import id_of
 from horovod.core.requests import Kind, Request, TensorSpec
-from horovod.jax.calls import CollectiveCall, finish, run_eagerly, split_watched, start_eagerly
+from horovod.jax.calls import FOR_ANY_SIZE, CollectiveCall, finish, run_eagerly, split_watched, start_eagerly
 from horovod.jax.primitives import collective
 from horovod.jax.runtime import is_compiling, is_tracing
 
@@ -45,7 +45,8 @@ def make_call(kind: Kind, name: str | None, process_set: ProcessSet, **how: Any)
     if process_set.included() is False:
         raise wrong_argument(f"{kind.name.lower()} on {process_set}, of which rank {rank} is no member")
     id_of(process_set)
-    how |= {"size": process_set.size(), "place": process_set.rank()}
+    if kind not in FOR_ANY_SIZE:
+        how |= {"size": process_set.size(), "place": process_set.rank()}
     return CollectiveCall(kind, name, user_site(), process_set=process_set, **how)
 
 

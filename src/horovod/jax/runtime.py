@@ -6,7 +6,7 @@ import jax
 
 from horovod import context
 from horovod.bindings.collectives import Collectives
-from horovod.bindings.process_sets import at_init
+from horovod.bindings.process_sets import at_init, when_asked
 from horovod.jax.adapter import JaxAdapter
 
 try:
@@ -21,18 +21,24 @@ comm = Collectives(JaxAdapter())
 with jax.core.eval_context():
     _NOT_TRACING = get_opaque_trace_state()
 
-_worlds: list[tuple[int, int]] = []
+#: Rank and number of ranks, where a program that JAX compiled has asked for one of them.
+_asked: list[tuple[int, int]] = []
 
 
 def _forget_other_worlds() -> None:
-    """Let JAX forget programs that it has compiled for another rank, or another number of ranks."""
-    here = (context.world().rank, context.world().size)
-    if _worlds and _worlds[-1] != here:
+    """Let JAX forget its programs if one of them has asked for the rank, or the number of ranks, that it was."""
+    if _asked and _asked[-1] != (context.world().rank, context.world().size):
+        _asked.clear()
         jax.clear_caches()
-    _worlds[:] = [here]
+
+
+def _note() -> None:
+    if is_compiling():
+        _asked[:] = [(context.world().rank, context.world().size)]
 
 
 at_init(_forget_other_worlds)
+when_asked(_note)
 
 
 def is_tracing() -> bool:

@@ -30,6 +30,8 @@ __all__ = [
     "allreduce",
     "alltoall",
     "broadcast",
+    "members_of",
+    "place_of",
     "query",
     "reducescatter",
     "speaks_tensorflow",
@@ -180,7 +182,9 @@ def alltoall(
         "HorovodAlltoall", [tensor, numbers], [tensor.dtype, tf.int32], name, ignore_name_scope, even=splits is None,
         process_set=id_of(process_set),
     )  # fmt: skip
-    return _rows_unknown(output, tensor), _shaped(came, tf.TensorShape([process_set.size()]))
+    return _rows_unknown(output, tensor), _shaped(
+        came, tf.TensorShape([None if context.is_elastic() else process_set.size()])
+    )
 
 
 def reducescatter(
@@ -211,6 +215,22 @@ def after_all(kind: Kind, process_set: ProcessSet, outputs: Sequence[tf.DType]) 
         (made,) = _node(f"Horovod{kind.name.capitalize()}", [], outputs, None, False, process_set=id_of(process_set))
     _last_of_all[graph] = made.op if outputs else made
     return _shaped(made, tf.TensorShape([])) if outputs else made
+
+
+def members_of(process_set: ProcessSet) -> Any:
+    """Return the number of a set's members; in a function that is kept when ranks come and go, an operation."""
+    return query("HorovodSize", id_of(process_set), None) if _outlives_ranks() else process_set.size() or 1
+
+
+def place_of(process_set: ProcessSet) -> Any:
+    """Return this rank's place in a set; as ``members_of``, for the set of all ranks."""
+    if _outlives_ranks() and not process_set.process_set_id:
+        return query("HorovodRank", 0, None)
+    return process_set.rank()
+
+
+def _outlives_ranks() -> bool:
+    return context.is_elastic() and not tf.executing_eagerly()
 
 
 def query(op_type: str, process_set_id: int, name: str | None) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import tensorflow as tf
 
 from horovod import errors
+from horovod.bindings.failures import typed
 
-__all__ = ["code_of", "translated"]
+__all__ = ["code_of", "translated", "typed_errors"]
 
 #: The first that fits; what Horovod raised in each case.
 _CLASSES: tuple[tuple[tuple[type[BaseException], ...], type[tf.errors.OpError], int], ...] = (
@@ -67,3 +70,8 @@ def translated(error: Exception) -> Exception:
     found: Exception = _both(kind)(None, None, str(error))
     found.__dict__.update(error.__dict__)
     return found.with_traceback(error.__traceback__)
+
+
+def typed_errors() -> AbstractContextManager[None]:
+    """Return a context that raises our own error for one of TensorFlow's that only has its text."""
+    return typed((tf.errors.OpError,))

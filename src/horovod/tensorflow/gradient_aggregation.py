@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.reducing import divided, key_of
 from horovod.tensorflow.sparse import densified
 
@@ -131,7 +132,7 @@ class LocalGradientAggregationHelperEager:
             results[index] = grad
         if self.scale_local_gradients:
             for index in set(range(len(results))) - set(shared):
-                results[index] = divided(results[index], self.process_set.size() or 1)
+                results[index] = divided(results[index], members_of(self.process_set))
         return results
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import Kind, ReduceOp
 from horovod.tensorflow import collectives, order
 from horovod.tensorflow.collectives import Reduction
@@ -104,7 +104,8 @@ def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     members = _members(request.process_set)
     own = [tf.shape(tensor)[0] if tensor.shape.rank != 0 else 1 for tensor in op.inputs]
     (rows,) = collectives.allgather([tf.stack([own])], members, _name(request, "rows"))
-    before = tf.reduce_sum(rows[: members.rank()], axis=0)
+    place = collectives.place_of(members)
+    before = tf.reduce_sum(rows[:place], axis=0)
     reduced = collectives.allreduce(filled, Reduction(process_set=members), _name(request))
     return [tf.reshape(grad[before[i] : before[i] + own[i]], tf.shape(op.inputs[i])) for i, grad in enumerate(reduced)]
 
@@ -116,10 +117,14 @@ def _of_broadcast(op: Any, grad: Any) -> Any:
     (reduced,) = collectives.allreduce(
         _filled([grad], op.outputs), Reduction(process_set=members), _name(request)
     )  # fmt: skip
-    if context.world().rank == request.root:
-        return reduced
     with tf.control_dependencies([reduced]):
-        return tf.zeros_like(op.inputs[0])
+        zeros = tf.zeros_like(op.inputs[0])
+    rank = collectives.place_of(global_process_set)
+    return (
+        tf.where(rank == request.root, reduced, zeros)
+        if tf.is_tensor(rank)
+        else (reduced if rank == request.root else zeros)
+    )
 
 
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
@@ -139,9 +144,10 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
         )
     members = _members(request.process_set)
     factor = request.prescale * request.postscale
-    if request.op is ReduceOp.SUM:
-        factor *= members.size() or 1
     scaled = [_scale(grad, factor) for grad in _filled(grads, op.outputs)]
+    if request.op is ReduceOp.SUM:
+        count = collectives.members_of(members)
+        scaled = [grad * tf.cast(count, grad.dtype) for grad in scaled]
     gathered = collectives.allgather(scaled, members, _name(request))
     return [tf.reshape(grad, tf.shape(tensor)) for grad, tensor in zip(gathered, op.inputs, strict=True)]
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from horovod import context
+from horovod.bindings.failures import remember
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call, call
 from horovod.engine.handles import Handle
@@ -291,6 +292,7 @@ class _Run:
         except BaseException as late:
             error = late
         if error is not None:
+            remember(error)
             status = Status()
             lib.TF_SetStatus(status.pointer, code_of(error), f"{type(error).__name__}: {error}".encode())
             lib.TF_OpKernelContext_Failure(self._context, status.pointer)

@@ -97,7 +97,7 @@ def reduce_gradients(
     if settings.sparse_as_dense:
         for index in present:
             results[index] = densified(results[index])
-    if settings.process_set.size() == 1:
+    if settings.process_set.size() == 1 and not context.is_elastic():
         return results
     sparse = [index for index in present if isinstance(results[index], tf.IndexedSlices)]
     dense = [index for index in present if not isinstance(results[index], tf.IndexedSlices)]
@@ -118,10 +118,15 @@ def _reduce_all(settings: ReduceSettings, buckets: list[list[int]], tensors: Seq
     how = settings.reduction
     names = [f"{settings.name}.{number}of{len(buckets)}" for number in range(len(buckets))]
     if not tf.executing_eagerly() or is_recorded([tensors[index] for bucket in buckets for index in bucket]):
-        return [
+        found = [
             collectives.allreduce([tensors[index] for index in bucket], how, name)
             for name, bucket in zip(names, buckets, strict=True)
         ]
+        if len(found) == 1 or not context.is_elastic():
+            return found
+        # No variable changes before the last bucket is here: a step in which a rank is lost can then be repeated.
+        with tf.control_dependencies([bucket[0] for bucket in found]):
+            return [[tf.identity(tensor) for tensor in bucket] for bucket in found]
     handles = [
         comm.grouped_allreduce_async([tensors[index] for index in bucket], name=name, **how.keywords)
         for name, bucket in zip(names, buckets, strict=True)

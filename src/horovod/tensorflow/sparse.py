@@ -44,7 +44,7 @@ def allreduce_slices(
         )
     flat = [part for one in slices for part in (one.values, one.indices)]
     gathered = collectives.allgather(flat, how.process_set, name, ignore_name_scope)
-    members = how.process_set.size() or 1
+    members = collectives.members_of(how.process_set)
     found = []
     for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):
         if how.op is ReduceOp.AVERAGE:
@@ -53,10 +53,10 @@ def allreduce_slices(
     return found
 
 
-def _averaged(values: Any, indices: Any, members: int) -> tuple[Any, Any]:
+def _averaged(values: Any, indices: Any, members: Any) -> tuple[Any, Any]:
     """Divide rows by the number of ranks, so that rows that are equal on all ranks average to themselves."""
     dtype = values.dtype
-    if not dtype.is_floating or members & (members - 1) == 0:
+    if not dtype.is_floating or (isinstance(members, int) and members & (members - 1) == 0):
         return values / tf.cast(members, dtype), indices
     # Thirds do not add up to the whole: differences to one rank's row are divided, which are zero for equal rows.
     if dtype in (tf.float16, tf.bfloat16):

@@ -44,7 +44,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras 3 gives the mask; tf_keras the axes and whether to keep them."""
-        if not context.is_initialized() or self.process_set.size() in (None, 1):
+        size = self.process_set.size() if context.is_initialized() else None
+        # Where ranks come and go, a function that is traced on one rank alone is kept for several.
+        if size is None or (size == 1 and not context.is_elastic()):
             return super()._moments(inputs, *args, **kwargs)
         names = ("mask",) if hasattr(self, "_reduction_axes") else ("reduction_axes", "keep_dims", "mask")
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -75,7 +77,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _rows(self, own: Any) -> Any:
         """Return every rank's statistics: a sum to which each gives its row, so that gradients are summed, too."""
-        members, me = self.process_set.size(), self.process_set.rank()
+        members, me = collectives.members_of(self.process_set), collectives.place_of(self.process_set)
         place = tf.reshape(tf.one_hot(me, members, dtype=own.dtype), [-1, 1, 1])
         how = Reduction(ReduceOp.SUM, process_set=self.process_set)
         name = f"sync_batch_norm.{self.name}"

@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
+from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.reducing import ReduceSettings, divided, key_of, make_reducer
 
@@ -90,7 +91,7 @@ class _Distributed:
         for source, grad in zip(flat, grads, strict=True):
             (local if key_of(source) in self._horovod_local else shared).append((source, grad))
         if self._horovod_scale_local:
-            local = [(source, divided(grad, settings.process_set.size() or 1)) for source, grad in local]
+            local = [(source, divided(grad, members_of(settings.process_set))) for source, grad in local]
         reduced = make_reducer(settings)([grad for _, grad in shared], [source for source, _ in shared])
         return local, [(source, grad) for (source, _), grad in zip(shared, reduced, strict=True)]
 

@@ -20,6 +20,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
 from horovod import context
+from horovod.bindings.failures import remember
 from horovod.core.requests import Kind
 from horovod.engine import calls
 from horovod.tensorflow import order
@@ -166,4 +167,5 @@ def _handle(out: int, ins: Any, opaque: int, length: int, status: int) -> None:
         )
         as_user(lambda: engine.run(what, _Outputs(targets), sources))
     except BaseException as error:
+        remember(error)
         fail_custom_call(status, f"{type(error).__name__}: {error}".encode())
