@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  numpy then knows bfloat16 by name
 import numpy as np
 
 from horovod.bench.cases import Case, output_blocks
-from horovod.bench.control import CallContender, Control, WrongResultError
+from horovod.bench.control import Agreement, CallContender, WrongResultError
 
 __all__ = ["Caller"]
 
@@ -27,7 +27,7 @@ class Caller(CallContender):
     """
 
     def __init__(
-        self, name: str, control: Control, bind: Callable[[Array], Callable[[], Any]], is_sum: bool = True
+        self, name: str, control: Agreement, bind: Callable[[Array], Callable[[], Any]], is_sum: bool = True
     ) -> None:
         super().__init__(name, control)
         self._bind = bind

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from horovod.bench.control import Control
+from horovod.bench.control import Agreement
 
 __all__ = ["AXIS", "own_part", "ranks_mesh", "spread", "start_jax", "sum_over_ranks"]
 
@@ -18,7 +18,7 @@ __all__ = ["AXIS", "own_part", "ranks_mesh", "spread", "start_jax", "sum_over_ra
 AXIS = "ranks"
 
 
-def start_jax(control: Control) -> None:
+def start_jax(control: Agreement) -> None:
     """Connect JAX's processes, before anything else is done with JAX; on every rank."""
     address = ""
     if control.rank == 0:

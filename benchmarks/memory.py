@@ -26,13 +26,13 @@ def rank(model: str, way: str) -> None:
     import torch
 
     import horovod.torch as hvd
-    from horovod.bench.control import HorovodControl
+    from horovod.bench.control import HorovodAgreement
     from horovod.bench.gloo import start_gloo, stop_gloo
     from horovod.bench.on_torch import ddp_arm, horovod_arm, local_arm, make_task
 
     torch.set_num_threads(1)
     hvd.init()  # in every way, so that its own memory is no difference
-    control = HorovodControl(hvd)
+    control = HorovodAgreement(hvd)
     if way == "ddp":
         start_gloo(control)
     task = make_task(model.removeprefix("tiny-"), hvd.rank(), tiny=model.startswith("tiny-"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.mpi_find import MpiInstall, find_mpi
 from horovod.bench.cases import Case
-from horovod.bench.control import Contender, Control, WrongResultError
+from horovod.bench.control import Agreement, Contender, WrongResultError
 from horovod.bench.events import parse_event
 from horovod.bench.gloo import common_interface
 from horovod.bench.jobs import clean_environment
@@ -153,7 +153,7 @@ def command_line(install: MpiInstall, size: int, spread: Spread | None = None) -
     return [program, *root, *words, *(word for name in travel for word in ("-x", name))], env
 
 
-def _spread(control: Control, typed: str) -> Spread | None:
+def _spread(control: Agreement, typed: str) -> Spread | None:
     """Return where the ranks run, by the names of ``-H`` if there are as many; None on one host. On all ranks."""
     names = control.gather(os.uname().nodename)
     counts = [(name, names.count(name)) for name in dict.fromkeys(names)]
@@ -175,7 +175,7 @@ class Mpi(Contender):
         hosts: the names of the hosts as typed after ``-H``.
     """
 
-    def __init__(self, flavour: str, control: Control, prefix: str = "", hosts: str = "") -> None:
+    def __init__(self, flavour: str, control: Agreement, prefix: str = "", hosts: str = "") -> None:
         self.name = flavour
         self._control = control
         self._job: MpiJob | None = None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from horovod.bench.cases import Case
-from horovod.bench.control import Contender, Control, WrongResultError
+from horovod.bench.control import Agreement, Contender, WrongResultError
 from horovod.bench.stats import mean_of_ranks
 from horovod.bench.stepping import Arm, Array
 
@@ -28,7 +28,7 @@ __all__ = ["Mwms", "mwms_arm"]
 class _Worker:
     """The worker process of this rank; all ranks make and use theirs together."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Agreement) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             places = control.gather(f"127.0.0.1:{free.getsockname()[1]}")
         cluster = {"cluster": {"worker": places}, "task": {"type": "worker", "index": control.rank}}
@@ -65,7 +65,7 @@ class Mwms(Contender):
 
     name = "mwms ring"
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Agreement) -> None:
         self._control = control
         self._worker = _Worker(control)
 
@@ -94,7 +94,7 @@ class Mwms(Contender):
         self._worker.close()
 
 
-def mwms_arm(control: Control, name: str, tiny: bool, base: str = "") -> Arm:
+def mwms_arm(control: Agreement, name: str, tiny: bool, base: str = "") -> Arm:
     """Train a model with the strategy in the worker of this rank.
 
     Args:

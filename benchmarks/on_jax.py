@@ -15,7 +15,7 @@ import horovod.numpy
 from benchmarks.callers import Array, Caller
 from benchmarks.jax_gloo import AXIS, own_part, ranks_mesh, spread, start_jax, sum_over_ranks
 from benchmarks.models_jax import JaxTask, make_task
-from horovod.bench.control import Contender, Control
+from horovod.bench.control import Agreement, Contender
 from horovod.bench.stepping import Arm
 
 __all__ = ["arms", "contenders", "make_task"]
@@ -40,7 +40,7 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
     return lambda: program(x).block_until_ready()
 
 
-def contenders(control: Control, args: Any = None) -> list[Contender]:
+def contenders(control: Agreement, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays, eager, and in a program; a callback that does nothing; and JAX's own, over Gloo.
 
     Args:
@@ -116,7 +116,7 @@ def _gloo_arm(task: JaxTask) -> Arm:
     return _make("jax gloo", mapped, replicate(task.params), replicate(optimizer.init(task.params)), data)
 
 
-def arms(control: Control) -> Sequence[Callable[[JaxTask], Arm]]:
+def arms(control: Agreement) -> Sequence[Callable[[JaxTask], Arm]]:
     """Return the ways to train.
 
     Args:

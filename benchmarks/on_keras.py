@@ -19,7 +19,7 @@ import horovod.keras as hvd
 import horovod.numpy
 from benchmarks.callers import Array, Caller
 from benchmarks.models_keras import KerasTask, make_task
-from horovod.bench.control import Contender, Control
+from horovod.bench.control import Agreement, Contender
 from horovod.bench.stepping import Arm
 
 __all__ = ["BACKEND", "arms", "contenders", "fit_arm", "make_task"]
@@ -97,7 +97,7 @@ def _horovod(task: KerasTask) -> Arm:
     return fit_arm("horovod", task, model, hvd.DistributedOptimizer(_sgd()))
 
 
-def _mwms(control: Control) -> list[_MakeArm]:
+def _mwms(control: Agreement) -> list[_MakeArm]:
     from benchmarks.mwms import mwms_arm
     from benchmarks.on_tensorflow import loop_arm
 
@@ -108,7 +108,7 @@ def _mwms(control: Control) -> list[_MakeArm]:
     ]
 
 
-def _ddp(control: Control) -> list[_MakeArm]:
+def _ddp(control: Agreement) -> list[_MakeArm]:
     from benchmarks.keras_ddp import train_with_ddp
     from horovod.bench.gloo import start_gloo
 
@@ -116,7 +116,7 @@ def _ddp(control: Control) -> list[_MakeArm]:
     return [lambda task: fit_arm("ddp", task, train_with_ddp(task.new_model()), _sgd())]
 
 
-def _data_parallel(control: Control) -> list[_MakeArm]:
+def _data_parallel(control: Agreement) -> list[_MakeArm]:
     from benchmarks.jax_gloo import own_part, start_jax
 
     start_jax(control)
@@ -135,7 +135,7 @@ def _data_parallel(control: Control) -> list[_MakeArm]:
 _PEERS = {"tensorflow": _mwms, "torch": _ddp, "jax": _data_parallel}
 
 
-def arms(control: Control) -> Sequence[_MakeArm]:
+def arms(control: Agreement) -> Sequence[_MakeArm]:
     """Return the ways to train.
 
     Args:
@@ -149,7 +149,7 @@ def _eager(array: Array) -> Callable[[], Any]:
     return lambda: keras.ops.convert_to_numpy(hvd.allreduce(tensor, op=hvd.Sum, name="bench.keras"))
 
 
-def contenders(control: Control, args: Any = None) -> list[Contender]:
+def contenders(control: Agreement, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays and of the backend's tensors, and what the backend's framework offers itself.
 
     Args:

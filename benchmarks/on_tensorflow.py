@@ -14,7 +14,7 @@ from benchmarks.callers import Array, Caller
 from benchmarks.models_tensorflow import Task, make_task
 from benchmarks.mwms import Mwms, mwms_arm
 from benchmarks.sgd_tensorflow import sgd_step
-from horovod.bench.control import Contender, Control
+from horovod.bench.control import Agreement, Contender
 from horovod.bench.stepping import Arm
 
 __all__ = ["arms", "contenders", "loop_arm", "make_task"]
@@ -37,7 +37,7 @@ def _empty_callback(array: Array) -> Callable[[], Any]:
     return lambda: call(tensor)
 
 
-def contenders(control: Control, args: Any = None) -> list[Contender]:
+def contenders(control: Agreement, args: Any = None) -> list[Contender]:
     """Allreduce of numpy's arrays, eager, and in a function; a callback that does nothing; and TensorFlow's own ring.
 
     Args:
@@ -85,7 +85,7 @@ def _horovod(task: Task) -> Arm:
     return Arm("horovod", tf.function(step, autograph=False), lambda: _weights(task))
 
 
-def arms(control: Control) -> Sequence[Callable[[Task], Arm]]:
+def arms(control: Agreement) -> Sequence[Callable[[Task], Arm]]:
     """Return the ways to train.
 
     Args:

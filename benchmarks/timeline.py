@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import horovod.torch as hvd
-from horovod.bench.control import Control, HorovodControl
+from horovod.bench.control import Agreement, HorovodAgreement
 from horovod.bench.on_torch import horovod_arm, make_task
 from horovod.bench.stats import slowest, summarize
 from horovod.bench.stepping import Arm, time_steps
@@ -35,7 +35,7 @@ class _Trainer:
         path: of the timeline.
     """
 
-    def __init__(self, arm: Arm, control: Control, path: Path) -> None:
+    def __init__(self, arm: Arm, control: Agreement, path: Path) -> None:
         self._arm, self._control, self._path = arm, control, path
         for _ in range(_WARM_UP):
             arm.step()
@@ -105,7 +105,7 @@ def _fill(ring: Ring, request: Request) -> None:
 def main(model: str, rounds: int = 7, steps: int = 5) -> None:
     """Train with and without a recording, in turns, and print what either adds to a step."""
     hvd.init()
-    control = HorovodControl(hvd)
+    control = HorovodAgreement(hvd)
     task = make_task(model.removeprefix("tiny-"), hvd.rank(), tiny=model.startswith("tiny-"))
     with tempfile.TemporaryDirectory() as folder:
         trainer = _Trainer(horovod_arm(task), control, Path(folder) / "timeline.json")

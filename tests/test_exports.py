@@ -15,7 +15,7 @@ from sources import Module, all_modules
 import horovod.errors
 from horovod.bindings.collectives import Collectives
 
-# What a training script imports; all parameters of all of their functions are explained.
+# Modules that a training script imports; all parameters of all of their functions are explained.
 PUBLIC = (
     "horovod", "horovod.torch", "horovod.tensorflow", "horovod.numpy", "horovod.jax", "horovod.keras",
     "horovod.tensorflow.keras", "horovod.popart",

@@ -1,4 +1,4 @@
-"""What an import loads and what it leaves alone."""
+"""Modules that an import loads, and those that it leaves alone."""
 
 from __future__ import annotations
 

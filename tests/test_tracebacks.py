@@ -1,4 +1,4 @@
-"""What ends a script is shown up to the user's line, before init() as after it; other hooks keep their turn."""
+"""An error that ends a script is shown up to the user's line, before and after init(); other hooks keep their turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ hvd.allreduce("text")
 
 
 def fails(call: Callable[[], object]) -> str:
-    """What is shown of the error of ``call``."""
+    """Return the text that is shown of the error of ``call``."""
     with pytest.raises(Exception) as caught:
         call()
     shorten(caught.value)

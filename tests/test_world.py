@@ -1,4 +1,4 @@
-"""Who a process is: tables of what launchers set, a made-up process table, and the real launchers."""
+"""The place of a process in its job: tables of what launchers set, a made-up process table, and the real launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source distribution must have, so that a wheel can be built of it."""
+"""The source distribution has all that a wheel is built from."""
 
 from __future__ import annotations
 

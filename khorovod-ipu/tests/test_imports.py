@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from sources import Module, ipu_modules
 
-#: What of khorovod may be imported here; more specific than a binding is nobody's promise.
+#: Modules of khorovod that may be imported here; more specific than a binding is nobody's promise.
 PUBLIC = (
     "horovod", "horovod.errors", "horovod.torch", "horovod.numpy", "horovod.tensorflow", "horovod.keras",
     "horovod.tensorflow.keras", "horovod.popart",
 )  # fmt: skip
 #: Programs over the launcher need more of it than `horovod.run`.
 LAUNCHERS = ("poprun",)
-#: Who waits for other processes takes its limits from the settings.
+#: Code that waits for other processes takes its limits from the settings.
 SETTINGS = ("khorovod_ipu.tensorflow.cluster", "khorovod_ipu.tensorflow.ring")
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from bench_doubles import LocalControl, ScriptedContender
+from bench_doubles import LocalAgreement, ScriptedContender
 from harness import run_ranks
 
 from horovod.bench.cases import OPS, Case
-from horovod.bench.collective import Plan, run_cases
-from horovod.bench.control import HorovodControl
+from horovod.bench.collective import Turns, run_cases
+from horovod.bench.control import HorovodAgreement
 from horovod.bench.torch_calls import Gloo, Ours
 
-PLAN = Plan(rounds=3, round_s=0.01)
+PLAN = Turns(rounds=3, round_s=0.01)
 
 
 def nothing(done: int, total: int, text: str) -> None:
@@ -21,7 +21,7 @@ def nothing(done: int, total: int, text: str) -> None:
 def test_contenders_take_turns_in_every_round() -> None:
     log: list[str] = []
     ours, peer = ScriptedContender("horovod", 1e-3, log), ScriptedContender("peer", 4e-3, log)
-    run_cases([Case("allreduce", 64)], [ours, peer], LocalControl(), PLAN, nothing)
+    run_cases([Case("allreduce", 64)], [ours, peer], LocalAgreement(), PLAN, nothing)
     rounds = [entry for entry in log if entry.endswith("measure")][-6:]
     assert rounds == ["horovod.measure", "peer.measure"] * 3
     assert log[-2:] == ["horovod.release", "peer.release"]
@@ -29,7 +29,7 @@ def test_contenders_take_turns_in_every_round() -> None:
 
 def test_a_row_holds_medians_and_ratios() -> None:
     ours, peer = (ScriptedContender(name, ms / 1e3, []) for name, ms in (("horovod", 1), ("peer", 4)))
-    [row] = run_cases([Case("allreduce", 4 << 20)], [ours, peer], LocalControl(2), PLAN, nothing)
+    [row] = run_cases([Case("allreduce", 4 << 20)], [ours, peer], LocalAgreement(2), PLAN, nothing)
     assert row["results"]["horovod"]["median_s"] == 1e-3
     assert row["ratios"] == {"horovod": {"peer": pytest.approx(4.0)}}
 
@@ -38,7 +38,7 @@ def test_a_contender_that_cannot_is_skipped_with_its_reason() -> None:
     log: list[str] = []
     ours = ScriptedContender("horovod", 1e-3, log)
     peer = ScriptedContender("peer", 1e-3, log, refuses="bfloat16")
-    [row] = run_cases([Case("allreduce", 64, "bfloat16")], [ours, peer], LocalControl(), PLAN, nothing)
+    [row] = run_cases([Case("allreduce", 64, "bfloat16")], [ours, peer], LocalAgreement(), PLAN, nothing)
     assert row["skipped"] == {"peer": "refused"}
     assert set(row["results"]) == {"horovod"}
     assert "peer.prepare" not in log
@@ -47,7 +47,7 @@ def test_a_contender_that_cannot_is_skipped_with_its_reason() -> None:
 @pytest.mark.parametrize("step", ["prepare", "measure"])
 def test_a_contender_that_dies_does_not_stop_the_others(step: str) -> None:
     ours, peer = ScriptedContender("horovod", 1e-3, []), ScriptedContender("peer", 1e-3, [], dies_at=step)
-    rows = run_cases([Case("allreduce", 64), Case("allreduce", 128)], [ours, peer], LocalControl(), PLAN, nothing)
+    rows = run_cases([Case("allreduce", 64), Case("allreduce", 128)], [ours, peer], LocalAgreement(), PLAN, nothing)
     assert [row["skipped"] for row in rows] == [{"peer": "died"}] * 2
     assert [set(row["results"]) for row in rows] == [{"horovod"}] * 2
 
@@ -55,7 +55,7 @@ def test_a_contender_that_dies_does_not_stop_the_others(step: str) -> None:
 def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
     log: list[str] = []
     [row] = run_cases(
-        [Case("allgather", 1 << 50)], [ScriptedContender("horovod", 1.0, log)], LocalControl(), PLAN, nothing
+        [Case("allgather", 1 << 50)], [ScriptedContender("horovod", 1.0, log)], LocalAgreement(), PLAN, nothing
     )
     assert "of memory" in row["skipped"]["horovod"]
     assert not log
@@ -64,11 +64,11 @@ def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
 def _every_operation() -> list[set[str]]:
     import horovod.torch as hvd
 
-    control = HorovodControl(hvd)
+    control = HorovodAgreement(hvd)
     contenders = [Ours(control), Ours(control, arena=True), Gloo(control)]
     cases = [Case(op, 256, dtype, 3 if op == "async" else 1) for op in OPS for dtype in ("float32", "bfloat16")]
     try:
-        rows = run_cases(cases, contenders, control, Plan(1, 1e-4), nothing)
+        rows = run_cases(cases, contenders, control, Turns(1, 1e-4), nothing)
     finally:
         contenders[-1].close()
     return [set(row["results"]) for row in rows]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_doubles import LocalControl
+from bench_doubles import LocalAgreement
 
 from benchmarks.mpi import Mpi, MpiJob, PeerFailedError, Spread, _spread, command_line
 from benchmarks.mpi_find import MpiInstall, find_mpi
@@ -48,14 +48,14 @@ def test_a_job_that_does_not_start_says_what_it_printed() -> None:
 
 
 def test_an_mpi_that_is_missing_is_a_reason_and_no_error(tmp_path: Path) -> None:
-    mpi = Mpi("openmpi", LocalControl(), str(tmp_path))
+    mpi = Mpi("openmpi", LocalAgreement(), str(tmp_path))
     assert "libmpi.so.40" in mpi.why_not(Case("allreduce", 64)) or "mpi4py" in mpi.why_not(Case("allreduce", 64))
     assert mpi.measure(3) == []
     mpi.close()
 
 
 def test_half_precision_is_not_for_mpi() -> None:
-    mpi = Mpi("mpich", LocalControl(), "/nonexistent")
+    mpi = Mpi("mpich", LocalAgreement(), "/nonexistent")
     mpi._failed = ""
     assert "bfloat16" in mpi.why_not(Case("allreduce", 64, "bfloat16"))
 
@@ -104,7 +104,7 @@ def test_the_mpi_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert install.command[0] == str(tmp_path / ".mpi/mpich/bin/mpiexec.hydra")
 
 
-class _TwoHosts(LocalControl):
+class _TwoHosts(LocalAgreement):
     """Rank 0 of three ranks on two hosts, whose names nothing resolves."""
 
     def gather(self, value: Any) -> list[Any]:

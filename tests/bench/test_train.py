@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bench_doubles import LocalControl
+from bench_doubles import LocalAgreement
 
 from horovod.bench.cases import MODELS
 from horovod.bench.control import WrongResultError
@@ -45,7 +45,7 @@ def test_arms_are_measured_and_compared(name: str) -> None:
 
     said: list[str] = []
     arms, tell = [local_arm, twin_arm], lambda done, total, text: said.append(text)
-    [row] = run_train([name], make_task, arms, LocalControl(), tell, rounds=2, steps=2, tiny=True)
+    [row] = run_train([name], make_task, arms, LocalAgreement(), tell, rounds=2, steps=2, tiny=True)
     assert f"{name}: first steps, twin" in said and f"{name}: round 2 of 2, twin" in said
     assert row["results"]["twin"]["calls"] == 4
     assert row["results"]["no communication"]["exposed_s"] == 0.0
@@ -61,4 +61,4 @@ def test_an_arm_that_trains_something_else_is_found_out() -> None:
         return torch_arm("other", task, sgd(task.model))
 
     with pytest.raises(WrongResultError, match="idle and other differ"):
-        run_train(["mlp"], make_task, [local_arm, idle_arm, other_arm], LocalControl(), nothing, rounds=1, tiny=True)
+        run_train(["mlp"], make_task, [local_arm, idle_arm, other_arm], LocalAgreement(), nothing, rounds=1, tiny=True)

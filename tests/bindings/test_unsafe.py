@@ -1,4 +1,4 @@
-"""What is left where CPython's or torch's internals are not as expected."""
+"""Fallbacks where CPython's or torch's internals are not as expected."""
 
 from __future__ import annotations
 

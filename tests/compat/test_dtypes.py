@@ -20,7 +20,7 @@ def test_the_page_is_what_the_code_says() -> None:
 
 
 def reduced(ops: list[ReduceOp]) -> dict[tuple[str, str, str], list[float] | str]:
-    """What each framework gives for [1, 0] on rank 0 and [1, 1] on rank 1, or the kind of its refusal."""
+    """Return each framework's result for [1, 0] on rank 0 and [1, 1] on rank 1, or the kind of its refusal."""
     found: dict[tuple[str, str, str], list[float] | str] = {}
     for dtype in ITEMSIZE:
         calls = {"torch": lambda op: hvd.allreduce(torch.tensor([1, hvd.rank()]).to(getattr(torch, dtype)), op=op)}

@@ -20,7 +20,7 @@ def typed() -> torch.Tensor:
     return rows(4).type(["torch.IntTensor", "torch.FloatTensor"][hvd.rank() % 2])
 
 
-# What ranks disagree on: a RuntimeError, HorovodInternalError, on every rank.
+# A disagreement between ranks: a RuntimeError, HorovodInternalError, on every rank.
 DISAGREEMENTS: dict[str, Callable[[], Any]] = {
     "allreduce shape": lambda: hvd.allreduce(torch.ones([17] * (2 + hvd.rank() % 2))),
     "allreduce dimension": lambda: hvd.allreduce(rows(17 + hvd.rank())),
@@ -67,7 +67,7 @@ def test_disagreement_is_an_error_on_every_rank(case: str, ranks: int) -> None:
     assert text.count("test_errors.py:") == ranks
 
 
-# What is wrong by itself: a ValueError at the call, before anybody waits.
+# An argument that is wrong by itself: a ValueError at the call, before anybody waits.
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: hvd.allreduce(rows(3).to(torch.float8_e4m3fn)), "Tensor type float8_e4m3fn is not supported."),
     "average of bools": (lambda: hvd.allreduce(rows(3).bool()), "use one of Max, Min, Product, Sum"),
@@ -125,7 +125,7 @@ def test_wrong_call_is_a_value_error(told: list[dict[str, str]], case: str) -> N
 
 
 def also_internal() -> list[str]:
-    """What Horovod raises as HorovodInternalError, and as ValueError; scripts catch either."""
+    """Errors that Horovod raises as HorovodInternalError or as ValueError; scripts catch either."""
     calls: list[Callable[[], Any]] = [
         lambda: hvd.allgather(torch.tensor(1.0)),
         lambda: hvd.reducescatter(torch.tensor(1.0)),

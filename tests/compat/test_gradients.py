@@ -79,7 +79,7 @@ def alltoalls() -> None:
         assert not received.requires_grad
         assert torch.equal(grad_of(x, output), full(x, 1))
         x = leaf(kind, size, 2)
-        # What rank i weighs by i comes back in the row that went to rank i.
+        # Rows that rank i weighs by i come back in the row that went to rank i.
         wanted = torch.arange(float(size))[:, None].expand(size, 2).to(x.dtype)
         assert torch.equal(grad_of(x, hvd.alltoall(x), torch.full((size, 2), float(rank))), wanted)
 

@@ -210,7 +210,7 @@ def compressed() -> None:
 
 
 def layouts() -> None:
-    """What Horovod refuses: tensors that are not contiguous, other dtypes, autograd's leaves in place."""
+    """Arguments that Horovod refuses: tensors that are not contiguous, other dtypes, autograd's leaves in place."""
     size = hvd.size()
     base = torch.arange(12.0).view(3, 4)
     for tensor in (base.t(), base[:, 1:3], base[::2], base[:1].expand(3, 4)):

@@ -1,4 +1,4 @@
-"""What hosts submit by number is decided as if every rank had submitted it by itself, and costs nothing per rank."""
+"""Requests that hosts submit by number are decided as if every rank had submitted them, and cost nothing per rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _hosts(counts: Sequence[int], rng: random.Random) -> list[list[int]]:
 
 
 def _program(rng: random.Random, size: int) -> list[list[Request]]:
-    """What each rank submits in a round, in its order: names that repeat, now and then with another signature."""
+    """The requests of each rank in a round, in its order: names that repeat, now and then with another signature."""
     common = [request(f"t{i}") for i in rng.sample(range(6), rng.randrange(1, 7))]
     common += [request("", rng.choice([Kind.ALLREDUCE, Kind.BARRIER])) for _ in range(rng.randrange(2))]
     odd, odd_rank = rng.choice([*common, None, None, None, None]), rng.randrange(size)

@@ -1,4 +1,4 @@
-"""What runs beside training: input workers, ranks with less work, another framework in the same process."""
+"""Work beside training: input workers, ranks with less work, another framework in the same process."""
 
 from __future__ import annotations
 

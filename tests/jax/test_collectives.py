@@ -200,7 +200,7 @@ def _dtypes() -> None:
         for got in _both_ways(hvd.allgather, x):
             assert got.shape == (6,)
             assert got.dtype == x.dtype
-    # What numpy has in 64 bits is what JAX makes of it.
+    # Numpy's values of 64 bits become those that JAX makes of them.
     assert hvd.allreduce(np.ones(2)).dtype == jnp.float32
     with with_64_bits():
         for got in _both_ways(hvd.allreduce, jnp.ones(2, jnp.float64)):

@@ -1,4 +1,4 @@
-"""What goes wrong in a compiled program reaches every rank: as horovod's own error, with the user's line, in time."""
+"""A failure in a compiled program reaches every rank: as horovod's own error, with the user's line, in time."""
 
 from __future__ import annotations
 

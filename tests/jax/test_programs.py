@@ -75,7 +75,7 @@ def _order(rank_matters: bool) -> list[str]:
     def program(x: Any) -> Any:
         found = []
         for i in range(8):
-            # What is cheap or costly, wide or narrow, would be scheduled in another order; and here on each rank.
+            # Cheap and costly, wide and narrow operations would be scheduled in another order; and here on each rank.
             size = 1 + (i * 7 + 5 * hvd.rank() * rank_matters) % 11
             y = jnp.sin(x[:size]).sum() if (i + hvd.rank() * rank_matters) % 2 else x[0] * size
             found.append(hvd.allreduce(y, name=f"part{i}"))

@@ -1,4 +1,4 @@
-"""What JAX makes of the collectives: derivatives, batches, loops, branches; and that horovod.torch agrees."""
+"""JAX's transformations of the collectives: derivatives, batches, loops, branches; and that horovod.torch agrees."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _train(eagerly: bool, kind: str, options: list[dict[str, Any]]) -> list[floa
         optimizer = hvd.DistributedOptimizer(make(**arguments, **more))
         model.compile(optimizer, run_eagerly=eagerly)
         fit(model, dtype="float64")
-        # What is accumulated between two updates is each rank's own.
+        # Each rank accumulates by itself between two updates.
         shared = [np.asarray(v) for v in optimizer.variables if "accumulator" not in v.path]
         assert is_same_everywhere([*model.get_weights(), *shared])
         if hvd.rank() == 0:
@@ -49,7 +49,7 @@ def _train(eagerly: bool, kind: str, options: list[dict[str, Any]]) -> list[floa
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_train_as_one_process(ranks: Callable[..., list[Any]], kind: str, eagerly: bool) -> None:
-    # What happens around the reduction is the same for all optimizers, so one of them shows it.
+    # All optimizers share the code around the reduction, so one of them shows it.
     found, _ = ranks(_train, eagerly, kind, OPTIONS if kind == "momentum" and not eagerly else OPTIONS[:1])
     assert max(found) < 1e-12, found
 

@@ -11,8 +11,9 @@ from horovod.links.hosts import frames
 from horovod.links.hosts.clock import Clock
 
 MESSAGES: list[frames.Message] = [
-    frames.State(3, 4, 2, "killed", b"why"), frames.State(0, 1), frames.Question(1, 2, 3, 4), frames.Leave(7, "bye"),
-    frames.Answer(1, 2, 3, b"stack"), frames.Kernel(1, 2, "R", 0.5), frames.Recording(1, True, 2, 3, 4),
+    frames.RankState(3, 4, 2, "killed", b"why"), frames.RankState(0, 1), frames.Question(1, 2, 3, 4),
+    frames.Leave(7, "bye"),
+    frames.Answer(1, 2, 3, b"stack"), frames.Kernel(1, 2, "R", 0.5), frames.StartTrace(1, True, 2, 3, 4),
     frames.Trace(1, b"{}"), frames.Told(1, 2), frames.Ping(5), frames.Pong(5, 6), frames.Bye(),
 ]  # fmt: skip
 PACKED = frames.numbered(7, frames.encode(MESSAGES))

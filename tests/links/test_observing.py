@@ -1,4 +1,4 @@
-"""What is seen of a job on several hosts: statistics, timeline, stall reports, flight recorders; all as on one host."""
+"""Observing a job on several hosts: statistics, timeline, stall reports, flight recorders; all as on one host."""
 
 from __future__ import annotations
 

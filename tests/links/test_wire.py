@@ -159,7 +159,7 @@ def test_what_is_no_frame_or_comes_again_has_no_effect_and_is_logged_once(
 def test_a_process_that_is_no_host_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     with _hub() as (hub, connect), caplog.at_level(logging.WARNING, "horovod"):
         for name in (9, 0):
-            connect(name).send(_frame(0, frames.State(1, 4)))
+            connect(name).send(_frame(0, frames.RankState(1, 4)))
         end = End(connect(1), 1)
         end.wire.post([0], _pings(1))
         hub.until(lambda: len(hub.heard) == 1 and bool(caplog.records))
@@ -171,7 +171,7 @@ def test_who_takes_the_name_of_a_host_that_is_connected_is_not_heard() -> None:
     with _hub() as (hub, connect):
         end = End(connect(1), 1)
         thief = connect(1)
-        thief.send(_frame(0, frames.State(1, 4)))
+        thief.send(_frame(0, frames.RankState(1, 4)))
         end.wire.post([0], _pings(2))
         hub.until(lambda: len(hub.heard) == 2)
         hub.wire.post([1], _pings(1))

@@ -9,7 +9,7 @@ from horovod.bench.cases import Case
 T = TypeVar("T")
 
 
-class LocalControl:
+class LocalAgreement:
     """Agreement of one rank with itself."""
 
     rank = 0

@@ -1,4 +1,4 @@
-"""What a child of a rank, such as a data loader's worker, might try."""
+"""Calls that a child of a rank, such as a data loader's worker, might try."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _adasum(library: str) -> None:
 
 
 def _same_bits() -> None:
-    """What rounds is rounded alike on all ranks."""
+    """Results are rounded alike on all ranks."""
     import torch
 
     import horovod.torch as hvd

@@ -61,7 +61,7 @@ class _Server:
                     os.environ[name] = value
 
 
-#: What every rank of TensorFlow has: one thread for computing, and no word about its libraries.
+#: The environment of every rank of TensorFlow: one thread for computing, and no output about libraries.
 _TENSORFLOW = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
 #: By framework; a test names the one that its ranks need.
 _servers = {
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def _environments(size: int, env: dict[str, str] | None, hosts: Sequence[int]) -> list[dict[str, str]]:
-    """What each rank has in its environment.
+    """The environment of each rank.
 
     Args:
         size: number of ranks.
@@ -190,7 +190,7 @@ def _child(rank: int, env: dict[str, str], payload: bytes, pipe: Connection, ini
 
 
 def _worker(tasks: Connection, results: Connection) -> None:
-    # What was loaded before the first test stays: collecting it again and again takes longer than many a test.
+    # Objects from before the first test stay: collecting them again and again takes longer than many a test.
     gc.collect()
     gc.freeze()
     while True:
@@ -199,7 +199,7 @@ def _worker(tasks: Connection, results: Connection) -> None:
         except EOFError:
             return
         _send(results, _run(*task))
-        # What a test leaves in memory must not reach the next one.
+        # Objects that a test leaves in memory must not reach the next one.
         gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""What holds for every test: a clean environment, no leaks, where mpirun is. Each ``conftest.py`` has it from here."""
+"""Fixtures of every test: a clean environment, no leaks, where mpirun is. Each ``conftest.py`` has it from here."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _HOME = str(Path(horovod.__file__).parent)
 
 
 class Boom(BaseException):
-    """What no code expects."""
+    """An error that no code expects."""
 
 
 @contextlib.contextmanager

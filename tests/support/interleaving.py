@@ -74,7 +74,7 @@ class Actor:
 
 
 class Lock:
-    """What ``_thread.allocate_lock`` returns, on a stage."""
+    """A lock of ``_thread.allocate_lock``, on a stage."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -107,7 +107,7 @@ class Lock:
 
 
 class Thread:
-    """What ``threading.Thread`` makes, on a stage."""
+    """A thread of ``threading.Thread``, on a stage."""
 
     def __init__(self, stage: Stage, target: Callable[[], Any], name: str, daemon: bool = True) -> None:
         self._stage = stage

@@ -1,4 +1,4 @@
-"""What the kernel of this machine can do."""
+"""Abilities of this machine's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process must not keep after a test: children, threads, sockets, anonymous memory, our names in /dev/shm."""
+"""Resources that no process keeps after a test: children, threads, sockets, anonymous memory, our names in /dev/shm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WATCHED_FILES = ("socket:", "/memfd:", "anon_inode:[pidfd]", "anon_inode:[event
 
 @dataclass(frozen=True)
 class Belongings:
-    """What this process has at one moment.
+    """The resources of this process at one moment.
 
     Attributes:
         children: process id and command line of each child, zombies included.
@@ -71,7 +71,7 @@ def _children() -> frozenset[str]:
 
 
 def _read(path: Path) -> bytes | None:
-    """What a file of /proc holds; None when its thread or process has ended since it was listed."""
+    """Return the text of a file of /proc; None when its thread or process has ended since it was listed."""
     try:
         return path.read_bytes()
     except OSError:

@@ -102,7 +102,7 @@ class Ranks:
 
     @property
     def total(self) -> list[float]:
-        """What the result must be."""
+        """Return the expected result."""
         size = len(self.engines)
         return [size * (size + 1) / 2] * 2
 

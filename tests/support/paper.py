@@ -58,7 +58,7 @@ class PaperHandle:
 
 @dataclass
 class PaperRank:
-    """What one rank knows."""
+    """The state of one rank."""
 
     signatures: dict[Request, int] = field(default_factory=dict)
     entries: dict[int, Response] = field(default_factory=dict)

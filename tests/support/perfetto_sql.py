@@ -70,7 +70,7 @@ class Perfetto:
             answer = kind.FromString(self._protocol._read_payload())
             assert not answer.fatal_error and not answer.append_result.error, answer
 
-    # What the protocol calls.
+    # The protocol calls these.
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None

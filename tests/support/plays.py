@@ -42,7 +42,7 @@ def play(
             stage.play(lambda: stage.sleep(1e-6))
             stage.is_recording, stage.clock = True, 0.0
             scenario(stage, ranks)
-            # Who has to be told by the clock is told by its next tick.
+            # A rank that must be told by the clock is told by its next tick.
             assert stage.clock < 0.5
             assert [engine.in_flight() for engine in ranks.engines] == [[]] * size
             ranks.stop()

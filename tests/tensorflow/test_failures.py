@@ -1,4 +1,4 @@
-"""What goes wrong in TensorFlow's modes, and how it is told."""
+"""Failures in TensorFlow's modes, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says, from dumps made by hand."""
+"""The doctor's reports on dumps made by hand."""
 
 from __future__ import annotations
 

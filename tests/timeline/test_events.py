@@ -1,4 +1,4 @@
-"""What an operation looks like in the trace."""
+"""The events of an operation in the trace."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _no_complaints(trace: Perfetto) -> None:
 
 
 def _nothing_overlaps(trace: Perfetto) -> None:
-    """What overlaps in a row is dropped, or drawn one below the other."""
+    """Boxes that overlap in a row are dropped, or drawn one below the other."""
     assert trace.query("SELECT name, ts, depth FROM slice WHERE depth > 0") == []
     assert trace.query("SELECT name, ts FROM slice WHERE dur < 0") == [], "without an end"
 
@@ -90,7 +90,7 @@ def test_every_rank_has_every_box(trace: Perfetto) -> None:
         gradients = f"rank = {rank} AND row GLOB 'allreduce.DistributedOptimizer.*' AND name = 'ALLREDUCE'"
         assert trace.query(f"SELECT COUNT(*) >= {STEPS} FROM boxes WHERE {gradients}") == [(1,)]
         waits = f"rank = {rank} AND row = 'waiting' AND name = 'allreduce.loss'"
-        # What was done before somebody came to wait for it has no box there.
+        # An operation that ended before anybody waited for it has no box there.
         [(count,)] = trace.query(f"SELECT COUNT(*) FROM boxes WHERE {waits}")
         assert 0 < count <= STEPS
     [(executions, marks)] = trace.query(

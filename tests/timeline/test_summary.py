@@ -1,4 +1,4 @@
-"""What the command makes of a timeline whose times were chosen by hand."""
+"""Tables of a timeline whose times were chosen by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer refuses, and what it looks like; one rank is enough."""
+"""Arguments that DistributedOptimizer refuses, and its attributes; one rank is enough."""
 
 from __future__ import annotations
 

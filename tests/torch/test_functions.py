@@ -158,7 +158,7 @@ def test_optimizer_state_becomes_that_of_the_root_without_a_step(name: str, who:
 
 
 def missing_gradients() -> None:
-    """What a script finds after ``broadcast_optimizer_state`` of an optimizer that has not stepped yet."""
+    """The state of an optimizer without a step, after ``broadcast_optimizer_state``."""
     model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     model[2].bias.requires_grad_(False)
     model[2].weight.grad = torch.full((1, 2), 7.0)

@@ -20,7 +20,7 @@ def tensor(rank: int, *shape: int) -> torch.Tensor:
 
 
 def weights(like: torch.Tensor) -> torch.Tensor:
-    """What this rank's loss weighs the outputs by; differs between ranks."""
+    """This rank's weights of the outputs in the loss; they differ between ranks."""
     return torch.arange(1, like.numel() + 1, dtype=F64).view(like.shape) * (hvd.rank() + 1)
 
 

@@ -56,7 +56,7 @@ KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def train_alone(kind: str, size: int, steps: int) -> tuple[torch.nn.Module, Any]:
-    """What one process does with the batches of all ranks."""
+    """Train one process with the batches of all ranks."""
     model = net()
     optimizer = KINDS[kind](groups(model))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -226,7 +226,7 @@ def test_clipping_accumulation_missing_frozen_and_tied() -> None:
             assert norms[step] == pytest.approx(float(norm), rel=1e-12)
     for found, _, _ in results:
         assert_close(dict(found), dict(model.state_dict()))
-    # What nobody had a gradient for has no state, and what was rare has taken fewer steps.
+    # A parameter without a gradient has no state, and one with few gradients has taken fewer steps.
     assert_close(
         state_of(optimizer),
         {f"{n}.{k}": v for n, s in results[0][2]["state"].items() for k, v in s.items()},

@@ -24,7 +24,7 @@ def metrics_of_validation_and_training() -> None:
         assert torch.equal(average(torch.ones(rows)), inside)
         assert gathered.shape[0] == rows * hvd.size()
         assert not gathered.is_inference()
-        # What comes out may go into what is differentiated.
+        # Results may go into differentiated code.
         weight = torch.ones(rows, requires_grad=True)
         (weight * inside).sum().backward()
         assert torch.equal(weight.grad, inside)

@@ -1,4 +1,4 @@
-"""What training scripts do with a DistributedOptimizer."""
+"""Uses of a DistributedOptimizer in training scripts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _scatter_in_the_arena() -> None:
     for turn in range(40):
         gradients.fill_(turn + rank)
         found = hvd.reducescatter(gradients, op=hvd.Sum, name="g")
-        # Who has its result may write at once; the others must not see that.
+        # A rank with its result may write at once; the others must not see that.
         gradients.fill_(-1e6)
         assert bool((found == turn * size + size * (size - 1) / 2).all()), f"turn {turn}"
     assert not staged

@@ -104,7 +104,7 @@ def test_a_job_under_ulimit_v_has_smaller_arenas(room: int = 400 << 20) -> None:
 
 
 def test_the_size_is_found_without_a_descriptor() -> None:
-    """What the arena lacks is said by who makes it, with the limit; here nothing may fail."""
+    """The maker of the arena reports a lack of memory, with the limit; here nothing may fail."""
     script = """
 import os, resource
 from horovod.transports.shm.capacity import LEAST_BYTES, arena_bytes

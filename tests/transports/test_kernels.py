@@ -165,7 +165,7 @@ def test_floats_are_scaled_before_they_are_added(library: str, dtype: str) -> No
     factor = rows.dtype.type(0.19151945)
     want = rows[0] * factor + rows[1] * factor + rows[2] * factor
     np.testing.assert_array_equal(_reduce(library, dtype, ReduceOp.SUM, rows, prescale=0.19151945), want)
-    # What would overflow without the factor does not.
+    # Values that would overflow without the factor do not.
     big = float(np.finfo(dtype).max)
     assert _reduce(library, dtype, ReduceOp.SUM, [[big], [big], [0.0]], prescale=0.25).tolist() == [big / 2]
 

@@ -1,4 +1,4 @@
-"""What is said where tensors of a GPU cannot be moved where they are."""
+"""Errors where tensors of a GPU cannot be moved where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept from one execution to the next is what comes again, and never too much of it."""
+"""Only values that come again are kept from one execution to the next, and never too many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Keeper:
         self.kept += range(count)
 
     def forget(self) -> None:
-        """See ``horovod.transports.shm.reuse.Keeper``."""
+        """See ``horovod.transports.shm.reuse.CacheHolder``."""
         self.kept = []
 
 

@@ -1,4 +1,4 @@
-"""What operators compute, beside ONNX's own reference; and the losses' gradients."""
+"""Results of operators beside ONNX's own reference; and the losses' gradients."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ NEWER = ("cumsum", "gatherelements", "gathernd", "scatternd", "range", "resize")
 
 def compute(build: Build, arrays: list[Any]) -> tuple[Any, bytes, str]:
     """The value on the software device; the model; and the id of the output."""
-    # What is no older than operator set 11, or has more to choose from there.
+    # Operators that came with operator set 11 or later, or have more options there.
     newer = any(build is CASES[label][0] for label in CASES if label.startswith(NEWER))
     builder = popart.Builder(opsets={"ai.onnx": 11} if newer else None)
     names = [builder.addInputTensor(popart.TensorInfo(a), f"in{i}") for i, a in enumerate(arrays)]

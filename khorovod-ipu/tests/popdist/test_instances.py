@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @contextlib.contextmanager
 def instance(index: int, count: int, local: int = 1, connect: bool = True) -> Iterator[None]:
-    """What poprun leaves in the environment of one instance."""
+    """Set the environment that poprun gives one instance."""
     values = {"NUM_TOTAL_REPLICAS": count * local, "NUM_LOCAL_REPLICAS": local, "REPLICA_INDEX_OFFSET": index * local}
     names = {f"POPDIST_{name}": str(value) for name, value in values.items()}
     os.environ.update(names)
@@ -266,7 +266,7 @@ def train(kind: str) -> list[float]:
         for _ in range(2):
             for x, y in loader:
                 model(x, y)
-        # What only the first instance does takes nobody else.
+        # A function for the first instance alone waits for no other one.
         popdist.execute_on_instances({0}, poptorch.inferenceModel(net), x, y)
         return torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
 

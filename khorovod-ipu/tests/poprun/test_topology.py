@@ -1,4 +1,4 @@
-"""Who is where: host ranges, division, the table; NUMA nodes, networks, and arguments of mpirun."""
+"""Places of instances: host ranges, division, the table; NUMA nodes, networks, and arguments of mpirun."""
 
 from __future__ import annotations
 

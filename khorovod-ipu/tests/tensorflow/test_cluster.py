@@ -1,4 +1,4 @@
-"""What can be wrong with TF_CONFIG, and that an error says what it is."""
+"""Each fault in TF_CONFIG gives an error that names it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_who_waits_is_told_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 def test_a_connection_that_meets_itself_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernel may do where nobody listens: it takes the port of the worker that is still to come."""
+    """Where nobody listens, the kernel may take the port of the worker that is still to come."""
     made = socket.socket()
     made.bind(("127.0.0.1", 0))
     made.connect(made.getsockname())

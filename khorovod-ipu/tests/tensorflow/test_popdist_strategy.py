@@ -109,7 +109,7 @@ def _looped_alone() -> list[float]:
 
 
 def _left_alone(first: int) -> list[float]:
-    """What is on the device stays each replica's own; what is on the host is combined."""
+    """Values on the device stay each replica's own; values on the host are combined."""
     import tensorflow as tf
 
     from khorovod_ipu.tensorflow.strategies import PopDistStrategy

@@ -159,7 +159,7 @@ def _alone(addresses: list[str]) -> tuple[str, str]:
             total = strategy.reduce("SUM", tf.constant(1.0))
         with _session(strategy) as session, pytest.raises(tf.errors.UnavailableError) as missing:
             session.run(total)
-        # What is said where it has come, but not to the operation that the others wait in.
+        # The error where a worker has come, but not to the operation that the others wait in.
         assert "All 2 workers are there, but one has not come" in strategy.extended._collectives.out_of_step()
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ class Kit:
     Attributes:
         broadcast: gives variables the values of a rank.
         is_variable: whether something is a variable.
-        reduction_of: an optimizer's ``Reduction``; None for a plain one.
+        reduction_of: an optimizer's ``GradientReduction``; None for a plain one.
         innermost: the optimizer inside of loss scaling.
         build: makes an optimizer's variables for those of a model, if they are not there.
         refuses_xla: whether a step that XLA compiles cannot hold a collective.

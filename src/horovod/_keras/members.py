@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from horovod._keras.reduction import REMEDY, Reduction
+from horovod._keras.reduction import REMEDY, GradientReduction
 from horovod.core.requests import ReduceOp
 from horovod.logs import logger
 
@@ -33,12 +33,12 @@ class _CallableList(list[Any]):
 class Distributed:
     """The common part of distributed optimizers of any Keras; their class has ``_new_reduction`` and ``_number``."""
 
-    _new_reduction: Callable[[], Reduction]
+    _new_reduction: Callable[[], GradientReduction]
     _number: int
 
     @property
-    def _reduction(self) -> Reduction:
-        made: Reduction | None = self.__dict__.get("_reduction_made")
+    def _reduction(self) -> GradientReduction:
+        made: GradientReduction | None = self.__dict__.get("_reduction_made")
         if made is None:
             # Not through Keras' or TensorFlow's tracking of attributes.
             made = self.__dict__["_reduction_made"] = self._new_reduction()
@@ -73,7 +73,9 @@ def _passing_through_keras() -> BaseException | None:
     return None
 
 
-def make_distributed(optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], Reduction]) -> None:
+def make_distributed(
+    optimizer: Any, members: type[Distributed], new_reduction: Callable[[Any], GradientReduction]
+) -> None:
     """Give an optimizer a class that derives from its own and from ``members``; it keeps its variables.
 
     One that is distributed already is so in the new way then: gradients are combined once in any case.

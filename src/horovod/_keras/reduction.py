@@ -20,7 +20,7 @@ from horovod.core.requests import ReduceOp
 from horovod.errors import MismatchError
 from horovod.splits import split_evenly
 
-__all__ = ["REMEDY", "Reduction"]
+__all__ = ["REMEDY", "GradientReduction"]
 
 _comm = Collectives(NumpyAdapter())
 #: How many optimizers have trained first since an init(); a rank may have more inits behind it than another one.
@@ -36,7 +36,7 @@ REMEDY = (
 )
 
 
-class Reduction:
+class GradientReduction:
     """See the module.
 
     Args:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod.bench.cases import Case, format_bytes
-from horovod.bench.control import Contender, Control
+from horovod.bench.control import Agreement, Contender
 from horovod.bench.events import Tell
 from horovod.bench.host import available_bytes
 from horovod.bench.stats import calls_for, summarize
 
-__all__ = ["Plan", "run_cases"]
+__all__ = ["Turns", "run_cases"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Turns:
     """How long to measure.
 
     Attributes:
@@ -29,7 +29,7 @@ class Plan:
 
 
 def run_cases(
-    cases: Sequence[Case], contenders: Sequence[Contender], control: Control, plan: Plan, tell: Tell
+    cases: Sequence[Case], contenders: Sequence[Contender], control: Agreement, plan: Turns, tell: Tell
 ) -> list[dict[str, Any]]:
     """Measure every case with every contender; called on all ranks, in step.
 
@@ -60,12 +60,12 @@ def run_cases(
     return rows
 
 
-def _reason(contender: Contender, case: Case, control: Control) -> dict[str, str]:
+def _reason(contender: Contender, case: Case, control: Agreement) -> dict[str, str]:
     reason = control.broadcast(contender.why_not(case))
     return {contender.name: reason} if reason else {}
 
 
-def _prepare(case: Case, contenders: Sequence[Contender], control: Control) -> tuple[list[Contender], dict[str, str]]:
+def _prepare(case: Case, contenders: Sequence[Contender], control: Agreement) -> tuple[list[Contender], dict[str, str]]:
     """Return the contenders that take part in ``case``, ready to be timed, and why the others do not."""
     skipped: dict[str, str] = {}
     needed = case.memory_bytes(control.size) * control.size * len(contenders)
@@ -85,7 +85,7 @@ def _prepare(case: Case, contenders: Sequence[Contender], control: Control) -> t
     return active, skipped
 
 
-def _calibrate(contender: Contender, control: Control, plan: Plan) -> int:
+def _calibrate(contender: Contender, control: Agreement, plan: Turns) -> int:
     """Warm up, and count the calls of a round from how long they took; the same on all ranks."""
     contender.measure(1)
     warm = contender.measure(3)

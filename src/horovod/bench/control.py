@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from horovod.bench.cases import Case
 from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["CallContender", "Contender", "Control", "HorovodControl", "WrongResultError", "time_calls"]
+__all__ = ["Agreement", "CallContender", "Contender", "HorovodAgreement", "WrongResultError", "time_calls"]
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class WrongResultError(AssertionError):
     """A contender computed a wrong result, so its time means nothing."""
 
 
-class Control(Protocol):
+class Agreement(Protocol):
     """Agreement between ranks, outside of measured sections."""
 
     @property
@@ -79,7 +79,7 @@ class CallContender(Contender):
         control: how the ranks agree.
     """
 
-    def __init__(self, name: str, control: Control) -> None:
+    def __init__(self, name: str, control: Agreement) -> None:
         self.name = name
         self._control = control
         self._call: Callable[[], Any] | None = None
@@ -94,7 +94,7 @@ class CallContender(Contender):
         self._call = None
 
 
-class HorovodControl:
+class HorovodAgreement:
     """Agreement through horovod itself, whose waits sleep.
 
     Args:
@@ -117,7 +117,7 @@ class HorovodControl:
         return list(self._hvd.allgather_object(value, name="bench.control"))
 
 
-def time_calls(control: Control, call: Callable[[], Any], calls: int) -> list[float]:
+def time_calls(control: Agreement, call: Callable[[], Any], calls: int) -> list[float]:
     """Return the seconds of each of ``calls`` calls, which the ranks begin together, as the mean over the ranks."""
     clock, times = time.perf_counter, []
     control.barrier()

@@ -12,13 +12,13 @@ import ifaddr
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
-from horovod.bench.control import Control
+from horovod.bench.control import Agreement
 from horovod.world import detect
 
 __all__ = ["common_interface", "start_gloo", "stop_gloo"]
 
 
-def start_gloo(control: Control) -> None:
+def start_gloo(control: Agreement) -> None:
     """Make Gloo's default process group; called on all ranks.
 
     On one host the store is a file that only this user can read; between hosts it is a port of rank 0's host, as in
@@ -43,13 +43,13 @@ def start_gloo(control: Control) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def stop_gloo(control: Control) -> None:
+def stop_gloo(control: Agreement) -> None:
     """End Gloo's default process group on every rank."""
     control.barrier()
     dist.destroy_process_group()
 
 
-def common_interface(control: Control) -> tuple[str, str]:
+def common_interface(control: Agreement) -> tuple[str, str]:
     """Return name and IPv4 address of this host's interface in the network that all hosts share; called on all ranks.
 
     Host names are not resolved. Without a common network, the first interface of each host is taken.

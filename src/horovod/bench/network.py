@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
-from horovod.bench.control import Control
+from horovod.bench.control import Agreement
 from horovod.bench.events import Tell
 from horovod.world import detect
 
@@ -19,7 +19,7 @@ __all__ = ["run_network"]
 _SMALL, _LARGE = 64, 64 << 20
 
 
-def run_network(control: Control, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
+def run_network(control: Agreement, tell: Tell, *, rounds: int = 7, large: int = _LARGE) -> list[dict[str, Any]]:
     """Measure each pair of hosts between the first rank of either; called on all ranks.
 
     Args:

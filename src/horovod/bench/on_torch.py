@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod.torch as hvd
-from horovod.bench.control import Contender, Control
+from horovod.bench.control import Agreement, Contender
 from horovod.bench.gloo import start_gloo
 from horovod.bench.models import Task, make_task
 from horovod.bench.stepping import Arm
@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def contenders(control: Control, args: argparse.Namespace) -> list[Contender]:
+def contenders(control: Agreement, args: argparse.Namespace) -> list[Contender]:
     """Return the libraries whose collectives are measured.
 
     Args:
@@ -44,7 +44,7 @@ def contenders(control: Control, args: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def arms(control: Control) -> Sequence[Callable[[Task], Arm]]:
+def arms(control: Agreement) -> Sequence[Callable[[Task], Arm]]:
     """Return the ways to train; the first one does not communicate.
 
     Args:

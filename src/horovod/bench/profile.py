@@ -12,7 +12,7 @@ import torch
 
 from horovod import context
 from horovod.bench.cases import PARTS, Case
-from horovod.bench.control import Control
+from horovod.bench.control import Agreement
 from horovod.bench.events import Tell
 from horovod.bench.stats import calls_for, mean_of_ranks
 from horovod.bench.torch_calls import Ours
@@ -23,7 +23,7 @@ __all__ = ["run_profile"]
 
 
 def run_profile(
-    sizes: Sequence[int], control: Control, tell: Tell, *, rounds: int = 7, round_s: float = 0.05
+    sizes: Sequence[int], control: Agreement, tell: Tell, *, rounds: int = 7, round_s: float = 0.05
 ) -> list[dict[str, Any]]:
     """Time the parts of allreduces of ordinary tensors and of tensors in the arena; called on all ranks.
 
@@ -74,7 +74,7 @@ def _parts(calls: Sequence[float]) -> list[list[float]]:
     return [list(column) for column in zip(*found, strict=True)]
 
 
-def _alone(nbytes: int, control: Control, rounds: int) -> dict[str, float]:
+def _alone(nbytes: int, control: Agreement, rounds: int) -> dict[str, float]:
     tensor = torch.zeros(max(1, nbytes // 4))
     other = torch.zeros_like(tensor)
     steps: dict[str, Callable[[], Any]] = {"copy_s": lambda: other.copy_(tensor), "add_s": lambda: tensor.add_(other)}

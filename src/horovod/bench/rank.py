@@ -7,8 +7,8 @@ import importlib
 from typing import Any
 
 from horovod.bench.cases import OPS, Case
-from horovod.bench.collective import Plan, run_cases
-from horovod.bench.control import Control, HorovodControl
+from horovod.bench.collective import Turns, run_cases
+from horovod.bench.control import Agreement, HorovodAgreement
 from horovod.bench.events import Reporter, Tell, progress, result
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.stepping import run_train
@@ -48,7 +48,7 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         hvd.init()
         torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
         more["threads"] = torch.get_num_threads()
-    control = HorovodControl(hvd)
+    control = HorovodAgreement(hvd)
     rows = _measure(args, module, control, progress(report))
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
@@ -57,7 +57,7 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
     return 0
 
 
-def _measure(args: argparse.Namespace, module: Any, control: Control, tell: Tell) -> list[dict[str, Any]]:
+def _measure(args: argparse.Namespace, module: Any, control: Agreement, tell: Tell) -> list[dict[str, Any]]:
     """Return the rows of the benchmark; ``module`` is that of the framework."""
     if args.command == "train":
         scale = {"rounds": args.rounds, "steps": args.steps, "tiny": args.tiny}
@@ -73,7 +73,7 @@ def _measure(args: argparse.Namespace, module: Any, control: Control, tell: Tell
     assert args.command in OPS
     cases = [Case(args.command, nbytes, dtype, args.batch) for dtype in args.dtype for nbytes in args.sizes]
     contenders = module.contenders(control, args)
-    rows = run_cases(cases, contenders, control, Plan(args.rounds, args.round_ms / 1000), tell)
+    rows = run_cases(cases, contenders, control, Turns(args.rounds, args.round_ms / 1000), tell)
     for each in reversed(contenders):
         each.close()
     return rows

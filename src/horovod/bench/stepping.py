@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.bench.control import Control, WrongResultError
+from horovod.bench.control import Agreement, WrongResultError
 from horovod.bench.events import Tell
 from horovod.bench.stats import slowest, summarize
 
@@ -47,7 +47,7 @@ def run_train(
     models: Sequence[str],
     make_task: Callable[..., Any],
     arms: Sequence[Callable[[Any], Arm]],
-    control: Control,
+    control: Agreement,
     tell: Tell,
     *,
     rounds: int = 7,
@@ -105,13 +105,13 @@ def time_steps(arm: Arm, steps: int) -> list[float]:
     return spent
 
 
-def _measure(arm: Arm, control: Control, steps: int) -> list[float]:
+def _measure(arm: Arm, control: Agreement, steps: int) -> list[float]:
     control.barrier()
     arm.step()
     return slowest(control.gather(time_steps(arm, steps)))
 
 
-def _check(arms: Sequence[Arm], control: Control, name: str) -> None:
+def _check(arms: Sequence[Arm], control: Agreement, name: str) -> None:
     """Check that all ranks hold the same parameters, and that all arms that communicate agree."""
     reference: Array | None = None
     alone = {arms[0].name, *(arm.base for arm in arms)}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import horovod.torch as hvd
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.control import CallContender, Control, WrongResultError
+from horovod.bench.control import Agreement, CallContender, WrongResultError
 from horovod.bench.gloo import start_gloo, stop_gloo
 
 __all__ = ["Gloo", "Ours"]
@@ -56,7 +56,7 @@ class Ours(_Tensors):
         arena: whether the tensors live in the arena.
     """
 
-    def __init__(self, control: Control, *, arena: bool = False) -> None:
+    def __init__(self, control: Agreement, *, arena: bool = False) -> None:
         super().__init__("horovod arena" if arena else "horovod", control)
         self._arena = arena
 
@@ -93,7 +93,7 @@ class Gloo(_Tensors):
         control: how the ranks agree.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Agreement) -> None:
         super().__init__("gloo", control)
         start_gloo(control)
 

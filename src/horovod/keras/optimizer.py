@@ -11,7 +11,7 @@ from horovod import context
 from horovod._keras import choice
 from horovod._keras.layers import make_partial
 from horovod._keras.members import DistributedMembers, make_distributed
-from horovod._keras.reduction import Reduction
+from horovod._keras.reduction import GradientReduction
 from horovod._keras.settings import Settings, make_settings
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
@@ -45,7 +45,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     inner = innermost(optimizer)
     _accumulate(inner, settings.passes)
     backend = choice.of_name(keras.backend.backend())
-    make_distributed(inner, DistributedMembers, lambda self: Reduction(settings, backend, self._var_key))
+    make_distributed(inner, DistributedMembers, lambda self: GradientReduction(settings, backend, self._var_key))
     backend.shield(inner)
     return optimizer
 

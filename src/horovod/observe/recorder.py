@@ -134,9 +134,9 @@ def _wait(status: RankStatus) -> dumps.Wait | None:
     return dumps.Wait(request.kind.name.lower(), request.name, request.process_set, request.site, blocked.executing)
 
 
-def _pending(item: Waiting) -> dumps.Pending:
+def _pending(item: Waiting) -> dumps.PendingOperation:
     request = item.request
-    return dumps.Pending(
+    return dumps.PendingOperation(
         request.kind.name.lower(),
         request.name,
         request.process_set,

@@ -12,7 +12,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from horovod.tensorflow.reducing import ReduceSettings, make_reducer, reduce_gradients
+from horovod.tensorflow.reducing import GradientSettings, make_reducer, reduce_gradients
 from horovod.tensorflow.tape import groups_argument
 
 __all__ = ["DistributedOptimizer"]
@@ -65,7 +65,7 @@ class _Wrapper(tf.compat.v1.train.Optimizer):
 class _AdasumWrapper(_Wrapper):
     """Combines the steps that the ranks would take by themselves, as Adasum wants it."""
 
-    def __init__(self, optimizer: Any, name: str, use_locking: bool, settings: ReduceSettings, passes: int) -> None:
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, settings: GradientSettings, passes: int) -> None:
         # Gradients are added up here, and stay here; what is combined is the step.
         helper = LocalGradientAggregationHelper(
             passes, lambda grads, variables: grads, settings.sparse_as_dense, False, process_set=settings.process_set
@@ -143,7 +143,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if op is ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     grouped = groups_argument(num_groups, groups)
-    settings = ReduceSettings(
+    settings = GradientSettings(
         "DistributedOptimizer", compression, sparse_as_dense, op, gradient_predivide_factor, grouped, process_set
     )
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -27,7 +27,7 @@ from horovod.tensorflow.nodes import is_recorded
 from horovod.tensorflow.runtime import comm
 from horovod.tensorflow.sparse import allreduce_slices, densified
 
-__all__ = ["ReduceSettings", "divided", "key_of", "make_reducer", "reduce_gradients"]
+__all__ = ["GradientSettings", "divided", "key_of", "make_reducer", "reduce_gradients"]
 
 
 def key_of(variable: Any) -> int:
@@ -37,7 +37,7 @@ def key_of(variable: Any) -> int:
 
 
 @dataclass(frozen=True)
-class ReduceSettings:
+class GradientSettings:
     """How gradients are reduced.
 
     Attributes:
@@ -80,7 +80,7 @@ class ReduceSettings:
 
 
 def reduce_gradients(
-    settings: ReduceSettings, grads: Sequence[Any], variables: Sequence[Any] | None = None
+    settings: GradientSettings, grads: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
     """Combine gradients over all ranks.
 
@@ -114,7 +114,7 @@ def reduce_gradients(
     return results
 
 
-def _reduce_all(settings: ReduceSettings, buckets: list[list[int]], tensors: Sequence[Any]) -> Iterable[list[Any]]:
+def _reduce_all(settings: GradientSettings, buckets: list[list[int]], tensors: Sequence[Any]) -> Iterable[list[Any]]:
     how = settings.reduction
     names = [f"{settings.name}.{number}of{len(buckets)}" for number in range(len(buckets))]
     if not tf.executing_eagerly() or is_recorded([tensors[index] for bucket in buckets for index in bucket]):
@@ -135,7 +135,7 @@ def _reduce_all(settings: ReduceSettings, buckets: list[list[int]], tensors: Seq
 
 
 def _plan(
-    settings: ReduceSettings, dense: list[int], tensors: Sequence[Any], variables: Sequence[Any] | None
+    settings: GradientSettings, dense: list[int], tensors: Sequence[Any], variables: Sequence[Any] | None
 ) -> list[list[int]]:
     """Return the indexes of each bucket, in the order in which backward completes them."""
     if settings.op is ReduceOp.ADASUM:
@@ -164,7 +164,7 @@ def divided(grad: Any, by: int) -> Any:
     return None if grad is None else grad / tf.cast(by, grad.dtype)
 
 
-def make_reducer(settings: ReduceSettings) -> Callable[..., list[Any]]:
+def make_reducer(settings: GradientSettings) -> Callable[..., list[Any]]:
     """Return ``fn(grads, variables=None)``; see ``reduce_gradients``."""
 
     @collectives.speaks_tensorflow

@@ -12,7 +12,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.reducing import ReduceSettings, divided, key_of, make_reducer
+from horovod.tensorflow.reducing import GradientSettings, divided, key_of, make_reducer
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "groups_argument", "layers_argument"]
 
@@ -22,7 +22,7 @@ _NONE = tf.UnconnectedGradients.NONE
 class _Distributed:
     """The methods that a distributed tape has besides those of its class."""
 
-    _horovod_settings: ReduceSettings
+    _horovod_settings: GradientSettings
     _horovod_scale_local: bool
     _horovod_local: dict[int, Any]
 
@@ -155,7 +155,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: arguments do not fit together.
     """
-    settings = ReduceSettings(
+    settings = GradientSettings(
         name="DistributedGradientTape", compression=compression, sparse_as_dense=sparse_as_dense, op=ReduceOp(op),
         predivide=gradient_predivide_factor, groups=groups_argument(num_groups, groups), process_set=process_set,
     )  # fmt: skip

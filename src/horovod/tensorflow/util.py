@@ -12,7 +12,7 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops
 from horovod.tensorflow.compression import Compressor
-from horovod.tensorflow.reducing import ReduceSettings, make_reducer
+from horovod.tensorflow.reducing import GradientSettings, make_reducer
 
 __all__ = ["refs_to_vars", "vars_to_refs"]
 
@@ -78,7 +78,9 @@ def _make_allreduce_grads_fn(
 ) -> Callable[..., list[Any]]:  # fmt: skip
     del device_dense, device_sparse
     reduce = make_reducer(
-        ReduceSettings(name, compression, sparse_as_dense, ReduceOp(op), gradient_predivide_factor, groups, process_set)
+        GradientSettings(
+            name, compression, sparse_as_dense, ReduceOp(op), gradient_predivide_factor, groups, process_set
+        )
     )
 
     def allreduce_grads(grads: Sequence[Any], vars: Any = None, use_generic_names: bool = False) -> list[Any]:

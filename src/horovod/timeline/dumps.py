@@ -17,7 +17,17 @@ import msgspec
 
 from horovod.phrases import printable
 
-__all__ = ["PATTERN", "SCRIPT_ENDED", "VERSION", "Dump", "Operation", "Pending", "Wait", "read_folder", "write"]
+__all__ = [
+    "PATTERN",
+    "SCRIPT_ENDED",
+    "VERSION",
+    "Dump",
+    "Operation",
+    "PendingOperation",
+    "Wait",
+    "read_folder",
+    "write",
+]
 
 VERSION = 1
 #: Reason of a dump that is written while the script ends.
@@ -80,7 +90,7 @@ class Wait(msgspec.Struct):
     executing: bool
 
 
-class Pending(msgspec.Struct):
+class PendingOperation(msgspec.Struct):
     """An operation that the coordinator waited for: the ranks that have submitted it, and those that have not."""
 
     kind: str
@@ -129,7 +139,7 @@ class Dump(msgspec.Struct):
     wait: Wait | None
     stack: list[str]
     threads: dict[str, list[str]]
-    pending: list[Pending]
+    pending: list[PendingOperation]
     operations: list[Operation]
 
 

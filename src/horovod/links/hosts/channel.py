@@ -79,7 +79,7 @@ class RemoteDecider(_Keeper):
         super().__init__(Gathering(ranks, _Outbox(self._batch)), relay)
         self._leader = ranks[0]
         self._log = relay.log
-        self._departures: list[frames.State] = []
+        self._departures: list[frames.RankState] = []
 
     def has_news(self) -> bool:
         """Whether ``take`` has something."""
@@ -100,11 +100,11 @@ class RemoteDecider(_Keeper):
                 entries.append(LogEntry(message.ids, message.notes))
             elif isinstance(message, frames.Declared):
                 entries.append(LogEntry((message.id,), response=message.response))
-            elif isinstance(message, frames.State):
+            elif isinstance(message, frames.RankState):
                 self._departures.append(message)
-            elif isinstance(message, frames.Number):
+            elif isinstance(message, frames.NumberMeaning):
                 self._gathering.number(message.number, message.members)
-            elif isinstance(message, frames.Retire):
+            elif isinstance(message, frames.RetireNumber):
                 self._gathering.retire(message.number)
                 self._batch.append(frames.Freed(self._leader, message.number))
         self._send()
@@ -146,7 +146,7 @@ class _Outbox:
 
     def submit_numbers(self, rank: int, bits: int) -> None:
         """Take submissions of ``rank`` by their numbers."""
-        self._batch.append(frames.Numbers(rank, frames.packed(bits)))
+        self._batch.append(frames.SubmitNumbers(rank, frames.packed(bits)))
 
     def submit_together(self, leader: int, bits: int) -> None:
         """Take submissions, by their numbers, of all ranks of the host of ``leader`` that take part in them."""
@@ -215,7 +215,7 @@ class HubDecider(_Keeper):
             coordinator.submit_together(message.rank, frames.bits_of(message.bits))
         elif isinstance(message, frames.Submit):
             coordinator.submit(message.rank, message.signature, message.note)
-        elif isinstance(message, frames.Numbers):
+        elif isinstance(message, frames.SubmitNumbers):
             coordinator.submit_numbers(message.rank, frames.bits_of(message.bits))
         elif isinstance(message, frames.Declare):
             coordinator.declare(message.rank, message.signature, message.request)
@@ -269,5 +269,5 @@ def _told(entry: LogEntry) -> frames.Message:
 
 def _number_told(item: numbers.News) -> frames.Message:
     if isinstance(item, numbers.Number):
-        return frames.Number(item.number, item.members)
-    return frames.Retire(item.number)
+        return frames.NumberMeaning(item.number, item.members)
+    return frames.RetireNumber(item.number)

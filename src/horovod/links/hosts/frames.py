@@ -2,11 +2,11 @@
 
     leader to hub    Declare, Submit, Leave        requests of its ranks
                      Payload                       the data of a small operation, before its submission
-                     Numbers, Together             the same by number, of one rank or all of its host
+                     SubmitNumbers, Together       the same by number, of one rank or all of its host
                      Freed                         a number is used no more
     hub to leader    Declared, Run                 the log
-                     Number, Retire                meanings of numbers
-    both             State, Question, Answer, Kernel, Recording, Trace, Told, Arrivals, Ping, Pong, Bye
+                     NumberMeaning, RetireNumber   meanings of numbers
+    both             RankState, Question, Answer, Kernel, StartTrace, Trace, Told, Arrivals, Ping, Pong, Bye
 
 Data of a wrong type or length is no frame. Each frame has a number, one more than the one before it on the
 same connection: who hears another number has lost one, or hears one again.
@@ -35,17 +35,17 @@ __all__ = [
     "Kernel",
     "Leave",
     "Message",
-    "Number",
-    "Numbers",
+    "NumberMeaning",
     "Payload",
     "Ping",
     "Pong",
     "Question",
-    "Recording",
-    "Retire",
+    "RankState",
+    "RetireNumber",
     "Run",
-    "State",
+    "StartTrace",
     "Submit",
+    "SubmitNumbers",
     "Together",
     "Told",
     "Trace",
@@ -103,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     notes: tuple[int, ...] = ()
 
 
-class State(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The state of a rank: its own word, or a finding of its leader or the hub.
 
     Attributes:
@@ -148,7 +148,7 @@ class Kernel(msgspec.Struct, frozen=True, array_like=True, tag=9):
     cpu_s: float
 
 
-class Recording(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Rank 0 has begun or ended a recording; see ``engine.ports.Session``. Times are rank 0's host's."""
 
     number: int
@@ -202,7 +202,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
     leaves: bool = True
 
 
-class Numbers(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
+class SubmitNumbers(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
     """``rank`` submits what these numbers stand for."""
 
     rank: Rank
@@ -216,14 +216,14 @@ class Together(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
     bits: Bits
 
 
-class Number(msgspec.Struct, frozen=True, array_like=True, tag=19):
+class NumberMeaning(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature."""
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=8 * (8 << 10))]
     members: tuple[tuple[int, int], ...]
 
 
-class Retire(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
+class RetireNumber(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
     """From now on ``number`` stands for nothing."""
 
     number: int
@@ -250,28 +250,28 @@ Message = (
     | Leave
     | Declared
     | Run
-    | State
+    | RankState
     | Question
     | Answer
     | Kernel
-    | Recording
+    | StartTrace
     | Trace
     | Told
     | Arrivals
     | Ping
     | Pong
     | Bye
-    | Numbers
+    | SubmitNumbers
     | Together
-    | Number
-    | Retire
+    | NumberMeaning
+    | RetireNumber
     | Freed
     | Payload
 )
 
 #: Messages to the coordinator, and from it.
-REQUESTS = (Declare, Submit, Leave, Numbers, Together, Freed)
-DECISIONS = (Declared, Run, Number, Retire)
+REQUESTS = (Declare, Submit, Leave, SubmitNumbers, Together, Freed)
+DECISIONS = (Declared, Run, NumberMeaning, RetireNumber)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]).decode

@@ -112,9 +112,9 @@ class Relay:
             **dict.fromkeys(frames.REQUESTS, self._take_request),
             **dict.fromkeys(frames.DECISIONS, self._take_decision),
             **dict.fromkeys((frames.Question, frames.Answer, frames.Kernel), self._take_question),
-            **dict.fromkeys((frames.Recording, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
+            **dict.fromkeys((frames.StartTrace, frames.Trace, frames.Told, frames.Arrivals), self._take_recording),
             frames.Payload: self._take_payload,
-            frames.State: self._take_state,
+            frames.RankState: self._take_state,
             frames.Ping: self._take_ping,
             frames.Pong: self._take_pong,
             frames.Bye: lambda host, message: self._part_from(host),
@@ -155,7 +155,7 @@ class Relay:
         if self._index != HUB:
             self._clock.is_known.wait(_CLOCK_S)
 
-    def depart(self, departures: Iterable[frames.State]) -> None:
+    def depart(self, departures: Iterable[frames.RankState]) -> None:
         """Record ranks that have left, after the log before that has reached the ranks of this host."""
         for message in departures:
             self._apply(message)
@@ -238,7 +238,7 @@ class Relay:
             if self._told.get(rank) != (state, cause):
                 self._told[rank] = (state, cause)
                 reason = self._board.reason(rank) if state >= State.LEFT else None
-                news.append(frames.State(rank, state, cause, reason=reason))
+                news.append(frames.RankState(rank, state, cause, reason=reason))
         if news:
             self.send_all(news)
 
@@ -247,11 +247,11 @@ class Relay:
         rank = self._deaths.pop(fd)
         self._note_states()
         if self._told[rank][0] < State.LEFT:
-            self.send_all([frames.State(rank, remote_ranks.DEAD, fate=self._neighbours.fate(rank))])
+            self.send_all([frames.RankState(rank, remote_ranks.DEAD, fate=self._neighbours.fate(rank))])
 
     def _catch_up(self) -> None:
         """Record departures that have waited for too long behind a log that a busy engine does not read."""
-        departures = [message for message in tuple(self.log) if isinstance(message, frames.State)]
+        departures = [message for message in tuple(self.log) if isinstance(message, frames.RankState)]
         if not departures:
             self._behind = (0, 0.0)
         elif self._behind[0] != id(departures[0]):
@@ -293,12 +293,12 @@ class Relay:
             self._questions.take(message)
 
     def _take_recording(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.Recording | frames.Trace | frames.Told | frames.Arrivals)
-        if isinstance(message, frames.Recording) or self._speaks_for(host, message.rank):
+        assert isinstance(message, frames.StartTrace | frames.Trace | frames.Told | frames.Arrivals)
+        if isinstance(message, frames.StartTrace) or self._speaks_for(host, message.rank):
             self.traces.take(host, message)
 
     def _take_state(self, host: int, message: frames.Message) -> None:
-        assert isinstance(message, frames.State)
+        assert isinstance(message, frames.RankState)
         if not self._speaks_for(host, message.rank):
             return
         if self._index == HUB:
@@ -320,7 +320,7 @@ class Relay:
         if self._index != HUB:
             self._remote.offset_ns = self._clock.offset_ns
 
-    def _apply(self, message: frames.State) -> None:
+    def _apply(self, message: frames.RankState) -> None:
         if message.reason is not None:
             self._board.give_reason(message.reason, message.rank)
         self._remote.set_state(message.rank, message.state, message.cause, message.fate)
@@ -355,11 +355,11 @@ class Relay:
         ranks, describe = self._generation.hosts[host], self._generation.describe
         leader, name = ranks[0], self._generation.members[ranks[0]].host
         how = how or f"died: its connection ended, and host {name} cannot be reached without it"
-        lost = [frames.State(leader, remote_ranks.DEAD, fate=f"{describe(leader)} {how}")]
+        lost = [frames.RankState(leader, remote_ranks.DEAD, fate=f"{describe(leader)} {how}")]
         if self._index == HUB:
             self.traces.end(ranks)
             lost += [
-                frames.State(rank, remote_ranks.DEAD, leader, f"{describe(rank)} is lost with {name}")
+                frames.RankState(rank, remote_ranks.DEAD, leader, f"{describe(rank)} is lost with {name}")
                 for rank in ranks[1:]
             ]
             self.send_all(lost, but=host)
@@ -384,7 +384,7 @@ class Relay:
                 self.requests.append(frames.Leave(rank, reason or f"{describe(rank)} {LEFT}"))
             elif rank != ranks[0]:
                 text = f"{describe(rank)} is out of reach: {describe(ranks[0])}, the first rank of its host, {LEFT}"
-                left = frames.State(rank, State.LEFT, reason=f"\n{text}".encode())
+                left = frames.RankState(rank, State.LEFT, reason=f"\n{text}".encode())
                 self.requests.append(frames.Leave(rank, text))
                 self.send_all([left], but=host)
                 self._apply(left)

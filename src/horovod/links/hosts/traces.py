@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from horovod.engine.board import EVERY_SESSION, TimelineSession
-from horovod.links.hosts.frames import Arrivals, Message, Recording, Told, Trace
+from horovod.links.hosts.frames import Arrivals, Message, StartTrace, Told, Trace
 from horovod.links.hosts.remote_ranks import RemoteRanks
 from horovod.links.shm.board import ShmBoard
 
@@ -75,7 +75,7 @@ class TraceRelay:
             session = self._board.session
             if self._is_hub and session.number and session != self._session:
                 self._session = session
-                self._send_all([Recording(*session)])
+                self._send_all([StartTrace(*session)])
 
     def owes(self, rank: int) -> bool:
         """Whether events of a rank of this host are missing in the present recording."""
@@ -87,14 +87,14 @@ class TraceRelay:
             self._parked[rank].append(Told(rank, EVERY_SESSION))
         self._place()
 
-    def take(self, host: int, message: Recording | Trace | Told | Arrivals) -> None:
+    def take(self, host: int, message: StartTrace | Trace | Told | Arrivals) -> None:
         """Take a message of another host."""
         if isinstance(message, Arrivals):
             for key, at_ns in message.pairs:
                 self._board.note_arrival(key, at_ns - self._offset_ns, message.rank)
             if self._is_hub:
                 self._send_all([message], but=host)
-        elif isinstance(message, Recording):
+        elif isinstance(message, StartTrace):
             if not self._is_hub:
                 if message.number != self._number:
                     self._number, self._offset_ns = message.number, self._remote.offset_ns

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from horovod._keras.members import Distributed, make_distributed
 from horovod._keras.on_tensorflow import backend
-from horovod._keras.reduction import Reduction
+from horovod._keras.reduction import GradientReduction
 from horovod._keras.settings import Settings
 from horovod.bindings.misuse import wrong_argument
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
@@ -163,7 +163,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
         )
     # Passes are added up by the helper, which averages them, too.
     once = replace(settings, passes=1)
-    make: Callable[[Any], Reduction] = lambda self: Reduction(once, backend, _key)  # noqa: E731
+    make: Callable[[Any], GradientReduction] = lambda self: GradientReduction(once, backend, _key)  # noqa: E731
     inner = innermost(optimizer)
     make_distributed(inner, LegacyMembers, make)
     type(inner)._settings = settings

@@ -1,7 +1,8 @@
 """Buffers that the members of an entry on one host share, and how far each of them is.
 
-An entry passes through them in rounds, each of which has a buffer of its own until it comes around again. Whoever uses
-a buffer for round k has seen everybody begin round k - 1 or later, and nobody lags behind more than ``BUFFERS - 2``.
+An entry passes through them in rounds, each of which has a buffer of its own until it comes around again. A rank that
+uses a buffer for round k has seen every other rank begin round k - 1 or later, and no rank lags behind more than
+``BUFFERS - 2``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _MOST_SEEN = 1024
 T = TypeVar("T")
 
 
-class Keeper(Protocol):
+class CacheHolder(Protocol):
     """An object that keeps views."""
 
     def forget(self) -> None:
@@ -39,10 +39,10 @@ class Budget:
     def __init__(self, most: int = _MOST_VIEWS) -> None:
         self._most = most
         self._count = 0
-        self._keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self._keepers: weakref.WeakSet[CacheHolder] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def charge(self, keeper: Keeper, count: int) -> None:
+    def charge(self, keeper: CacheHolder, count: int) -> None:
         """Take note that ``keeper`` is going to keep ``count`` more."""
         with self._lock:
             self._count += count

@@ -125,7 +125,7 @@ class Sender:
         self._places.clear()
 
 
-class Slot(msgspec.Struct, eq=False):
+class StagingSlot(msgspec.Struct, eq=False):
     """The slot of one submission whose data was sent inline.
 
     Attributes:
@@ -148,7 +148,7 @@ class SlotRing:
 
     def __init__(self, flags: Flags) -> None:
         self._flags = flags
-        self._taken: collections.deque[Slot] = collections.deque()
+        self._taken: collections.deque[StagingSlot] = collections.deque()
         self._next = 0
 
     def take(self, work: Work, sender: Sender) -> int:
@@ -159,7 +159,7 @@ class SlotRing:
         if taken and taken[0].start < self._next and end <= sender.rotation:
             # There is room behind the last one, so it is not yet worth while to see who has read what.
             self._next = end
-            work.slot = slot = Slot(start)
+            work.slot = slot = StagingSlot(start)
             taken.append(slot)
             return start
         self._free()
@@ -177,7 +177,7 @@ class SlotRing:
             elif end > oldest_start:
                 return NO_NOTE
         self._next = end
-        work.slot = Slot(start)
+        work.slot = StagingSlot(start)
         taken.append(work.slot)
         return start
 
