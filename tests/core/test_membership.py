@@ -1,4 +1,4 @@
-"""Memberships by tables, and by events in any order: one rank 0 that has the state, no gaps, no endless wait."""
+"""Memberships by tables: which decisions follow from which events."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from horovod.core.membership import Membership
 from horovod.core.membership_events import (
@@ -16,11 +13,13 @@ from horovod.core.membership_events import (
     Begin,
     Decision,
     Discovered,
+    Dissolve,
     Ended,
     Fence,
     Finish,
     Joined,
     Leaving,
+    Left,
     Policy,
     Ready,
     Refuse,
@@ -43,7 +42,7 @@ def _started(policy: Policy, **hosts: int) -> Membership:
     return members
 
 
-def _do(members: Membership, event: Ready | Ended | Leaving | Discovered | Tick) -> list[Decision]:
+def _do(members: Membership, event: Ready | Ended | Left | Leaving | Discovered | Tick) -> list[Decision]:
     """Hand over an event; all that are assigned join."""
     decisions = members.handle(event)
     for decision in decisions:
@@ -104,7 +103,7 @@ def test_nobody_waits_for_a_process_that_has_ended_well() -> None:
 def test_a_job_of_fixed_size_can_call_init_again() -> None:
     members = _started(Policy(2), a=2)
     for slot in (A0, A1):
-        assert members.handle(Leaving(slot)) == []
+        assert members.handle(Left(slot)) == []
     members.handle(Ready(A1))
     assert _ranks(members.handle(Ready(A0))) == [A0, A1]
     assert members.generation == 2
@@ -117,7 +116,9 @@ def test_a_loss_before_all_have_joined_gives_another_generation() -> None:
         decisions = members.handle(Ready(slot))
     assert _ranks(decisions) == [A0, A1, B0, B1]
     members.handle(Joined(A1, 1))
-    assert _ranks(members.handle(Ended(A0, KILLED))) == [A1, B0, B1]
+    decisions = members.handle(Ended(A0, KILLED))
+    assert decisions[0] == Dissolve(1)
+    assert _ranks(decisions) == [A1, B0, B1]
     assert members.handle(Joined(A1, 1)) == []  # news of an earlier generation
     for slot in (B0, B1):
         members.handle(Joined(slot, 2))
@@ -209,7 +210,7 @@ def test_the_others_get_another_generation_when_one_does_not_join() -> None:
     for slot in (A0, A1):
         members.handle(Ready(slot))
     members.handle(Joined(A0, 1))
-    assert _kinds(members.handle(Tick(600))) == [Fence]
+    assert _kinds(members.handle(Tick(600))) == [Dissolve, Fence]
     assert _ranks(members.handle(Ended(A1, KILLED))) == [A0]
 
 
@@ -231,145 +232,84 @@ def test_a_job_that_has_ended_well_starts_nothing_more() -> None:
     assert members.handle(Ended(B1)) == [Finish("")]
 
 
-class Job(RuleBasedStateMachine):
-    """Processes that do anything at any time; the model knows only what a keeper and an agent know."""
-
-    @initialize(
-        elastic=st.booleans(), size=st.integers(1, 4), least=st.integers(1, 4), most=st.integers(0, 3),
-        cool=st.sampled_from([None, (5.0, 20.0)]), resets=st.sampled_from([None, 3]), discovering=st.booleans(),
-    )  # fmt: skip
-    def begin(
-        self,
-        elastic: bool,
-        size: int,
-        least: int,
-        most: int,
-        cool: tuple[float, float] | None,
-        resets: int | None,
-        discovering: bool,
-    ) -> None:
-        self.policy = Policy(size, elastic, min(least, size), size + most, resets, cool, 60.0, discovering)
-        self.members = Membership(self.policy)
-        self.alive: dict[Slot, str] = {}  # outside, init, joined, in
-        self.progress: dict[Slot, int] = {}
-        self.finish: Finish | None = None
-        self.assign: Assign | None = None
-        self.now = 0.0
-        self.tell(Discovered({"a": size}))
-
-    def tell(self, event: Ready | Joined | Ended | Leaving | Discovered | Tick) -> None:
-        for decision in self.members.handle(event):
-            assert self.finish is None or isinstance(decision, Refuse)
-            if isinstance(decision, Start):
-                assert decision.slot not in self.alive
-                self.alive[decision.slot], self.progress[decision.slot] = "outside", 0
-            elif isinstance(decision, Assign):
-                self.check(decision)
-            elif isinstance(decision, Begin):
-                assert self.assign is not None
-                assert all(self.alive[slot] == "joined" for slot in self.assign.positions)
-                assert decision.generation == self.assign.generation
-                self.alive |= dict.fromkeys(self.assign.positions, "in")
-            elif isinstance(decision, Refuse):
-                self.alive[decision.slot] = "outside"
-            elif isinstance(decision, Fence):
-                assert self.policy.is_elastic
-                del self.alive[decision.slot]
-                self.tell(Ended(decision.slot, KILLED))
-            else:
-                self.finish = decision
-
-    def check(self, assign: Assign) -> None:
-        positions = assign.positions
-        assert all(self.alive.get(slot) in ("init", "joined") for slot in positions)
-        assert [p.rank for p in positions.values()] == list(range(len(positions)))
-        assert self.policy.fewest <= len(positions) <= self.policy.most
-        hosts = [slot.host for slot in positions]
-        blocks = [host for i, host in enumerate(hosts) if i == 0 or hosts[i - 1] != host]
-        assert len(blocks) == len(set(hosts))
-        for host in blocks:
-            local = [p.local_rank for s, p in positions.items() if s.host == host]
-            assert local == list(range(len(local)))
-        first = next(iter(positions))
-        assert self.progress[first] == max(self.progress[slot] for slot in positions)
-        assert all(p.is_behind == (self.progress[s] != self.progress[first]) for s, p in positions.items())
-        self.alive |= dict.fromkeys(positions, "init")
-        self.assign = assign
-
-    def some(self, data: st.DataObject, *states: str) -> Slot | None:
-        found = sorted(slot for slot, state in self.alive.items() if state in states)
-        return data.draw(st.sampled_from(found)) if found else None
-
-    @rule(data=st.data(), steps=st.integers(0, 2))
-    def ready(self, data: st.DataObject, steps: int) -> None:
-        if slot := self.some(data, "outside", "in", "init", "joined"):
-            self.progress[slot] += steps if self.alive[slot] == "in" else 0
-            self.alive[slot] = "init"
-            self.tell(Ready(slot, self.progress[slot]))
-
-    @rule(data=st.data(), stale=st.booleans())
-    def joined(self, data: st.DataObject, stale: bool) -> None:
-        if (slot := self.some(data, "init")) and self.assign is not None:
-            if not stale and slot in self.assign.positions and self.alive[slot] == "init":
-                self.join(slot)
-            elif stale:
-                self.tell(Joined(slot, self.assign.generation - 1))
-
-    def join(self, slot: Slot) -> None:
-        assert self.assign is not None
-        self.alive[slot] = "joined"
-        self.tell(Joined(slot, self.assign.generation))
-
-    @rule(data=st.data(), how=st.sampled_from(["", KILLED]))
-    def ended(self, data: st.DataObject, how: str) -> None:
-        if slot := self.some(data, "outside", "init", "joined", "in"):
-            del self.alive[slot]
-            self.tell(Ended(slot, how))
-
-    @rule(data=st.data())
-    def leaving(self, data: st.DataObject) -> None:
-        if slot := self.some(data, "in"):
-            self.alive[slot] = "outside"
-            self.tell(Leaving(slot))
-
-    @rule(hosts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
-    def discovered(self, hosts: dict[str, int]) -> None:
-        if self.policy.is_elastic and self.policy.is_discovering:
-            self.tell(Discovered(hosts))
-
-    @rule(later_s=st.sampled_from([1.0, 6.0, 61.0]))
-    def tick(self, later_s: float) -> None:
-        self.now += later_s
-        self.tell(Tick(self.now))
-
-    @precondition(lambda self: self.finish is not None)
-    @invariant()
-    def nobody_waits_after_the_end(self) -> None:
-        assert not {"init", "joined"} & set(self.alive.values())
-
-    def teardown(self) -> None:
-        """From here on everybody does its part, or time passes: then nobody waits, unless as a spare."""
-        if not hasattr(self, "members"):
-            return
-        for _ in range(200):
-            if self.finish is not None or not self.waits():
-                break
-            for slot, state in list(self.alive.items()):
-                if state == "init" and self.assign is not None and slot in self.assign.positions:
-                    self.join(slot)
-            self.now += 10.0
-            self.tell(Tick(self.now))
-        assert self.finish is not None or not self.waits()
-
-    def waits(self) -> bool:
-        """Whether somebody waits that is not a spare of a job that runs."""
-        members = [] if self.assign is None else [self.alive.get(slot) for slot in self.assign.positions]
-        runs = bool(members) and all(state == "in" for state in members)
-        return not runs and bool({"init", "joined"} & set(self.alive.values()))
+def test_spares_are_those_that_were_started_last_and_take_the_place_of_the_lost() -> None:
+    members = Membership(Policy(2, is_elastic=True, spares=1))
+    assert members.handle(Discovered({"a": 3})) == [Start(A0), Start(A1), Start(A2)]
+    assert members.handle(Ready(A2)) == members.handle(Ready(A1)) == []
+    assert _ranks(_do(members, Ready(A0))) == [A0, A1]
+    assert not members.wants_change  # A2 waits
+    members.handle(Ended(A0, KILLED))
+    (assign,) = (d for d in members.handle(Ready(A1, 5, "x")) if isinstance(d, Assign))
+    assert list(assign.positions) == [A1, A2]
+    assert [(p.previous, p.is_behind) for p in assign.positions.values()] == [(1, False), (-1, True)]
 
 
-TestJob = Job.TestCase
-TestJob.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+def test_a_spare_replaces_one_that_never_came_to_its_first_init() -> None:
+    members = Membership(Policy(2, is_elastic=True, spares=1))
+    members.handle(Discovered({"a": 3}))
+    members.handle(Ready(A2))
+    members.handle(Ready(A1))
+    assert _ranks(members.handle(Ended(A0, KILLED))) == [A1, A2]
+
+
+def test_a_member_that_wants_to_leave_is_dismissed_at_the_next_boundary() -> None:
+    members = _started(ELASTIC, a=2, b=2)
+    assert members.handle(Leaving(B0)) == []
+    assert members.wants_change
+    for slot in (A0, B0, B1):
+        assert members.handle(Ready(slot, 5, "x")) == []
+    decisions = _do(members, Ready(A1, 5, "x"))
+    assert decisions[0] == Refuse(B0, "it asked to leave", is_dismissal=True)
+    assert _ranks(decisions) == [A0, A1, B1]
+    assert not members.wants_change
+    members.handle(Tick(100))
+    assert members.handle(Ended(B0)) == []  # no success of the job, and its host is not used for a while
+    assert members.handle(Tick(109)) == []
+    assert members.handle(Tick(110)) == [Start(B0)]
+
+
+def test_those_that_leave_hand_over_their_state_to_newcomers_first() -> None:
+    members = _started(Policy(2, is_elastic=True, is_discovering=True), a=2)
+    assert members.handle(Discovered({"b": 2})) == [Start(B0), Start(B1)]
+    for slot in (B0, B1):
+        assert members.handle(Ready(slot)) == []
+    members.handle(Ready(A0, 5, "x"))
+    assert _ranks(_do(members, Ready(A1, 5, "x"))) == [A0, A1, B0, B1]
+    assert members.wants_change
+    for slot in (A0, A1, B0, B1):
+        decisions = _do(members, Ready(slot, 5, "x"))
+    assert _ranks(decisions) == [B0, B1]
+    assert [p.previous for p in decisions[2].positions.values()] == [2, 3]  # type: ignore[union-attr]
+
+
+def test_newcomers_do_not_begin_anew_when_all_that_had_the_state_are_lost() -> None:
+    members = _started(Policy(2, is_elastic=True, spares=1), a=3)
+    members.handle(Ended(A0, KILLED))
+    assert _kinds(members.handle(Ended(A1, KILLED))) == [Refuse, Finish]
+
+
+def test_spares_are_told_when_the_job_has_ended_well() -> None:
+    members = _started(Policy(2, is_elastic=True, spares=1), a=3)
+    assert members.handle(Ended(A1)) == []
+    assert members.handle(Ended(A0)) == [Refuse(A2, "the job has ended"), Finish("")]
+
+
+def test_a_rank_in_a_generation_that_never_began_is_no_former_rank() -> None:
+    members = Membership(dataclasses.replace(ELASTIC, maximum=4))
+    members.handle(Discovered({"a": 2, "b": 2}))
+    for slot in (A0, A1, B0, B1):
+        members.handle(Ready(slot))
+    (assign,) = (d for d in members.handle(Ended(A0, KILLED)) if isinstance(d, Assign))
+    assert [p.previous for p in assign.positions.values()] == [-1, -1, -1]
+    assert [p.is_behind for p in assign.positions.values()] == [False, True, True]
+
+
+def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
+    members = Membership(Policy(2, is_elastic=True, minimum=2, timeout_s=5, start_timeout_s=60))
+    members.handle(Discovered({"a": 2}))
+    members.handle(Ready(A0))
+    assert members.handle(Tick(59)) == []
+    assert members.handle(Tick(60))[-1] == Finish("1 slots of at least 2 came to init() within 60 s")
 
 
 @pytest.mark.parametrize("seed", range(3))

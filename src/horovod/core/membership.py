@@ -18,12 +18,14 @@ from horovod.core.membership_events import (
     Begin,
     Decision,
     Discovered,
+    Dissolve,
     Ended,
     Event,
     Fence,
     Finish,
     Joined,
     Leaving,
+    Left,
     Policy,
     Position,
     Ready,
@@ -41,7 +43,7 @@ class _Phase(enum.Enum):
     WAITING = enum.auto()  # in init(), without a position
     ASSIGNED = enum.auto()  # in init(), with a position
     JOINED = enum.auto()  # a member
-    LEAVING = enum.auto()
+    GONE = enum.auto()  # it runs, and nobody waits for it
     FENCED = enum.auto()
 
 
@@ -51,7 +53,9 @@ class _Process:
     phase: _Phase = _Phase.OUTSIDE
     progress: int = 0
     digest: str = ""
-    rank: int | None = None  # in its last generation
+    rank: int | None = None  # in its last generation that began
+    wants_out: bool = False
+    is_dismissed: bool = False
 
 
 class Membership:
@@ -70,12 +74,12 @@ class Membership:
         self._hosts: dict[str, int] = {}  # in the order of their arrival
         self._processes: dict[Slot, _Process] = {}
         self._phases: dict[_Phase, dict[Slot, _Process]] = {phase: {} for phase in _Phase}
-        self._size = 0  # of the latest generation
-        self._has_begun = False
-        self._is_draining = False  # a process has ended well: no more are started
+        self._has_begun = self._has_ever_begun = False
+        self._is_draining = False  # a process has ended well: no more are started, and newcomers not admitted
         self._failures: collections.Counter[str] = collections.Counter()  # by host
         self._usable_at: dict[str, float] = {}
         self._ended: dict[Slot, str] = {}  # of a fixed job
+        self._ranks: dict[Slot, int] = {}  # of the latest generation
         self._failure = ""  # the last one that no generation has made up for
         self._finish: Finish | None = None
         self._now = 0.0
@@ -85,9 +89,12 @@ class Membership:
     @property
     def wants_change(self) -> bool:
         """Whether the next generation would have other members: ask the present ones to come to ``init()``."""
+        if not self._is_running():
+            return False
         members = self._in(_Phase.JOINED)
-        new = bool(self._phases[_Phase.WAITING]) and len(members) < self._policy.most
-        return self._is_running() and (new or any(not self._is_offered(p.slot) for p in members))
+        staying = sum(map(self._stays, members))
+        is_joining = bool(self._phases[_Phase.WAITING]) and not self._is_draining and staying < self._policy.most
+        return is_joining or staying < len(members)
 
     def handle(self, event: Event) -> list[Decision]:
         """Take one event.
@@ -117,7 +124,10 @@ class Membership:
         self._settle()
         return self._decisions
 
-    def _take_news(self, process: _Process, event: Ready | Joined | Leaving) -> None:
+    def _take_news(self, process: _Process, event: Ready | Joined | Left | Leaving) -> None:
+        if isinstance(event, Leaving):
+            process.wants_out = self._policy.is_elastic
+            return
         if isinstance(event, Joined):
             if process.phase is _Phase.ASSIGNED and event.generation == self.generation:
                 self._set(process, _Phase.JOINED)
@@ -126,8 +136,8 @@ class Membership:
             return
         self._dissolve(process)
         if isinstance(event, Ready):
-            process.progress, process.digest = event.progress, event.digest
-        self._set(process, _Phase.WAITING if isinstance(event, Ready) else _Phase.LEAVING)
+            process.progress, process.digest, process.is_dismissed = event.progress, event.digest, False
+        self._set(process, _Phase.WAITING if isinstance(event, Ready) else _Phase.GONE)
 
     def _take_end(self, event: Ended) -> None:
         process = self._processes.pop(event.slot, None)
@@ -140,40 +150,64 @@ class Membership:
             self._ended[event.slot] = event.how
             if event.how:
                 self._end(why)
+        elif process.wants_out:
+            self._cool_down(event.slot.host, 0)
         elif not event.how:
-            self._is_draining |= process.rank is not None and self._is_offered(event.slot)
-        elif process.phase is not _Phase.LEAVING:
-            host = event.slot.host
-            self._failures[host] += 1
-            least, limit = self._policy.cool_down_s or (math.inf, math.inf)
-            self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(self._failures[host] - 1, 64))
-            if process.rank is not None or self.generation == 0:
+            self._is_draining |= process.rank is not None and not process.is_dismissed
+        elif not process.is_dismissed:
+            self._failures[event.slot.host] += 1
+            self._cool_down(event.slot.host, self._failures[event.slot.host] - 1)
+            if process.rank is not None or not self._has_ever_begun:
                 self._failure = why
+
+    def _cool_down(self, host: str, doublings: int) -> None:
+        least, limit = self._policy.cool_down_s or (math.inf, math.inf)
+        self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(doublings, 64))
 
     def _dissolve(self, process: _Process) -> None:
         """A process leaves the generation: if that has not begun, its members still wait in ``init()``."""
         if not self._has_begun and process.phase in (_Phase.ASSIGNED, _Phase.JOINED):
             for other in self._in(_Phase.ASSIGNED, _Phase.JOINED):
                 self._set(other, _Phase.WAITING)
+            if len(self._ranks) > 1:
+                self._decisions.append(Dissolve(self.generation))
 
     def _settle(self) -> None:
         """Decide everything that can be decided now."""
         if self._finish is not None:
             return
+        if self._has_ever_begun and self._policy.is_elastic and all(p.rank is None for p in self._processes.values()):
+            lost = "no process is left that has the state of the job"
+            self._end("" if self._is_draining and not self._failure else "; ".join(filter(None, (lost, self._failure))))
+            return
+        if self._is_running():
+            self._dismiss([p for p in self._in(_Phase.WAITING) if not self._stays(p)])
         if self._is_complete():
             self._assign()
         if not self._has_begun and self._phases[_Phase.JOINED] and not self._phases[_Phase.ASSIGNED]:
-            self._has_begun, self._failure = True, ""
+            self._has_begun, self._has_ever_begun, self._failure = True, True, ""
+            for process in self._in(_Phase.JOINED):
+                process.rank = self._ranks[process.slot]
             self._decisions.append(Begin(self.generation))
         if not self._finish and self._is_hopeless():
             self._give_up()
         self._watch()
 
+    def _dismiss(self, processes: Iterable[_Process]) -> None:
+        for process in processes:
+            process.is_dismissed = True
+            self._set(process, _Phase.GONE)
+            why = "it asked to leave" if process.wants_out else f"host {process.slot.host} was withdrawn from the job"
+            self._decisions.append(Refuse(process.slot, why, is_dismissal=True))
+
     def _start(self) -> None:
         policy = self._policy
         if self._is_draining or self._finish is not None:
             return
-        room = policy.most + policy.spares - self._alive()
+        leaving = sum(
+            not self._stays(p) for p in self._processes.values() if p.phase not in (_Phase.GONE, _Phase.FENCED)
+        )
+        room = policy.most + policy.spares - self._alive() + leaving
         for slot in self._free():
             if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
                 self._processes[slot] = process = _Process(slot)
@@ -185,15 +219,26 @@ class Membership:
         """Whether nobody is missing that the next generation has to wait for."""
         if any(self._phases[phase] for phase in (_Phase.ASSIGNED, _Phase.JOINED, _Phase.FENCED)):
             return False
-        return len(self._phases[_Phase.WAITING]) >= (self._policy.fewest if self.generation else self._policy.size)
+        if self.generation:
+            return len(self._phases[_Phase.WAITING]) >= self._policy.fewest
+        # Those that were started first, so that the others are the spares.
+        first = [p for p in self._ordered(self._processes.values()) if p.phase is not _Phase.GONE][: self._policy.size]
+        return len(first) == self._policy.size and all(p.phase is _Phase.WAITING for p in first)
+
+    def _members(self) -> list[_Process]:
+        """Those of the next generation, by rank; the others that may not stay are dismissed."""
+        present = self._ordered(self._in(_Phase.WAITING))
+        if self._is_draining:
+            present = [process for process in present if process.rank is not None]
+        staying = [process for process in present if self._stays(process)]
+        if staying and self._has_ever_begun and all(process.rank is None for process in staying):
+            return present  # those that leave hand over their state before they go
+        self._dismiss(process for process in present if not self._stays(process))
+        return staying[: self._policy.most]
 
     def _assign(self) -> None:
         policy = self._policy
-        for process in self._in(_Phase.WAITING):
-            if not self._is_offered(process.slot):
-                self._set(process, _Phase.LEAVING)
-                self._decisions.append(Refuse(process.slot, f"host {process.slot.host} was withdrawn from the job"))
-        members = self._ordered(self._in(_Phase.WAITING))[: policy.most]
+        members = self._members()
         if len(members) < policy.fewest:
             return
         if policy.is_elastic and policy.resets is not None and self.generation > policy.resets:
@@ -207,14 +252,16 @@ class Membership:
         for number, processes in enumerate(by_host.values()):
             for local_rank, process in enumerate(processes):
                 cross = [i for i, others in enumerate(by_host.values()) if len(others) > local_rank]
-                is_behind = (process.progress, process.digest) != (best.progress, best.digest)
-                process.rank = len(positions)
+                is_new = process.rank is None and not process.digest and process is not best
+                is_behind = is_new or (process.progress, process.digest) != (best.progress, best.digest)
                 self._set(process, _Phase.ASSIGNED)
                 positions[process.slot] = Position(
-                    process.rank, local_rank, len(processes), cross.index(number), len(cross), is_behind
-                )
+                    len(positions), local_rank, len(processes), cross.index(number), len(cross), is_behind,
+                    -1 if process.rank is None else process.rank,
+                )  # fmt: skip
         self.generation += 1
-        self._size, self._has_begun = len(positions), False
+        self._has_begun = False
+        self._ranks = {slot: position.rank for slot, position in positions.items()}
         self._decisions.append(Assign(self.generation, positions))
 
     def _ordered(self, processes: Iterable[_Process]) -> list[_Process]:
@@ -224,8 +271,9 @@ class Membership:
         states = collections.Counter((p.progress, p.digest) for p in processes)
 
         def key(p: _Process) -> tuple[float, ...]:
-            before = math.inf if p.rank is None else p.rank
-            return (-p.progress, -states[p.progress, p.digest], before, arrival[p.slot.host], p.slot.number)
+            state, last = (-p.progress, -states[p.progress, p.digest]), len(arrival)
+            place = (arrival.get(p.slot.host, last), p.slot.number)
+            return (1, *state, *place) if p.rank is None else (0, *state, p.rank, *place)
 
         return sorted(processes, key=key)
 
@@ -260,12 +308,16 @@ class Membership:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._now
-        elif self._now - self._stuck_since >= self._policy.timeout_s:
+        elif self._now - self._stuck_since >= self._limit_s():
             self._stuck_since = self._now
             self._time_out()
 
+    def _limit_s(self) -> float:
+        policy = self._policy
+        return policy.start_timeout_s or policy.timeout_s if self.generation == 0 else policy.timeout_s
+
     def _time_out(self) -> None:
-        limit = f"within {self._policy.timeout_s:g} s"
+        limit = f"within {self._limit_s():g} s"
         here = {p.slot for p in self._in(_Phase.WAITING)}
         late = self._in(_Phase.ASSIGNED) or self._in(_Phase.JOINED)
         if not self._policy.is_elastic:
@@ -304,14 +356,14 @@ class Membership:
         return [process for phase in phases for process in self._phases[phase].values()]
 
     def _alive(self) -> int:
-        return len(self._processes) - len(self._phases[_Phase.LEAVING]) - len(self._phases[_Phase.FENCED])
+        return len(self._processes) - len(self._phases[_Phase.GONE]) - len(self._phases[_Phase.FENCED])
 
     def _is_running(self) -> bool:
         """Whether the latest generation has begun and all its members are still in it."""
-        return self._has_begun and len(self._phases[_Phase.JOINED]) == self._size
+        return self._has_begun and len(self._phases[_Phase.JOINED]) == len(self._ranks)
 
-    def _is_offered(self, slot: Slot) -> bool:
-        return slot.number < self._hosts.get(slot.host, 0)
+    def _stays(self, process: _Process) -> bool:
+        return not process.wants_out and process.slot.number < self._hosts.get(process.slot.host, 0)
 
     def _free(self) -> Iterator[Slot]:
         for host, count in self._hosts.items():

@@ -11,12 +11,14 @@ __all__ = [
     "Begin",
     "Decision",
     "Discovered",
+    "Dissolve",
     "Ended",
     "Event",
     "Fence",
     "Finish",
     "Joined",
     "Leaving",
+    "Left",
     "Policy",
     "Position",
     "Ready",
@@ -65,8 +67,14 @@ class Ended(NamedTuple):
     how: str = ""
 
 
-class Leaving(NamedTuple):
+class Left(NamedTuple):
     """The process in a slot has left its generation; the others need not wait for it."""
+
+    slot: Slot
+
+
+class Leaving(NamedTuple):
+    """The process in a slot wants to leave the job at the next change; until then it is a member like any other."""
 
     slot: Slot
 
@@ -84,7 +92,13 @@ class Tick(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Ranks of one slot in a generation; ``is_behind`` tells that its state differs from that of rank 0."""
+    """Place of one slot in a generation.
+
+    Attributes:
+        rank, local_rank, local_size, cross_rank, cross_size: as users know them.
+        is_behind: whether its state differs from that of rank 0; of a newcomer without a digest that is assumed.
+        previous: its rank in the last generation that began and that it was a member of; -1 for newcomers.
+    """
 
     rank: int
     local_rank: int
@@ -92,6 +106,7 @@ class Position(NamedTuple):
     cross_rank: int
     cross_size: int
     is_behind: bool
+    previous: int = -1
 
 
 class Assign(NamedTuple):
@@ -103,6 +118,12 @@ class Assign(NamedTuple):
 
 class Begin(NamedTuple):
     """All members have joined: let ``init()`` return."""
+
+    generation: int
+
+
+class Dissolve(NamedTuple):
+    """A member was lost before all had joined: its others wait for an assignment again."""
 
     generation: int
 
@@ -121,10 +142,11 @@ class Fence(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Let ``init()`` raise an error in this slot."""
+    """Let ``init()`` raise an error in this slot; ``is_dismissal`` tells that nothing has failed."""
 
     slot: Slot
     why: str
+    is_dismissal: bool = False
 
 
 class Finish(NamedTuple):
@@ -133,8 +155,8 @@ class Finish(NamedTuple):
     why: str
 
 
-Event = Ready | Joined | Ended | Leaving | Discovered | Tick
-Decision = Assign | Begin | Start | Fence | Refuse | Finish
+Event = Ready | Joined | Ended | Left | Leaving | Discovered | Tick
+Decision = Assign | Begin | Dissolve | Start | Fence | Refuse | Finish
 
 
 @dataclass(frozen=True)
@@ -150,6 +172,7 @@ class Policy:
         cool_down_s: time until a host on which a process failed is used again, and its limit: it doubles with each
             failure. None: slots of that host that are free are not used again.
         timeout_s: limit for all waiting.
+        start_timeout_s: the same before the first generation; 0 means ``timeout_s``.
         is_discovering: whether ``Discovered`` can still bring other hosts.
         spares: number of processes that are started beyond ``maximum``, and wait to take the place of a lost one.
     """
@@ -161,6 +184,7 @@ class Policy:
     resets: int | None = None
     cool_down_s: tuple[float, float] | None = None
     timeout_s: float = 600.0
+    start_timeout_s: float = 0.0
     is_discovering: bool = False
     spares: int = 0
 
