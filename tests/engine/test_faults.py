@@ -153,6 +153,25 @@ def test_a_rank_dies_in_the_middle_of_a_collective(way: str, size: int) -> None:
     _check(ranks.outcomes(), way, pid)
 
 
+def _seldom(where: str) -> None:
+    """Nobody looks by itself whether the others live."""
+    from horovod.engine import loop
+    from horovod.transports.shm import flags
+
+    loop._LOOK_S = flags._SLICE_S = 4 * LIMIT_S
+    if where == "between":
+        _between_collectives("kill")
+    else:
+        _mid_collective("kill")
+
+
+@pytest.mark.parametrize("where", ["between", "middle"])
+def test_a_death_wakes_those_who_look_seldom(where: str) -> None:
+    ranks = Ranks(3, _seldom, (where,))
+    pid = ranks.pid(VICTIM)
+    _check(ranks.outcomes(), "kill", pid)
+
+
 @pytest.mark.parametrize("way", ["exception", "disk_full"])
 def test_a_rank_fails_in_the_middle_of_a_collective(way: str) -> None:
     outcomes = Ranks(3, _mid_collective, (way,)).outcomes()

@@ -39,6 +39,8 @@ def _work(inputs: Sequence[Array], outputs: Sequence[Array] = ()) -> NumpyWork:
 class Host:
     """The transports of all ranks of a host, in one process; nobody ever waits."""
 
+    is_alarmed = False
+
     def __init__(self, size: int) -> None:
         control = create_memfd("horovod-test", Control.nbytes(size))
         arenas = [create_memfd("horovod-test", FRONT) for _ in range(size)]

@@ -35,9 +35,15 @@ class Liveness:
         self.aborted: errors.HorovodInternalError | None = None
         # The ranks that bring the log here: without them nothing can be waited for.
         self._sources = [other for other in (generation.neighbours(rank)[0], generation.home) if other != rank]
+        self._has_lost = False
         self._peers = peers
         self._board = board
         self._observer = observer
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether a rank has ended, failed or left, or this one was aborted, since the last look."""
+        return self._has_lost or self.aborted is not None or self._peers.is_alarmed()
 
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when waiting for ``rank`` in the middle of an operation is pointless; see ``Watch``."""
@@ -90,6 +96,7 @@ class Liveness:
 
     def _lost(self, rank: int, waited_in: str) -> errors.HorovodInternalError:
         """Return what to raise because ``rank`` is gone: if a stall made it fail, then the same as there."""
+        self._has_lost = True
         stall, why = self._reason_of(rank)
         if stall is not None:
             return stall(why)

@@ -270,14 +270,14 @@ class Loop:
                 doorbell.ring_deferred()
                 seen = doorbell.heard()
                 doorbell.announce(execution.goal())
-                if not execution.has_news():
+                if not (execution.has_news() or self._is_alarmed()):
                     doorbell.sleep(seen, min(self._slice_s(), limit_s), parked=False)
                 doorbell.awake()
                 clock = time.monotonic()
                 started = started or clock
                 if clock - started >= limit_s:
                     break
-                if clock - last_look >= _LOOK_S or self._is_aborted():
+                if clock - last_look >= _LOOK_S or self._is_alarmed():
                     last_look = clock
                     is_working = True
                     execution.tick(clock - started)
@@ -357,7 +357,7 @@ class Loop:
         if self._is_awaited() and doorbell.look(execution.has_news):
             return 0
         clock = time.monotonic()
-        has_looked = clock - self._last_look >= _LOOK_S or self._is_aborted()
+        has_looked = clock - self._last_look >= _LOOK_S or self._is_alarmed()
         if has_looked:
             self._last_look = clock
             execution.tick(self._state.waited_s(now(), _LOOK_S))
@@ -377,9 +377,9 @@ class Loop:
     def _slice_s(self) -> float:
         return _BEHIND_S if self._channel.is_behind() else _LOOK_S
 
-    def _is_aborted(self) -> bool:
+    def _is_alarmed(self) -> bool:
         watch = self._link.watch
-        return watch is not None and watch.aborted is not None
+        return watch is not None and watch.is_alarmed
 
     def _end(self) -> None:
         execution = self._execution

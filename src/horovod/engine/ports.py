@@ -135,6 +135,9 @@ class Peers(Protocol):
     def fail(self, culprit: int) -> None:
         """Say that this rank has failed, because of ``culprit`` unless that is -1."""
 
+    def is_alarmed(self) -> bool:
+        """Whether a rank has ended, failed or left since ``gone`` has looked."""
+
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
 

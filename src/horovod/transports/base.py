@@ -158,6 +158,10 @@ class Transport(Protocol):
 class Watch(Protocol):
     """Says whether a rank still lives; a transport asks now and then while it waits for one in an operation."""
 
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether to ask at once."""
+
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when there is no point in waiting for ``rank`` any longer.
 

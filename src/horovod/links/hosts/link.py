@@ -175,6 +175,11 @@ class _Inside:
         self._ranks = ranks
         self._watch = watch
 
+    @property
+    def is_alarmed(self) -> bool:
+        """See ``Watch``."""
+        return self._watch.is_alarmed
+
     def check(self, rank: int, waited_s: float) -> None:
         """Raise when there is no point in waiting for a local rank; see ``Watch``."""
         self._watch.check(self._ranks[rank], waited_s)

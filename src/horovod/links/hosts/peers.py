@@ -42,9 +42,14 @@ class HostsPeers(ShmPeers):
         ranks = generation.neighbours(rank)
         super().__init__(control, generation, ranks, pid_fds)
         self._remote = others
+        self._seen_lost = 0
         self._leader = ranks[0]
         self._timeout_s = timeout_s
         self._others = [other for other in range(generation.size) if other not in ranks]
+
+    def is_alarmed(self) -> bool:
+        """Whether a rank has ended, failed or left since ``gone`` has looked, as far as that is known here."""
+        return self._remote.lost != self._seen_lost or super().is_alarmed()
 
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
@@ -52,8 +57,9 @@ class HostsPeers(ShmPeers):
         Raises:
             HorovodInternalError: something in this process has closed descriptors of this package.
         """
+        self._seen_lost = self._remote.lost
         lost = super().gone()
-        if lost is None and self._remote.lost:
+        if lost is None and self._seen_lost:
             lost = next((self.culprit_of(rank) for rank in self._others if self._is_lost(rank)), None)
         if lost is None and self._is_leader_stopped():
             lost = self._leader

@@ -14,6 +14,7 @@ from pathlib import Path
 from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
 from horovod.errors import HorovodInternalError
+from horovod.links.shm.ends import EndWatch
 from horovod.transports.shm.control import Control, State
 from horovod.world import process_status
 
@@ -23,8 +24,10 @@ __all__ = ["ShmPeers", "process_state"]
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 1 << 3
-# The code is known once the parent has collected it, which it does at once if the machine lets it.
+# Where /proc hides the code, it is known once the parent has collected it, which it does if the machine lets it.
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 100, 0.005
+# Place of the exit code among the words of /proc/<pid>/stat from the state on.
+_STATUS_CODE = 49
 
 
 class ShmPeers:
@@ -49,6 +52,9 @@ class ShmPeers:
         for rank, fd in self._fds.items():
             if rank != self._rank:
                 self._poll.register(fd, select.POLLIN)
+        self._watch: EndWatch | None = None
+        self._has_end = False
+        self._seen: list[int] = []
 
     @property
     def fds(self) -> Mapping[int, int]:
@@ -56,8 +62,9 @@ class ShmPeers:
         return self._fds
 
     def enter(self) -> None:
-        """Say that this rank takes part."""
+        """Say that this rank takes part, and watch the others from now on."""
         self._control.set_state(State.RUNNING)
+        self._watch = EndWatch([fd for rank, fd in self._fds.items() if rank != self._rank], self._note_end)
 
     def leave(self, culprit: int) -> None:
         """Say that this rank has left."""
@@ -66,6 +73,10 @@ class ShmPeers:
     def fail(self, culprit: int) -> None:
         """Say that this rank has failed."""
         self._control.set_state(State.FAILED, culprit)
+
+    def is_alarmed(self) -> bool:
+        """Whether a rank has ended, failed or left since ``gone`` has looked."""
+        return self._has_end or self._states() != self._seen
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
@@ -79,6 +90,7 @@ class ShmPeers:
         Raises:
             HorovodInternalError: something in this process has closed descriptors of this package.
         """
+        self._has_end, self._seen = False, self._states()  # first of all: what comes meanwhile is another alarm
         ended = self._ended(self._poll)
         for rank, fd in self._fds.items():
             state = self._state_of(rank)
@@ -94,6 +106,15 @@ class ShmPeers:
                 break
             rank = cause
         return rank
+
+    def _note_end(self) -> None:
+        self._has_end = True
+        self._control.rouse(self._control.rank)
+
+    def _states(self) -> list[int]:
+        """Return words that change when a rank fails or leaves."""
+        control = self._control
+        return [control.words64[index] for index in control.state]
 
     def _state_of(self, rank: int) -> State:
         return self._control.state_of(self._indices[rank])
@@ -157,7 +178,10 @@ class ShmPeers:
         poll.poll(timeout_s * 1000)
 
     def close(self) -> None:
-        """Close the pidfds."""
+        """End the watch, and close the pidfds."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         for fd in self._fds.values():
             # The number of a descriptor that somebody has closed may be another file by now.
             if _is_pidfd(fd):
@@ -167,6 +191,8 @@ class ShmPeers:
     def _exit_code(self, rank: int) -> int | None:
         request = bytearray(_PIDFD_INFO.size)
         for _ in range(_COLLECT_TRIES):
+            if code := _code_of_zombie(self._fds[rank]):
+                return code
             struct.pack_into("=Q", request, 0, _INFO_EXIT)
             try:
                 fcntl.ioctl(self._fds[rank], _PIDFD_GET_INFO, request)
@@ -186,6 +212,16 @@ def process_state(pid: int) -> tuple[str, float]:
     except OSError:
         return "X", 0.0
     return words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _code_of_zombie(pid_fd: int) -> int:
+    """Return the exit code of a process that has ended, and that its parent has not collected; 0 if it is not known."""
+    try:
+        lines = Path(f"/proc/self/fdinfo/{pid_fd}").read_text().splitlines()
+        pid = next(int(line.partition(":")[2]) for line in lines if line.startswith("Pid:"))
+        return int(process_status(Path("/proc"), pid)[_STATUS_CODE])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0  # collected already, or in the process table of another container
 
 
 def _is_pidfd(fd: int) -> bool:

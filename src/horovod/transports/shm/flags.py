@@ -64,7 +64,7 @@ class Flags:
         words, index = self._words, self._index[member]
         if self._spinner.look(lambda: words[index] >= value):
             return
-        control = self.control
+        control, watch = self.control, self._watch
         control.ring_deferred()
         words32, mode, bell = control.words32, control.mode[control.rank], control.bell[control.rank]
         started = time.monotonic()
@@ -74,7 +74,8 @@ class Flags:
                 control.announce(value)
                 if words[index] >= value:
                     return
-                if not control.sleep(seen, _SLICE_S, HOLDER) and words[index] < value:
-                    self._watch.check(member, time.monotonic() - started)
+                has_rung = watch.is_alarmed or control.sleep(seen, _SLICE_S, HOLDER)
+                if words[index] < value and (not has_rung or watch.is_alarmed):
+                    watch.check(member, time.monotonic() - started)
         finally:
             words32[mode] = 0
