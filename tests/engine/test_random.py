@@ -1,4 +1,4 @@
-"""Ten thousand random collectives per size, in another order on every rank, against numpy."""
+"""Random collectives, in another order on every rank, against numpy."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def _work(seed: int, length: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ten_thousand_random_collectives(size: int, seed: int) -> None:
-    counts = run_ranks(size, _work, seed, 5_000)
-    assert min(counts) > 1_000
+def test_random_collectives(size: int) -> None:
+    counts = run_ranks(size, _work, size, 3_000 // size)
+    assert min(counts) > 200

@@ -7,22 +7,9 @@ from typing import Any
 import pytest
 import torch
 from harness import run_ranks
+from torch_models import linear, rows, wrapped
 
 import horovod.torch as hvd
-
-
-def linear(seed: int = 0) -> torch.nn.Linear:
-    torch.manual_seed(seed)
-    return torch.nn.Linear(3, 2).double()
-
-
-def wrapped(net: torch.nn.Module, lr: float = 0.1, **options: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=lr), net.named_parameters(), **options)
-
-
-def rows(step: int = 0) -> torch.Tensor:
-    source = torch.Generator().manual_seed(10 * step + hvd.rank())
-    return torch.randn(4, 3, generator=source, dtype=torch.float64)
 
 
 class AsItIs:

@@ -10,34 +10,9 @@ from typing import Any
 import pytest
 import torch
 from harness import run_ranks
+from torch_models import linear, rows, same_on_all_ranks, train, wrapped
 
 import horovod.torch as hvd
-
-
-def linear(seed: int = 0) -> torch.nn.Linear:
-    torch.manual_seed(seed)
-    return torch.nn.Linear(3, 2).double()
-
-
-def wrapped(net: torch.nn.Module, **options: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
-
-
-def rows(step: int = 0) -> torch.Tensor:
-    source = torch.Generator().manual_seed(10 * step + hvd.rank())
-    return torch.randn(4, 3, generator=source, dtype=torch.float64)
-
-
-def train(net: torch.nn.Module, optimizer: Any, steps: int = 2) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        net(rows(step)).square().sum().backward()
-        optimizer.step()
-
-
-def same_on_all_ranks(net: torch.nn.Module) -> bool:
-    everywhere = hvd.allgather_object([parameter.tolist() for parameter in net.parameters()])
-    return all(other == everywhere[0] for other in everywhere)
 
 
 class Words(torch.nn.Module):
@@ -64,7 +39,7 @@ def with_sparse(as_dense: bool) -> tuple[bool, list[bool], torch.Tensor]:
         loss.backward()
         optimizer.step()
         layouts.append(net.table.weight.grad.is_sparse)
-    return same_on_all_ranks(net), layouts, net.table.weight.detach()
+    return same_on_all_ranks(net.parameters()), layouts, net.table.weight.detach()
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
@@ -98,7 +73,7 @@ def channels_last() -> tuple[bool, bool, bool]:
     grad = net.weight.grad
     assert grad is not None
     dense = grad.is_contiguous(memory_format=torch.channels_last)
-    return same_on_all_ranks(net), dense, grad._base is not None
+    return same_on_all_ranks(net.parameters()), dense, grad._base is not None
 
 
 def test_gradients_keep_the_memory_layout_of_their_parameters() -> None:
@@ -115,7 +90,7 @@ def penalized() -> bool:
         (net(x).sum() + slope.square().sum()).backward(create_graph=step == 1)
         optimizer.step()
         assert not net.weight.grad.requires_grad  # type: ignore[union-attr]
-    return same_on_all_ranks(net)
+    return same_on_all_ranks(net.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
@@ -137,7 +112,7 @@ def compiled() -> tuple[bool, list[str]]:
     close = all(
         torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(net.parameters(), plain.parameters(), strict=True)
     )
-    return close and same_on_all_ranks(net), [text for text in warned if "horovod" in text]
+    return close and same_on_all_ranks(net.parameters()), [text for text in warned if "horovod" in text]
 
 
 @pytest.mark.slow
@@ -158,7 +133,7 @@ def averages_steps(passes: int) -> tuple[bool, torch.Tensor]:
         optimizer.step()
     with pytest.raises(AssertionError, match="Adasum"):
         optimizer.skip_synchronize()
-    return same_on_all_ranks(net), net.weight.detach()
+    return same_on_all_ranks(net.parameters()), net.weight.detach()
 
 
 def averages_gradients(passes: int) -> torch.Tensor:

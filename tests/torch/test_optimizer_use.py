@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from harness import run_ranks
+from torch_models import linear, rows, same_on_all_ranks, wrapped
 
 import horovod.torch as hvd
 
 
-def linear(seed: int = 0) -> torch.nn.Linear:
-    torch.manual_seed(seed)
-    return torch.nn.Linear(3, 2).double()
-
-
-def wrapped(net: torch.nn.Module, lr: float = 0.1, **options: Any) -> Any:
-    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=lr), net.named_parameters(), **options)
-
-
-def rows(step: int = 0) -> torch.Tensor:
-    source = torch.Generator().manual_seed(10 * step + hvd.rank())
-    return torch.randn(4, 3, generator=source, dtype=torch.float64)
-
-
 def grads(net: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-
-
-def same_on_all_ranks(tensors: list[torch.Tensor]) -> bool:
-    everywhere = hvd.allgather_object([tensor.tolist() for tensor in tensors])
-    return all(other == everywhere[0] for other in everywhere)
 
 
 def clips() -> bool:
