@@ -7,11 +7,11 @@ DEMO = $(FRAMEWORK)$(if $(filter keras,$(FRAMEWORK)),-$(or $(KERAS_BACKEND),torc
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint fix bench docs wheel floors clean
+.PHONY: help demo test test-clusters quick lint fix bench docs wheel floors clean
 inputs := pyproject.toml khorovod-ipu/pyproject.toml constraints.txt scripts/install
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: .venv/.demo-ready-$(DEMO) ## install, then train the digits example on NP=2 processes (FRAMEWORK=torch, tensorflow, keras or jax)
 	scripts/demo $(FRAMEWORK) $(NP) $(ARGS)
@@ -19,6 +19,9 @@ demo: .venv/.demo-ready-$(DEMO) ## install, then train the digits example on NP=
 test: .venv/.test-ready ## everything: formatting, linting, types, all tests (ARGS="-k name" goes to pytest)
 	scripts/check
 	scripts/test $(ARGS)
+
+test-clusters: .venv/.clusters-ready ## tests with real schedulers; installs them (root, Debian) or says what is missing
+	scripts/test-clusters $(ARGS)
 
 quick: .venv/.test-ready ## in about two minutes: what needs no processes, and a little of what real ranks do
 	scripts/test -m "not slow" $(ARGS)
@@ -56,6 +59,10 @@ demo-extras-jax := jax
 
 .venv/.docs-ready: .venv/.test-ready
 	PYTHON=$(PYTHON) scripts/install docs
+	@touch $@
+
+.venv/.clusters-ready: .venv/.test-ready
+	PYTHON=$(PYTHON) scripts/install torch,examples,dev,clusters
 	@touch $@
 
 .venv/.test-ready: $(inputs) scripts/install-mpi

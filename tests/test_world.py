@@ -109,8 +109,24 @@ def test_no_launcher_is_one_rank() -> None:
         ("jsrun", JSRUN),
         ("torchrun", TORCHRUN),
         ("slurm", SLURM),
+        ("slurm", {**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}),
+        ("slurm", {**SLURM, "PALS_RANKID": "3", "PALS_APID": "9.0"}),
+        ("mpich", {**SLURM, **MPICH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}),
     ],
-    ids=["openmpi", "mpich", "cray", "pals", "aprun by hand", "aprun with PMI", "jsrun", "torchrun", "slurm"],
+    ids=[
+        "openmpi",
+        "mpich",
+        "cray",
+        "pals",
+        "aprun by hand",
+        "aprun with PMI",
+        "jsrun",
+        "torchrun",
+        "slurm",
+        "srun --mpi=pmi2",
+        "srun --mpi=cray_shasta",
+        "mpiexec whose proxies srun has started",
+    ],
 )
 def test_launchers_are_read(name: str, environ: dict[str, str], table: ProcessTable) -> None:
     found = detect(environ, proc=table.root, pid=20)
@@ -138,6 +154,13 @@ def test_ranks_of_one_job_agree_and_jobs_differ(table: ProcessTable) -> None:
     other = detect(OPENMPI, proc=table.root, pid=41)
     assert other.job != first.job
     assert other.key != first.key
+
+
+def test_under_a_daemon_of_another_user_srun_leaves_the_key_to_be_vouched_for(table: ProcessTable) -> None:
+    (table.root / "10" / "auxv").unlink()
+    found = detect({**SLURM, "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}, proc=table.root, pid=20)
+    assert (found.key, found.meeting.run) == (b"", "slurm/9/0/1")
+    assert found.job == "slurm-10-77-9-0"
 
 
 def test_jobs_of_one_daemon_differ(table: ProcessTable) -> None:

@@ -133,7 +133,7 @@ def _begin(world: World | None) -> None:
     except ValueError as error:
         raise InitError(str(error)) from None
     world = world or worlds.detect()
-    if world.is_spread or not world.meeting.is_place_known:
+    if world.is_spread or not (world.meeting.is_place_known and (world.key or world.size == 1)):
         # ZeroMQ takes a while to load, and one host does not need it.
         from horovod.rendezvous import hosts
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from horovod.config import RANK_VARIABLES
 from horovod.errors import InitError
 
-__all__ = ["LAUNCHERS", "Launcher", "aprun_size", "slurm_counts", "slurm_hosts"]
+__all__ = ["LAUNCHERS", "Launcher", "aprun_size", "is_of_srun", "slurm_counts", "slurm_hosts", "slurm_run"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,31 @@ LAUNCHERS: tuple[Launcher, ...] = (
         starters=("slurmstepd",),
     ),
 )
+
+
+def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
+    """Return whether srun has set a row's variables, as it does with ``--mpi=pmi2`` and ``--mpi=cray_shasta``.
+
+    Where MPI's own launcher runs inside a step, srun has started that launcher's helpers, whose numbers are others.
+
+    Args:
+        row: another one than that of Slurm.
+        environ: where to read.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    numbers = environ.get(row.rank, ""), environ.get(row.size, tasks)
+    return bool(tasks) and numbers == (environ.get("SLURM_PROCID"), tasks)
+
+
+def slurm_run(environ: Mapping[str, str]) -> str:
+    """Return the same text for all tasks of a step, another one for any other step of any cluster, and after a requeue.
+
+    Args:
+        environ: where to read.
+    """
+    named = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    more = [environ[name] for name in ("SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME") if environ.get(name)]
+    return "/".join(["slurm", *named, *more])
 
 
 def aprun_size(command: Sequence[str]) -> int:

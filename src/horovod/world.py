@@ -17,7 +17,7 @@ from pathlib import Path
 
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import InitError
-from horovod.launchers import LAUNCHERS, Launcher, aprun_size, slurm_counts, slurm_hosts
+from horovod.launchers import LAUNCHERS, Launcher, aprun_size, is_of_srun, slurm_counts, slurm_hosts, slurm_run
 from horovod.phrases import printable
 
 __all__ = [
@@ -203,6 +203,8 @@ def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
         and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
     ):
         return False  # the size alone: what another launcher does not tell
+    if row.name in ("mpich", "pals") and is_of_srun(row, environ):
+        return False
     if not row.sign:
         return row.rank in environ or row.size in environ
     return any(name in environ for name in row.sign) or (row.rank in environ and row.size in environ)
@@ -301,7 +303,7 @@ def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: boo
         return Meeting("hosts" if where else "", (where,) if where else (), run, has_key, is_place_known)
     if launcher.name == "slurm":
         nodes = slurm_hosts(environ)
-        return Meeting("hosts" if nodes else "", nodes, "/".join(["slurm", *named]), has_key, is_place_known)
+        return Meeting("hosts" if nodes else "", nodes, slurm_run(environ), has_key, is_place_known)
     return Meeting(launcher.meeting, (), "", has_key, is_place_known)
 
 
@@ -318,7 +320,8 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
     if size == 1 or (own and job and key):
         return (job if own else ""), key
     named = [environ[name] for name in launcher.job if name in environ]
-    if key and launcher.is_job_unique and len(named) == len(launcher.job):
+    is_unique = launcher.is_job_unique and len(named) == len(launcher.job)
+    if key and is_unique:
         return "-".join([launcher.name, *named]), key
     try:
         daemon, started = launcher_process(launcher.rank, proc, pid)
@@ -328,6 +331,8 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
             key = hashlib.sha256(auxv + started.encode()).digest() if auxv else b""
     except (OSError, ValueError, IndexError):
         pass
+    if is_unique and not key:
+        return job or "-".join([launcher.name, *named]), b""  # for rendezvous.vouching: the daemon is another user's
     if not job or not key:
         raise InitError(
             f"this job was started by {launcher.name}, whose process on this host could not be read, so its ranks have "

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from horovod.errors import HorovodInternalError, InitError, PeerLostError
+from horovod.launchers import LAUNCHERS
 from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, secret_of, service_secret
 from horovod.rendezvous.hosting import host_service, is_here
@@ -42,6 +43,7 @@ from horovod.rendezvous.protocol import (
     version_of,
 )
 from horovod.rendezvous.service import listen
+from horovod.rendezvous.vouching import vouch
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
@@ -100,6 +102,9 @@ def prepare(world: World, timeout_s: float) -> World:
         from horovod.rendezvous import mpi
 
         return mpi.introduce(world, timeout_s)
+    row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
+    if row.is_job_unique and not world.meeting.has_key and (world.is_spread or not world.key):
+        return vouch(world, timeout_s)
     if not world.is_spread:
         return world
     ours = f"{world.size} ranks, {world.local_size} of them on this host"

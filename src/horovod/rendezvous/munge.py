@@ -1,0 +1,98 @@
+"""Credentials of MUNGE, which clusters of Slurm use to prove to one host as whom a process of another host runs.
+
+The interface is that of libmunge, munge(3), munge_ctx(3) and munge_enum(3): its own daemon on each host knows the
+cluster's key, and tells the user of the process at the other end of its socket from the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from typing import NamedTuple
+
+__all__ = ["Credential", "Munge", "MungeError"]
+
+_UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION
+
+
+class MungeError(Exception):
+    """There is no MUNGE here, or it refused."""
+
+
+class Credential(NamedTuple):
+    """The content of a credential.
+
+    Attributes:
+        payload: bytes that its maker put in.
+        uid: user of its maker, as MUNGE knows them.
+    """
+
+    payload: bytes
+    uid: int
+
+
+class Munge:
+    """MUNGE on this host, for the user of this process.
+
+    Raises:
+        MungeError: the library is missing, or its daemon does not answer.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libmunge.so.2")
+        except OSError:
+            raise MungeError("there is no libmunge.so.2 on this host") from None
+        self._library.munge_ctx_create.restype = ctypes.c_void_p
+        self._library.munge_strerror.restype = ctypes.c_char_p
+        self._free = ctypes.CDLL(None).free
+        self._uid = self.decode(self._encode(b"", None)).uid
+
+    @property
+    def uid(self) -> int:
+        """This process's user, as MUNGE knows it; in a container it may be another number than here."""
+        return self._uid
+
+    def encode(self, payload: bytes) -> bytes:
+        """Return a credential that only processes of this user can read, each host once, for five minutes.
+
+        Args:
+            payload: what it carries; encrypted.
+        """
+        return self._encode(payload, self._uid)
+
+    def decode(self, credential: bytes) -> Credential:
+        """Read a credential.
+
+        Args:
+            credential: from ``encode``, on any host of the cluster.
+
+        Raises:
+            MungeError: it is none, is for another user, too old, or was read on this host before.
+        """
+        data, length = ctypes.c_void_p(), ctypes.c_int()
+        uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+        status = self._library.munge_decode(
+            credential, None, ctypes.byref(data), ctypes.byref(length), ctypes.byref(uid), ctypes.byref(gid)
+        )
+        try:
+            self._check(status)
+            return Credential(ctypes.string_at(data, length.value) if data else b"", uid.value)
+        finally:
+            self._free(data)
+
+    def _encode(self, payload: bytes, reader: int | None) -> bytes:
+        context = ctypes.c_void_p(self._library.munge_ctx_create())
+        made = ctypes.c_void_p()
+        try:
+            if reader is not None:
+                self._check(self._library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint32(reader)))
+            self._check(self._library.munge_encode(ctypes.byref(made), context, payload, len(payload)))
+            return ctypes.string_at(made)
+        finally:
+            self._free(made)
+            self._library.munge_ctx_destroy(context)
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise MungeError(f"MUNGE: {self._library.munge_strerror(status).decode()}")

@@ -1,0 +1,143 @@
+"""A real Slurm of three nodes: ``srun``, ``sbatch`` and ``horovodrun``, with no key exported by anybody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm import Slurm
+
+TRAIN = """
+import horovod.numpy as hvd
+import numpy as np
+hvd.init()
+total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
+place = f"{hvd.local_rank()} of {hvd.local_size()}, {hvd.cross_rank()} of {hvd.cross_size()}"
+print(f"rank {hvd.rank()} of {hvd.size()}, {place}: {total.tolist()}\\n", end="", flush=True)
+"""
+#: Two ranks on the first node, one on the second.
+UNEVEN = [
+    "rank 0 of 3, 0 of 2, 0 of 2: [6.0, 6.0, 6.0]",
+    "rank 1 of 3, 1 of 2, 0 of 1: [6.0, 6.0, 6.0]",
+    "rank 2 of 3, 0 of 1, 1 of 2: [6.0, 6.0, 6.0]",
+]
+
+
+@pytest.fixture
+def train(slurm: Slurm) -> str:
+    path = slurm.folder / "train.py"
+    path.write_text(TRAIN)
+    return str(path)
+
+
+def ranks(output: str) -> list[str]:
+    """The lines of the ranks."""
+    return sorted(line.partition(">:")[2] or line for line in output.splitlines() if "rank " in line and " of " in line)
+
+
+@pytest.mark.parametrize("kind", ["none", "pmi2", "cray_shasta"])
+def test_srun_needs_no_key_whatever_pmi_it_brings(kind: str, slurm: Slurm, train: str, tmp_path: Path) -> None:
+    ended = slurm.run("srun", f"--mpi={kind}", "-N2", "-n3", sys.executable, train, HOME=str(tmp_path))
+    assert ranks(ended.stdout) == UNEVEN
+    assert not list(tmp_path.iterdir()), "with MUNGE no file is needed"
+
+
+def test_srun_of_a_heterogeneous_job(slurm: Slurm, train: str) -> None:
+    ended = slurm.run("srun", "-N1", "-n1", sys.executable, train, ":", "-N2", "-n3", sys.executable, train)
+    assert ranks(ended.stdout) == [
+        "rank 0 of 4, 0 of 1, 0 of 3: [10.0, 10.0, 10.0]",
+        "rank 1 of 4, 0 of 2, 1 of 3: [10.0, 10.0, 10.0]",
+        "rank 2 of 4, 1 of 2, 0 of 1: [10.0, 10.0, 10.0]",
+        "rank 3 of 4, 0 of 1, 2 of 3: [10.0, 10.0, 10.0]",
+    ]
+
+
+def test_a_batch_script_runs_several_steps(slurm: Slurm, train: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    step = f"{sys.executable} {train}"
+    # The second step has fewer tasks than the job, whose variables it inherits.
+    script.write_text(f"#!/bin/sh\nsrun {step} && srun -N1 -n2 {step}\n")
+    slurm.run("sbatch", "--wait", "-N2", "-n3", "--cpus-per-task=2", "-o", str(tmp_path / "out"), str(script))
+    assert ranks((tmp_path / "out").read_text()) == sorted(
+        [*UNEVEN, "rank 0 of 2, 0 of 2, 0 of 1: [3.0, 3.0, 3.0]", "rank 1 of 2, 1 of 2, 0 of 1: [3.0, 3.0, 3.0]"]
+    )
+
+
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@pytest.fixture
+def other_python() -> dict[str, str]:
+    """Variables with which Debian's Python runs this project as another user, who cannot read root's home."""
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
+    command = [*NOBODY, "/usr/bin/python3", "-c", "import horovod.numpy"]
+    if subprocess.run(command, env=environ, cwd="/", capture_output=True).returncode:
+        pytest.skip("another user has no Python here that can import this project")
+    return environ
+
+
+def test_another_user_than_slurms_needs_no_key_either(slurm: Slurm, train: str, other_python: dict[str, str]) -> None:
+    """The daemon that starts the ranks is root's, so no secret can be drawn from it, not even on one node."""
+    ended = slurm.run(*NOBODY, "srun", "-D", "/", "-N1", "-n2", "/usr/bin/python3", train, **other_python)
+    assert ranks(ended.stdout) == [
+        "rank 0 of 2, 0 of 2, 0 of 1: [3.0, 3.0, 3.0]",
+        "rank 1 of 2, 1 of 2, 0 of 1: [3.0, 3.0, 3.0]",
+    ]
+
+
+def test_without_munge_the_key_is_a_file_of_this_user(slurm: Slurm, train: str, tmp_path: Path) -> None:
+    hidden = f"umount -l /run/munge; exec {sys.executable} {train}"
+    ended = slurm.run("srun", "-N2", "-n3", "unshare", "-m", "sh", "-c", hidden, HOME=str(tmp_path))
+    assert ranks(ended.stdout) == UNEVEN
+    assert [path.name for path in tmp_path.iterdir()] == [".horovod"]
+    assert not list((tmp_path / ".horovod").iterdir()), "rank 0 removes the key at its end"
+
+
+STRANGER = """
+import socket, sys
+from horovod.rendezvous import vouching
+from horovod.rendezvous.munge import Munge, MungeError
+munge, port = Munge(), int(sys.argv[1])
+with socket.create_connection(("a", port)) as connection:
+    credential = connection.recv(65536)
+    try:
+        print("read", munge.decode(credential))
+    except MungeError as error:
+        print("refused:", error)
+print("taken:", vouching.take_by_munge(munge, "run", ["a"], 1))
+"""
+OFFER = """
+import os, socket, subprocess, sys, threading
+from horovod.rendezvous import vouching
+from horovod.rendezvous.munge import Munge
+munge = Munge()
+first, second, *_ = vouching._ports("run", munge.uid)
+squatter = socket.create_server(("", first))
+def fool():
+    while True:
+        connection, _ = squatter.accept()
+        connection.sendall(b"MUNGE:AwQFAACk:")
+        connection.close()
+threading.Thread(target=fool, daemon=True).start()
+vouching.offer_by_munge(munge, vouching.Offer("run", b"k" * 32, []), 1, 60)
+print(second, flush=True)
+server = next(t for t in threading.enumerate() if t.name == "horovod-key")
+server.join()
+print("all have it")
+"""
+
+
+def test_strangers_read_no_key_and_cannot_pass_for_rank_0(slurm: Slurm, other_python: dict[str, str]) -> None:
+    with slurm.start(sys.executable, "-c", OFFER, host="a") as offering:
+        assert offering.stdout is not None
+        port = offering.stdout.readline().strip()
+        said = slurm.run(*NOBODY, "/usr/bin/python3", "-c", STRANGER, port, host="b", **other_python).stdout
+        assert said.startswith("refused: MUNGE: Unauthorized credential")
+        assert "taken: None" in said
+        said = slurm.run(sys.executable, "-c", STRANGER, port, host="b").stdout
+        assert said.startswith("read Credential(")  # the same user; each host reads a credential once
+        assert "taken: Offer(run='run', key=b'kkkk" in said
+        assert offering.stdout.read() == "all have it\n"
