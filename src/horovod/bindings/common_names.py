@@ -6,6 +6,7 @@ pyright and editors follow; a list that is computed they do not.
 
 from __future__ import annotations
 
+from horovod.bindings.elastic.leave import on_leave
 from horovod.bindings.job import JobFunctions
 from horovod.bindings.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.bindings.reductions import Adasum, Average, Max, Min, Product, Sum
@@ -38,6 +39,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "on_leave",
     "rank",
     "remove_process_set",
     "rocm_built",

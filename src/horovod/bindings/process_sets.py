@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,8 +24,10 @@ __all__ = [
     "at_init",
     "global_process_set",
     "init",
+    "not_registered",
     "process_set_ids_and_ranks",
     "remove_process_set",
+    "renew",
     "shutdown",
     "was_asked",
     "when_asked",
@@ -49,6 +52,10 @@ class ProcessSet:
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
+    #: Place among the sets that were made before the ranks of an elastic job had met; None for a later one.
+    _declaration: int | None = None
+    #: Why it is not registered any more.
+    _why: str = ""
 
     def __init__(self, ranks_or_comm: Any) -> None:
         if communicators.is_communicator(ranks_or_comm):
@@ -91,7 +98,7 @@ class ProcessSet:
         return context.world().rank in self.ranks
 
     def _invalidate(self) -> None:
-        self.process_set_id = None
+        self.process_set_id = self._declaration = None
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -117,6 +124,10 @@ def _make_global() -> ProcessSet:
 #: All ranks; its ``ranks`` are known after init().
 global_process_set = _make_global()
 _registered: list[ProcessSet] = []
+#: Whether the ranks of an elastic job have met, so that sets can be registered.
+_have_met = False
+#: Ranks of sets that were there when they met last.
+_carried: set[tuple[int, ...]] = set()
 _adapter = NumpyAdapter()
 _at_init: list[Callable[[], None]] = []
 _when_asked: list[Callable[[], None]] = []
@@ -182,7 +193,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     for process_set in given:
         ranks = process_set.ranks or []
         # Jobs of one rank have no odd ranks, and the even ones are all. A second init() finds the sets of the first.
-        known = context.engine().sets.find(ranks)
+        known = None if _is_provisional() else context.engine().sets.find(ranks)
         if known is None and ranks:
             add_process_set(process_set)
         elif ranks:
@@ -218,6 +229,9 @@ def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
 
 def shutdown() -> None:
     """Leave the job; ``init()`` may follow."""
+    global _have_met
+    _have_met = False
+    _carried.clear()
     context.shutdown()
     for process_set in _registered:
         process_set._invalidate()
@@ -242,13 +256,22 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    engine = context.engine()
     ranks = tuple(process_set.ranks or ())
+    if _is_provisional():
+        process_set._declaration = sum(each._declaration is not None for each in _registered)
+        process_set.process_set_id = len(_registered) + 1  # until the ranks meet
+        _registered.append(process_set)
+        return process_set
+    engine = context.engine()
     outside = [rank for rank in ranks if not 0 <= rank < engine.size]
     if outside:
         raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
     if process_set.mpi_comm is not None and process_set.ranks is None:
         raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
+    if ranks in _carried:
+        # A training function that is called again adds its sets again.
+        process_set.process_set_id = engine.sets.find(list(ranks))
+        return process_set
     process_set.process_set_id = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
     _registered.append(process_set)
     return process_set
@@ -269,7 +292,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     key = process_set.process_set_id
     assert key is not None
-    context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
+    if not _is_provisional():
+        context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
+    _carried.discard(tuple(process_set.ranks or ()))
     for registered in [s for s in _registered if s.process_set_id == key]:
         registered._invalidate()
         _registered.remove(registered)
@@ -280,3 +305,81 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Return every registered set's ranks by id."""
     return context.engine().sets.as_dict()
+
+
+def not_registered(process_set: ProcessSet) -> str:
+    """Return why a process set cannot be used, and what to do."""
+    return process_set._why or (
+        f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
+    )
+
+
+def _is_provisional() -> bool:
+    """Whether the ranks of an elastic job have not met, so that nobody knows who will be there."""
+    return not _have_met and context.is_elastic()
+
+
+def renew() -> None:
+    """Register all sets anew, with those of their members that are left, when the ranks of an elastic job have met.
+
+    Ranks that are new learn from the others which sets there are. Collective.
+
+    Raises:
+        PeerLostError: a rank died; may be called again after the next meeting.
+        ValueError: a set that was made before the first meeting names ranks that do not exist.
+    """
+    global _have_met
+    world, previous = context.world(), context.membership().previous
+    knows, _have_met = _have_met and previous[world.rank] >= 0, True
+    for function in _at_init:
+        function()
+    global_process_set.ranks = list(range(world.size))
+    if knows:
+        _renumber({old: new for new, old in enumerate(previous) if old >= 0})
+    own = (knows, [(each._declaration, each.ranks, each._why) for each in _registered])
+    everywhere = _exchange(own)
+    _adopt(next((sets for has_seen, sets in everywhere if has_seen), everywhere[0][1]), knows)
+    _carried.clear()
+    for process_set in _registered:
+        ranks = tuple(process_set.ranks or ())
+        process_set.process_set_id = None
+        if not ranks:
+            continue
+        if ranks[-1] >= world.size:
+            raise ValueError(f"rank {ranks[-1]} of {process_set} does not exist in a job of {world.size}")
+        sets = context.engine().sets
+        if (known := sets.find(list(ranks))) is None:
+            known = context.engine().run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
+        process_set.process_set_id = known
+        _carried.add(ranks)
+
+
+def _renumber(numbers: dict[int, int]) -> None:
+    """Give all sets the new numbers of those of their ranks that are left."""
+    for process_set in _registered:
+        before = process_set.ranks or []
+        process_set.ranks = sorted(numbers[rank] for rank in before if rank in numbers)
+        if before and not process_set.ranks:
+            process_set._why = f"no rank of the process set of {list_ranks(before)} is left: the job has lost them"
+
+
+def _exchange(own: Any) -> list[Any]:
+    """Return what each rank knows of the sets. Collective."""
+    text = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8)
+    call = Call(Kind.ALLGATHER, "allgather.process_sets")
+    (whole,) = context.engine().run(call, _adapter, (text,)).outputs
+    return [json.loads(line) for line in whole.tobytes().splitlines()]
+
+
+def _adopt(sets: Sequence[Any], knows: bool) -> None:
+    """Make the sets of this rank those that the others have."""
+    declared = {each._declaration: each for each in _registered if each._declaration is not None}
+    old = list(_registered)
+    _registered.clear()
+    for place, (declaration, ranks, why) in enumerate(sets):
+        process_set = old[place] if knows else declared.get(declaration) or ProcessSet([])
+        process_set.ranks, process_set._declaration, process_set._why = ranks, declaration, why
+        _registered.append(process_set)
+    for process_set in old:
+        if process_set not in _registered:
+            process_set._invalidate()

@@ -7,6 +7,7 @@ somebody waits. Synchronous operations skip the table of handles.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 from horovod import context
 from horovod.bindings.adapter import Adapter, TensorTransfer
 from horovod.bindings.overlaps import find_overlaps
-from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.process_sets import ProcessSet, at_init, not_registered
 from horovod.core.collectives import keeps_shape
 from horovod.core.requests import ITEMSIZE, Kind, ReduceOp
 from horovod.engine.calls import Call
@@ -26,6 +27,7 @@ from horovod.transports.kernels import Buffer
 __all__ = ["Submission", "id_of"]
 
 _engine = context.engine
+_all: weakref.WeakSet[Submission] = weakref.WeakSet()
 
 
 class _Open(msgspec.Struct):
@@ -57,8 +59,18 @@ class Submission:
         self.adapter = adapter
         self._open: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
+        self._generation = context.init_count()
+        self._lost: frozenset[int] = frozenset()
+        _all.add(self)
         # Kernels of numpy find a read-only target only while the operation runs, so it is checked here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
+
+    def forget(self) -> None:
+        """Let go of what was begun before the present ``init()`` or change of the membership."""
+        if self._generation != context.init_count():
+            self._generation = context.init_count()
+            self._lost = frozenset(self._open)
+            self._open.clear()
 
     # -- handles -------------------------------------------------------------------------------------------------
 
@@ -87,6 +99,10 @@ class Submission:
         """
         open_handle = self._open.get(handle)
         if open_handle is None:
+            if handle in self._lost:
+                raise RequestError(
+                    f"the operation of handle {handle} was begun before the membership of the job changed"
+                )
             return None
         inner = open_handle.handle
         try:
@@ -283,5 +299,13 @@ def id_of(process_set: ProcessSet) -> int:
             f"received {process_set!r} of type {type(process_set).__name__}"
         ) from None
     if key is None:
-        raise ValueError(f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=)")
+        raise ValueError(not_registered(process_set))
     return key
+
+
+def _forget_all() -> None:
+    for submission in list(_all):
+        submission.forget()
+
+
+at_init(_forget_all)

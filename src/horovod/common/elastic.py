@@ -1,7 +1,20 @@
-"""Place of Horovod's module of this name; importing it says that it is not there yet."""
+"""Old import path of what elastic jobs need in any framework."""
 
 from __future__ import annotations
 
-from horovod.bindings.missing import explain
+from horovod.bindings.elastic.notifications import (
+    HostUpdateResult,
+    WorkerNotificationManager,
+    notification_manager,
+)
+from horovod.bindings.elastic.run import run_fn
+from horovod.bindings.elastic.state import ObjectState, State
 
-raise ImportError(explain("common.elastic"), name=__name__)
+__all__ = [
+    "HostUpdateResult",
+    "ObjectState",
+    "State",
+    "WorkerNotificationManager",
+    "notification_manager",
+    "run_fn",
+]

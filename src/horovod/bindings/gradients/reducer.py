@@ -28,6 +28,7 @@ from horovod.bindings.gradients.names import PREFIX
 from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.gradients.survey import survey
 from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
+from horovod.bindings.process_sets import not_registered
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger
@@ -146,9 +147,7 @@ class Reducer:
         process_set = self.settings.process_set
         size = process_set.size()
         if size is None:
-            raise wrong_argument(
-                f"{process_set} is not registered; call add_process_set() or pass it to init(process_sets=) first"
-            )
+            raise wrong_argument(not_registered(process_set))
         self.active = bool(process_set.included()) and size > 1
         if self.active:
             self._name = _names.take(PREFIX, process_set.process_set_id, generation)

@@ -1,0 +1,83 @@
+"""A process that is asked to end, by SIGTERM, leaves its job without harm to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from horovod import context
+from horovod.logs import logger
+
+__all__ = ["leaving_allowed", "on_leave", "run_functions"]
+
+F = TypeVar("F", bound=Callable[[], Any])
+
+_functions: list[Callable[[], Any]] = []
+
+
+def on_leave(function: F) -> F:
+    """Have a function called before this process leaves its job, because SIGTERM asked it to or its host is withdrawn.
+
+    In an elastic job the others take over at the next commit or step. Then the functions run, the last one that was
+    added first, and the process ends with exit code 0. A machine that is taken away grants some seconds for all of
+    this. Elsewhere the functions run at once, and SIGTERM ends the process as ever.
+
+    Args:
+        function: takes no arguments and calls no collectives.
+
+    Returns:
+        The function, so that this can be a decorator.
+    """
+    _functions.append(function)
+    if len(_functions) == 1 and not _is_ours():
+        _listen(_end_at_once)
+    return function
+
+
+def run_functions() -> None:
+    """Call the functions, each once, whatever they raise."""
+    while _functions:
+        try:
+            _functions.pop()()
+        except Exception:
+            logger.exception("a function of hvd.on_leave failed")
+
+
+@contextmanager
+def leaving_allowed() -> Iterator[None]:
+    """While the context lasts, let SIGTERM ask the job service for a membership without this process."""
+    before = _listen(_ask) if context.is_elastic() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            _listen(_end_at_once if _functions else before)
+
+
+def _is_ours() -> bool:
+    return signal.getsignal(signal.SIGTERM) in (_ask, _end_at_once)
+
+
+def _listen(handler: Any) -> Any:
+    """Set the handler of SIGTERM; return the one before, or None where that is not possible."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    before = signal.signal(signal.SIGTERM, handler)
+    return signal.SIG_DFL if before is None else before
+
+
+def _ask(signum: int, frame: FrameType | None) -> None:
+    # Once: a second signal means that it is urgent.
+    signal.signal(signal.SIGTERM, _end_at_once)
+    context.leave_job()
+
+
+def _end_at_once(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    run_functions()
+    os.kill(os.getpid(), signal.SIGTERM)

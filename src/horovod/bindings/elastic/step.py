@@ -1,0 +1,96 @@
+"""A function that is one step of training: it is done on all ranks, or has no effect."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from horovod import context
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.elastic.state import State
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.logs import logger
+
+__all__ = ["step"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_comm = Collectives(NumpyAdapter())
+
+
+def step(function: Callable[P, R]) -> Callable[P, R]:
+    """Declare a function to be one step of training, which a loss does not throw back.
+
+    If a rank is lost during a step, the step has no effect on the others. ``hvd.elastic.run`` renews the membership and
+    calls the training function again, which goes on with the same step: no commit is needed. New ranks are admitted
+    between two steps.
+
+    The function changes parameters last, after its last collective, as one ``optimizer.step()`` does.
+
+    Args:
+        function: takes the state first; called inside of a function of ``hvd.elastic.run``, on all ranks alike.
+
+    Returns:
+        The function, with the same arguments and result. It also raises HostsUpdatedInterrupt, before its first line,
+        when the membership is to change; ``run`` takes that.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = _state_of(function, args)
+        if not context.is_initialized() or not context.is_elastic():
+            result = function(*args, **kwargs)
+            _complete(state)
+            return result
+        if state._change_is_due:
+            raise HostsUpdatedInterrupt()
+        state._keeps_steps = True
+        state.capture()
+        try:
+            view = _Change()
+            result = function(*args, **kwargs)
+        except HorovodInternalError:
+            if not state.undo():
+                logger.warning(
+                    "a step failed after it had changed parameters, so that it cannot be undone; going back to the "
+                    "last commit. Use one optimizer.step() in each step, as its last collective"
+                )
+                state._keeps_steps = False
+            raise
+        # The step is done here, even if the agreement on changes fails.
+        _complete(state)
+        state._change_is_due = view.wait()
+        return result
+
+    return wrapper
+
+
+def _state_of(function: Callable[..., Any], args: tuple[Any, ...]) -> State:
+    if not args or not isinstance(args[0], State):
+        received = type(args[0]).__name__ if args else "no argument"
+        raise TypeError(
+            f"{getattr(function, '__name__', 'the function')}() is a step of hvd.elastic.step and takes a state as its "
+            f"first argument. Received: {received}"
+        )
+    return args[0]
+
+
+def _complete(state: State) -> None:
+    state.progress += 1
+    state.confirm()
+
+
+class _Change:
+    """Whether rank 0 knows that the membership is to change; asked while the step runs, so that nobody waits for it."""
+
+    def __init__(self) -> None:
+        own = np.array([context.wants_change()], np.uint8)
+        self._handle = _comm.broadcast_async(own, 0, name="elastic.change")
+
+    def wait(self) -> bool:
+        return bool(_comm.synchronize(self._handle)[0])

@@ -1,0 +1,452 @@
+"""The loop around a training function: which events come in which order, and which errors end it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovod.numpy as hvd
+from horovod import context
+from horovod.bindings.elastic import checkpoint, leave
+from horovod.bindings.elastic.notifications import HostUpdateResult, notification_manager
+from horovod.bindings.elastic.run import run, run_fn
+from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.step import step
+from horovod.errors import (
+    DismissedError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    InitError,
+    MismatchError,
+    PeerLostError,
+)
+
+
+class Job:
+    """The job service of a job of one rank, as ``context`` shows it.
+
+    Attributes:
+        events: what happened, in order.
+        wants: whether it wants a change.
+        answers: what the next calls of ``renew`` raise; None for nothing.
+        behind: ranks that are behind after the next meetings.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.wants = False
+        self.answers: list[Exception | None] = []
+        self.behind: list[tuple[int, ...]] = []
+        self.number = 0
+        self.view = context.MembershipView(0, (), (-1,))
+
+    def renew(self, progress: int = 0, digest: str = "") -> None:
+        """Meet anew."""
+        self.events.append(("renew", progress))
+        if self.answers and (error := self.answers.pop(0)) is not None:
+            raise error
+        self.wants = False
+        behind = self.behind.pop(0) if self.behind else ()
+        self.view = context.MembershipView(self.number + 1, behind, (0 if self.number else -1,))
+        self.number += 1
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """An elastic job."""
+    found = Job()
+    hvd.init()
+    monkeypatch.setattr(context, "is_elastic", lambda: True)
+    monkeypatch.setattr(context, "renew", found.renew)
+    monkeypatch.setattr(context, "membership", lambda: found.view)
+    monkeypatch.setattr(context, "wants_change", lambda: found.wants)
+    monkeypatch.setattr(context, "leave_job", lambda: found.events.append("leave"))
+    yield found
+    hvd.shutdown()
+
+
+class Told(ObjectState):
+    """A state that tells what is called."""
+
+    def __init__(self, events: list[Any], **kwargs: Any) -> None:
+        self.told = events
+        super().__init__(lambda value: value, lambda: 0, **kwargs)
+        self.register_reset_callbacks([lambda: self.told.append("callback")])
+
+    def save(self) -> None:
+        self.told.append("save")
+        super().save()
+
+    def restore(self) -> None:
+        self.told.append("restore")
+        super().restore()
+
+    def sync(self) -> None:
+        self.told.append("sync")
+        super().sync()
+
+    def reset(self) -> None:
+        self.told.append("reset")
+
+
+def failing(*errors: Exception | None) -> Callable[[Told], str]:
+    """A training function that raises one error after the other, and then returns."""
+    left = list(errors)
+
+    def train(state: Told) -> str:
+        state.told.append("train")
+        state.batch += 1
+        if left and (error := left.pop(0)) is not None:
+            raise error
+        return "done"
+
+    return train
+
+
+AGAIN = ["reset", "callback", "sync", "train"]
+ORDERS: dict[str, tuple[list[Exception | None], list[Any]]] = {
+    "nothing happens": ([], []),
+    "a loss": ([PeerLostError("x")], ["restore", "renew", *AGAIN]),
+    "any error of a collective": ([HorovodInternalError("x")], ["restore", "renew", *AGAIN]),
+    "a change": ([HostsUpdatedInterrupt()], ["renew", *AGAIN]),
+    "a change by which only others leave": (
+        [HostsUpdatedInterrupt(skip_sync=True)],
+        ["renew", "reset", "callback", "train"],
+    ),
+    "a loss after it": (
+        [HostsUpdatedInterrupt(skip_sync=True), PeerLostError("x")],
+        ["renew", "reset", "callback", "train", "restore", "renew", *AGAIN],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_order_of_events_is_horovods(name: str) -> None:
+    errors, expected = ORDERS[name]
+    events: list[Any] = []
+    state = Told(events, batch=0)
+    assert run_fn(failing(*errors), lambda: events.append("renew"))(state) == "done"
+    assert events == ["sync", "train", *expected]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_elastic_job_has_the_same_order(name: str, job: Job) -> None:
+    errors, expected = ORDERS[name]
+    state = Told(job.events, batch=0)
+    assert run(failing(*errors))(state) == "done"
+    told = ["renew" if event[0] == "renew" else event for event in job.events]
+    assert told == ["renew", "sync", "train", *expected]
+
+
+def test_an_error_goes_back_to_the_commit_and_a_change_does_not(job: Job) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @run
+    def train(state: Told) -> None:
+        seen.append((state.batch, state.progress))
+        if len(seen) == 1:
+            state.batch = 5
+            state.commit()
+            state.batch = 6
+            raise PeerLostError("x")
+        if len(seen) == 2:
+            state.batch = 7
+            raise HostsUpdatedInterrupt()
+        if len(seen) == 3:
+            raise PeerLostError("x")
+
+    train(Told(job.events, batch=0))
+    assert seen == [(0, 0), (5, 1), (7, 1), (5, 1)]
+    assert [event for event in job.events if event[0] == "renew"] == [("renew", 0)] + 3 * [("renew", 1)]
+
+
+@pytest.mark.parametrize("phase", ["sync", "callback", "reset"])
+def test_a_second_loss_while_the_state_is_brought_together(phase: str, job: Job) -> None:
+    state = Told(job.events, batch=0)
+    left = [PeerLostError("first")]
+
+    def fail_once() -> None:
+        if state.told.count("train") == 1 and left:
+            raise left.pop()
+
+    if phase == "callback":
+        state.register_reset_callbacks([fail_once])
+    else:
+        own = getattr(state, phase)
+        setattr(state, phase, lambda: (own(), fail_once()))
+    assert run(failing(PeerLostError("x")))(state) == "done"
+    reached = {"reset": ["reset"], "callback": ["reset", "callback"], "sync": ["reset", "callback", "sync"]}[phase]
+    told = ["renew" if event[0] == "renew" else event for event in job.events]
+    assert told == ["renew", "sync", "train", "restore", "renew", *reached, "restore", "renew", *AGAIN]
+
+
+def test_a_second_loss_while_ranks_meet_is_no_event_for_the_script(job: Job) -> None:
+    job.answers = [None, PeerLostError("x"), None]
+    assert run(failing(PeerLostError("y")))(Told(job.events, batch=0)) == "done"
+    assert [e for e in job.events[3:] if e != ("renew", 0)] == ["restore", *AGAIN]
+    assert job.events.count(("renew", 0)) == 3
+
+
+@pytest.mark.parametrize("error", [MismatchError("m"), ValueError("v"), KeyboardInterrupt(), InitError("i")])
+def test_errors_of_the_script_end_the_job(error: BaseException, job: Job) -> None:
+    with pytest.raises(type(error)) as caught:
+        run(failing(error))(Told(job.events, batch=0))  # type: ignore[arg-type]
+    assert caught.value is error
+    assert job.events == [("renew", 0), "sync", "train"]
+    assert not notification_manager._listeners
+
+
+def test_a_loss_ends_a_job_that_is_not_elastic() -> None:
+    events: list[Any] = []
+    error = PeerLostError("rank 1 is gone", rank=1)
+    with pytest.raises(PeerLostError) as caught:
+        run(failing(error))(Told(events, batch=0))
+    assert caught.value is error
+    assert events == ["sync", "train"]
+
+
+def test_notices_of_hosts_become_one_interrupt() -> None:
+    state = ObjectState(lambda value: value, lambda: 0, batch=1)
+    state.check_host_updates()
+    for result, expected in ((HostUpdateResult.removed, True), (HostUpdateResult.added, False)):
+        notification_manager.register_listener(state)
+        notification_manager.handle_hosts_updated(2.0 + result, result)
+        notification_manager.handle_hosts_updated(1.0, HostUpdateResult.mixed)  # old news
+        with pytest.raises(HostsUpdatedInterrupt) as caught:
+            state.commit()
+        assert caught.value.skip_sync is expected
+        state.check_host_updates()
+        notification_manager.remove_listener(state)
+    notification_manager.handle_hosts_updated(9.0, HostUpdateResult.mixed)
+    state.check_host_updates()
+
+
+def test_rank_0_decides_whether_hosts_have_changed(job: Job) -> None:
+    job.wants = True
+    state = ObjectState(lambda value: (0, 0, 0), lambda: 1, batch=1)
+    state.check_host_updates()
+    state = ObjectState(lambda value: (0, 4.0, 3), lambda: 1, batch=1)
+    job.wants = False
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+
+
+def test_an_object_state_saves_copies_and_syncs_what_was_saved() -> None:
+    sent: list[Any] = []
+
+    def receive(value: Any) -> Any:
+        sent.append(value)
+        return {**value, "batch": 30} if isinstance(value, dict) else value
+
+    state = ObjectState(receive, lambda: 0, batch=1, seen=[1])
+    state.batch, state.other = 2, "is no part of it"
+    state.seen.append(2)
+    state.restore()
+    assert (state.batch, state.seen) == (1, [1])
+    state.batch = 20
+    state.seen.append(3)
+    state.commit()
+    state.batch = 21
+    state.sync()
+    assert sent[-1] == {"batch": 20, "seen": [1, 3]}
+    assert (state.batch, state.seen) == (30, [1, 3])
+    state.batch = 31
+    state.restore()
+    assert state.batch == 30
+    with pytest.raises(ValueError, match="cannot have an attribute 'progress'"):
+        ObjectState(lambda value: value, lambda: 0, progress=1)
+
+
+# -- steps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:
+    """Random numbers and attributes are those of a run without the failure."""
+    drawn: list[Any] = []
+    failures = {3: PeerLostError("x"), 6: PeerLostError("y")}
+    calls = [0]
+
+    @step
+    def one(state: Told) -> None:
+        calls[0] += 1
+        state.batch += 1
+        numbers = (random.random(), np.random.rand())
+        if error := failures.get(calls[0]):
+            raise error
+        drawn.append(numbers)
+
+    @run
+    def train(state: Told) -> None:
+        while state.batch < 6:
+            one(state)
+
+    def seeded() -> None:
+        random.seed(1)
+        np.random.seed(1)
+
+    seeded()
+    state = Told(job.events, batch=0)
+    train(state)
+    assert calls[0] == 8
+    assert state.progress == 6
+    assert "restore" not in job.events
+    assert [event for event in job.events if event[0] == "renew"] == [("renew", 0), ("renew", 2), ("renew", 4)]
+    seeded()
+    assert drawn == [(random.random(), np.random.rand()) for _ in range(6)]
+
+
+def test_a_change_comes_between_two_steps(job: Job) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    @step
+    def one(state: Told) -> None:
+        job.wants = state.progress == 1  # is seen while the step runs
+        state.batch += 1
+
+    @run
+    def train(state: Told) -> None:
+        while state.batch < 4:
+            one(state)
+            sizes.append((state.batch, job.number))
+
+    train(Told(job.events, batch=0))
+    assert sizes == [(1, 1), (2, 1), (3, 1), (4, 2)], "what follows a step is done before the change"
+
+
+def test_an_error_between_steps_goes_back_to_the_last_step(job: Job) -> None:
+    batches: list[int] = []
+
+    @step
+    def one(state: Told) -> None:
+        state.batch += 1
+
+    @run
+    def train(state: Told) -> None:
+        batches.append(state.batch)
+        if len(batches) == 1:
+            one(state)
+            one(state)
+            raise PeerLostError("in an average of metrics")
+        if len(batches) == 2:
+            state.commit()
+            state.batch = 9
+            raise PeerLostError("after a commit")
+
+    train(Told(job.events, batch=0))
+    assert batches == [0, 2, 2]
+    assert job.events.count("restore") == 1
+
+
+def test_a_step_that_cannot_be_undone_is_restored(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    state = Told(job.events, batch=0)
+    state.undo = lambda: False  # type: ignore[method-assign]
+
+    @step
+    def one(state: Told) -> None:
+        state.batch += 1
+        if "restore" not in state.told and state.batch == 2:
+            raise PeerLostError("x")
+
+    @run
+    def train(state: Told) -> int:
+        while state.batch < 3:
+            one(state)
+        return state.progress
+
+    assert train(state) == 3
+    assert "restore" in job.events
+    assert "after it had changed parameters" in caplog.text
+
+
+def test_a_step_needs_a_state() -> None:
+    with pytest.raises(TypeError, match=r"train\(\) is a step of hvd.elastic.step and takes a state"):
+
+        @step
+        def train(batch: int) -> None:
+            pass
+
+        train(3)
+
+
+def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:
+    sent: list[Any] = []
+    state = ObjectState(lambda value: sent.append(value) or value, lambda: 0, batch=0)
+    job.behind = [(0,), (), (0,)]
+    state.told = job.events
+    run(failing(PeerLostError("x"), PeerLostError("y")))(state)
+    assert [value for value in sent if isinstance(value, dict)] == [{"batch": 0}, {"batch": 0}]
+
+
+# -- leaving and ending --------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) -> None:
+    done: list[str] = []
+    hvd.on_leave(lambda: done.append("first"))
+
+    @hvd.on_leave
+    def second() -> None:
+        done.append("second")
+        raise RuntimeError("is logged")
+
+    job.answers = [None, DismissedError("its host was withdrawn")]
+    with pytest.raises(SystemExit) as caught:
+        run(failing(HostsUpdatedInterrupt()))(Told(job.events, batch=0))
+    assert caught.value.code == 0
+    assert done == ["second", "first"]
+    assert not leave._functions
+
+
+def test_a_job_that_is_over_leaves_its_state_in_a_file(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+
+    monkeypatch.setattr(context, "config", Settings)
+    job.answers = [None, InitError("too few ranks are left")]
+
+    def train(state: ObjectState) -> int:
+        for state.batch in range(state.batch, 10):
+            state.weights += 1
+            if state.batch == 4:
+                state.commit()
+            if state.batch == 6 and job.answers:
+                raise PeerLostError("x")
+        return state.progress
+
+    def new() -> ObjectState:
+        return ObjectState(lambda value: value, lambda: 0, batch=0, weights=np.zeros(3))
+
+    with pytest.raises(InitError, match="too few"):
+        run(train)(new())
+    assert [path.name for path in tmp_path.iterdir()] == ["elastic-000000000001.state"]
+    state = new()
+    assert run(train)(state) == 2
+    assert state.weights.tolist() == [11, 11, 11]  # the batch of the commit is done again, as after any loss
+    assert not list(tmp_path.iterdir()), "the job has ended well, so the next one begins anew"
+
+
+def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = {
+        "numbers": [1, 2.5, float("inf"), True, None], 3: ("a", b"\x00\xff"), "empty": {}, "deep": {"x": {"y": [()]}},
+        "arrays": [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.float64(3.0), np.zeros((0, 2)), np.array("text")],
+    }  # fmt: skip
+    path = checkpoint.write(str(tmp_path / "new" / "folder"), 7, {**values, "code": object(), "list": [object()]})
+    assert "code is a object" in caplog.text
+    assert checkpoint.newest(str(path.parent)) == (path, 7)
+    found = checkpoint.read(path)
+    np.testing.assert_equal(found, values)
+    assert found["arrays"][0].dtype == np.int16
+    checkpoint.write(str(path.parent), 9, {})
+    assert [p.name for p in path.parent.iterdir()] == ["elastic-000000000009.state"]
+    for damaged in (b"", b"garbage", path.with_name("elastic-000000000009.state").read_bytes()[:-3]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is no state of an elastic job"):
+            checkpoint.read(path)
+    assert checkpoint.newest(str(tmp_path / "nowhere")) is None
