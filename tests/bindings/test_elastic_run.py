@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from elastic_double import Job, Told, failing, make_job
 
 import horovod.numpy as hvd
 from horovod import context
@@ -16,7 +16,6 @@ from horovod.bindings.elastic import checkpoint, leave
 from horovod.bindings.elastic.notifications import HostUpdateResult, notification_manager
 from horovod.bindings.elastic.run import run, run_fn
 from horovod.bindings.elastic.state import ObjectState
-from horovod.bindings.elastic.step import step
 from horovod.errors import (
     DismissedError,
     HorovodInternalError,
@@ -27,85 +26,12 @@ from horovod.errors import (
 )
 
 
-class Job:
-    """The job service of a job of one rank, as ``context`` shows it.
-
-    Attributes:
-        events: what happened, in order.
-        wants: whether it wants a change.
-        answers: what the next calls of ``renew`` raise; None for nothing.
-        behind: ranks that are behind after the next meetings.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.wants = False
-        self.answers: list[Exception | None] = []
-        self.behind: list[tuple[int, ...]] = []
-        self.number = 0
-        self.view = context.MembershipView(0, (), (-1,))
-
-    def renew(self, progress: int = 0, digest: str = "") -> None:
-        """Meet anew."""
-        self.events.append(("renew", progress))
-        if self.answers and (error := self.answers.pop(0)) is not None:
-            raise error
-        self.wants = False
-        behind = self.behind.pop(0) if self.behind else ()
-        self.view = context.MembershipView(self.number + 1, behind, (0 if self.number else -1,))
-        self.number += 1
-
-
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """An elastic job."""
-    found = Job()
     hvd.init()
-    monkeypatch.setattr(context, "is_elastic", lambda: True)
-    monkeypatch.setattr(context, "renew", found.renew)
-    monkeypatch.setattr(context, "membership", lambda: found.view)
-    monkeypatch.setattr(context, "wants_change", lambda: found.wants)
-    monkeypatch.setattr(context, "leave_job", lambda: found.events.append("leave"))
-    yield found
+    yield make_job(monkeypatch)
     hvd.shutdown()
-
-
-class Told(ObjectState):
-    """A state that tells what is called."""
-
-    def __init__(self, events: list[Any], **kwargs: Any) -> None:
-        self.told = events
-        super().__init__(lambda value: value, lambda: 0, **kwargs)
-        self.register_reset_callbacks([lambda: self.told.append("callback")])
-
-    def save(self) -> None:
-        self.told.append("save")
-        super().save()
-
-    def restore(self) -> None:
-        self.told.append("restore")
-        super().restore()
-
-    def sync(self) -> None:
-        self.told.append("sync")
-        super().sync()
-
-    def reset(self) -> None:
-        self.told.append("reset")
-
-
-def failing(*errors: Exception | None) -> Callable[[Told], str]:
-    """A training function that raises one error after the other, and then returns."""
-    left = list(errors)
-
-    def train(state: Told) -> str:
-        state.told.append("train")
-        state.batch += 1
-        if left and (error := left.pop(0)) is not None:
-            raise error
-        return "done"
-
-    return train
 
 
 AGAIN = ["reset", "callback", "sync", "train"]
@@ -260,126 +186,6 @@ def test_an_object_state_saves_copies_and_syncs_what_was_saved() -> None:
     assert state.batch == 30
     with pytest.raises(ValueError, match="cannot have an attribute 'progress'"):
         ObjectState(lambda value: value, lambda: 0, progress=1)
-
-
-# -- steps ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:
-    """Random numbers and attributes are those of a run without the failure."""
-    drawn: list[Any] = []
-    failures = {3: PeerLostError("x"), 6: PeerLostError("y")}
-    calls = [0]
-
-    @step
-    def one(state: Told) -> None:
-        calls[0] += 1
-        state.batch += 1
-        numbers = (random.random(), np.random.rand())
-        if error := failures.get(calls[0]):
-            raise error
-        drawn.append(numbers)
-
-    @run
-    def train(state: Told) -> None:
-        while state.batch < 6:
-            one(state)
-
-    def seeded() -> None:
-        random.seed(1)
-        np.random.seed(1)
-
-    seeded()
-    state = Told(job.events, batch=0)
-    train(state)
-    assert calls[0] == 8
-    assert state.progress == 6
-    assert "restore" not in job.events
-    assert [event for event in job.events if event[0] == "renew"] == [("renew", 0), ("renew", 2), ("renew", 4)]
-    seeded()
-    assert drawn == [(random.random(), np.random.rand()) for _ in range(6)]
-
-
-def test_a_change_comes_between_two_steps(job: Job) -> None:
-    sizes: list[tuple[int, int]] = []
-
-    @step
-    def one(state: Told) -> None:
-        job.wants = state.progress == 1  # is seen while the step runs
-        state.batch += 1
-
-    @run
-    def train(state: Told) -> None:
-        while state.batch < 4:
-            one(state)
-            sizes.append((state.batch, job.number))
-
-    train(Told(job.events, batch=0))
-    assert sizes == [(1, 1), (2, 1), (3, 1), (4, 2)], "what follows a step is done before the change"
-
-
-def test_an_error_between_steps_goes_back_to_the_last_step(job: Job) -> None:
-    batches: list[int] = []
-
-    @step
-    def one(state: Told) -> None:
-        state.batch += 1
-
-    @run
-    def train(state: Told) -> None:
-        batches.append(state.batch)
-        if len(batches) == 1:
-            one(state)
-            one(state)
-            raise PeerLostError("in an average of metrics")
-        if len(batches) == 2:
-            state.commit()
-            state.batch = 9
-            raise PeerLostError("after a commit")
-
-    train(Told(job.events, batch=0))
-    assert batches == [0, 2, 2]
-    assert job.events.count("restore") == 1
-
-
-def test_a_step_that_cannot_be_undone_is_restored(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    state = Told(job.events, batch=0)
-    state.undo = lambda: False  # type: ignore[method-assign]
-
-    @step
-    def one(state: Told) -> None:
-        state.batch += 1
-        if "restore" not in state.told and state.batch == 2:
-            raise PeerLostError("x")
-
-    @run
-    def train(state: Told) -> int:
-        while state.batch < 3:
-            one(state)
-        return state.progress
-
-    assert train(state) == 3
-    assert "restore" in job.events
-    assert "after it had changed parameters" in caplog.text
-
-
-def test_a_step_needs_a_state() -> None:
-    with pytest.raises(TypeError, match=r"train\(\) is a step of hvd.elastic.step and takes a state"):
-
-        @step
-        def train(batch: int) -> None:
-            pass
-
-        train(3)
-
-
-def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:
-    sent: list[Any] = []
-    state = ObjectState(lambda value: sent.append(value) or value, lambda: 0, batch=0)
-    job.behind = [(0,), (), (0,)]
-    state.told = job.events
-    run(failing(PeerLostError("x"), PeerLostError("y")))(state)
-    assert [value for value in sent if isinstance(value, dict)] == [{"batch": 0}, {"batch": 0}]
 
 
 # -- leaving and ending --------------------------------------------------------------------------------------------

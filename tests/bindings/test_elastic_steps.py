@@ -1,0 +1,142 @@
+"""Steps of ``hvd.elastic.step``: done on all ranks, or without effect."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_double import Job, Told, failing, make_job
+
+import horovod.numpy as hvd
+from horovod.bindings.elastic.run import run
+from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.step import step
+from horovod.errors import PeerLostError
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """An elastic job."""
+    hvd.init()
+    yield make_job(monkeypatch)
+    hvd.shutdown()
+
+
+def test_a_failed_step_has_no_effect_and_is_kept(job: Job) -> None:
+    """Random numbers and attributes are those of a run without the failure."""
+    drawn: list[Any] = []
+    failures = {3: PeerLostError("x"), 6: PeerLostError("y")}
+    calls = [0]
+
+    @step
+    def one(state: Told) -> None:
+        calls[0] += 1
+        state.batch += 1
+        numbers = (random.random(), np.random.rand())
+        if error := failures.get(calls[0]):
+            raise error
+        drawn.append(numbers)
+
+    @run
+    def train(state: Told) -> None:
+        while state.batch < 6:
+            one(state)
+
+    def seeded() -> None:
+        random.seed(1)
+        np.random.seed(1)
+
+    seeded()
+    state = Told(job.events, batch=0)
+    train(state)
+    assert calls[0] == 8
+    assert state.progress == 6
+    assert "restore" not in job.events
+    assert [event for event in job.events if event[0] == "renew"] == [("renew", 0), ("renew", 2), ("renew", 4)]
+    seeded()
+    assert drawn == [(random.random(), np.random.rand()) for _ in range(6)]
+
+
+def test_a_change_comes_between_two_steps(job: Job) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    @step
+    def one(state: Told) -> None:
+        job.wants = state.progress == 1  # is seen while the step runs
+        state.batch += 1
+
+    @run
+    def train(state: Told) -> None:
+        while state.batch < 4:
+            one(state)
+            sizes.append((state.batch, job.number))
+
+    train(Told(job.events, batch=0))
+    assert sizes == [(1, 1), (2, 1), (3, 1), (4, 2)], "what follows a step is done before the change"
+
+
+def test_an_error_between_steps_goes_back_to_the_last_step(job: Job) -> None:
+    batches: list[int] = []
+
+    @step
+    def one(state: Told) -> None:
+        state.batch += 1
+
+    @run
+    def train(state: Told) -> None:
+        batches.append(state.batch)
+        if len(batches) == 1:
+            one(state)
+            one(state)
+            raise PeerLostError("in an average of metrics")
+        if len(batches) == 2:
+            state.commit()
+            state.batch = 9
+            raise PeerLostError("after a commit")
+
+    train(Told(job.events, batch=0))
+    assert batches == [0, 2, 2]
+    assert job.events.count("restore") == 1
+
+
+def test_a_step_that_cannot_be_undone_is_restored(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    state = Told(job.events, batch=0)
+    state.undo = lambda: False  # type: ignore[method-assign]
+
+    @step
+    def one(state: Told) -> None:
+        state.batch += 1
+        if "restore" not in state.told and state.batch == 2:
+            raise PeerLostError("x")
+
+    @run
+    def train(state: Told) -> int:
+        while state.batch < 3:
+            one(state)
+        return state.progress
+
+    assert train(state) == 3
+    assert "restore" in job.events
+    assert "after it had changed parameters" in caplog.text
+
+
+def test_a_step_needs_a_state() -> None:
+    with pytest.raises(TypeError, match=r"train\(\) is a step of hvd.elastic.step and takes a state"):
+
+        @step
+        def train(batch: int) -> None:
+            pass
+
+        train(3)
+
+
+def test_nothing_is_sent_where_no_rank_is_behind(job: Job) -> None:
+    sent: list[Any] = []
+    state = ObjectState(lambda value: sent.append(value) or value, lambda: 0, batch=0)
+    job.behind = [(0,), (), (0,)]
+    state.told = job.events
+    run(failing(PeerLostError("x"), PeerLostError("y")))(state)
+    assert [value for value in sent if isinstance(value, dict)] == [{"batch": 0}, {"batch": 0}]
