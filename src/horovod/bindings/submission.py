@@ -65,7 +65,7 @@ class Submission:
         # Kernels of numpy find a read-only target only while the operation runs, so it is checked here.
         self._target = self._checked_target if adapter.kernels == "numpy" or not adapter.writable else adapter.target
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Let go of what was begun before the present ``init()`` or change of the membership."""
         if self._generation != context.init_count():
             self._generation = context.init_count()
@@ -305,7 +305,7 @@ def id_of(process_set: ProcessSet) -> int:
 
 def _forget_all() -> None:
     for submission in list(_all):
-        submission.forget()
+        submission._forget()
 
 
 at_init(_forget_all)
