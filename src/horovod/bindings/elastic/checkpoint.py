@@ -49,7 +49,7 @@ def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
     Args:
         folder: where; it is created if needed.
         progress: completed steps; several ranks may write the same.
-        values: as ``read`` is to return it. What is none of the types above is left out, with a warning.
+        values: as ``read`` is to return it. Values of other types than those above are left out, with a warning.
 
     Raises:
         OSError: the file cannot be written.

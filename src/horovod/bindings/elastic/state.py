@@ -20,7 +20,7 @@ __all__ = ["ObjectState", "State"]
 
 
 class State:
-    """What a training function works on; ``run`` keeps it the same on all ranks.
+    """The values that a training function works on; ``run`` keeps them the same on all ranks.
 
     A subclass defines ``save``, ``restore`` and ``sync``; and ``digest``, if it wants to be spared copies.
 
