@@ -314,7 +314,7 @@ def test_the_job_goes_on_after_an_interrupted_wait() -> None:
 def _comes_late() -> None:
     import horovod.numpy as hvd
     from horovod import context
-    from horovod.transports.shm.control import State
+    from horovod.transports.shm.control import Presence
 
     hvd.allreduce(np.ones(10), name="before")
     if hvd.rank() == 0:
@@ -322,7 +322,7 @@ def _comes_late() -> None:
         return
     control: Any = context.engine().transport
     deadline = time.monotonic() + LIMIT_S / 2
-    while control.control.state_of(0) is not State.LEFT and time.monotonic() < deadline:
+    while control.control.state_of(0) is not Presence.LEFT and time.monotonic() < deadline:
         time.sleep(0.001)  # the caller computes
     hvd.allreduce(np.ones(10), name="after")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Protocol
 
-__all__ = ["HostUpdateResult", "Listener", "WorkerNotificationManager", "notification_manager"]
+__all__ = ["HostListener", "HostUpdateResult", "WorkerNotificationManager", "notification_manager"]
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -17,7 +17,7 @@ class HostUpdateResult(enum.IntFlag):
     mixed = removed | added
 
 
-class Listener(Protocol):
+class HostListener(Protocol):
     """Takes notices."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
@@ -33,21 +33,21 @@ class WorkerNotificationManager:
     """Tells listeners that hosts have changed. The job service itself is asked by ``State.check_host_updates``."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+        self._listeners: list[HostListener] = []
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: there is no service to start. The arguments of Horovod's method are accepted."""
 
-    def register_listener(self, listener: Listener) -> None:
+    def register_listener(self, listener: HostListener) -> None:
         """Add a listener."""
         self._listeners.append(listener)
 
-    def remove_listener(self, listener: Listener) -> None:
+    def remove_listener(self, listener: HostListener) -> None:
         """Remove a listener."""
         self._listeners = [other for other in self._listeners if other is not listener]
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tell all listeners of a change; see ``Listener.on_hosts_updated``."""
+        """Tell all listeners of a change; see ``HostListener.on_hosts_updated``."""
         for listener in self._listeners:
             listener.on_hosts_updated(timestamp, update_res)
 

@@ -108,7 +108,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
     Attributes:
         rank: which.
-        state: see ``transports.shm.control.State``, or ``remote_ranks.DEAD``.
+        state: see ``transports.shm.control.Presence``, or ``remote_ranks.DEAD``.
         cause: the rank because of which, or -1.
         fate: how it ended, in words.
         reason: what it has left on the board.

@@ -9,7 +9,7 @@ from horovod.core.departures import LEFT as HAS_LEFT
 from horovod.core.generation import Generation
 from horovod.links.hosts.remote_ranks import DEAD, FAILED, RemoteRanks
 from horovod.links.shm.peers import ShmPeers, process_state
-from horovod.transports.shm.control import Control, State
+from horovod.transports.shm.control import Control, Presence
 
 __all__ = ["HostsPeers"]
 
@@ -114,13 +114,13 @@ class HostsPeers(ShmPeers):
         """Whether nobody relays for this host, because the process that should is stopped."""
         if self._rank == self._leader or self._remote.silent_s < self._timeout_s * _SOONER:
             return False
-        return self._state_of(self._leader) is State.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"
+        return self._state_of(self._leader) is Presence.RUNNING and process_state(self._pids[self._leader])[0] in "Tt"
 
-    def _state_of(self, rank: int) -> State:
+    def _state_of(self, rank: int) -> Presence:
         if rank in self._indices:
             return super()._state_of(rank)
         state = self._remote.state_of(rank)
-        return State.FAILED if state == DEAD else State(state)
+        return Presence.FAILED if state == DEAD else Presence(state)
 
     def _cause_of(self, rank: int) -> int:
         return super()._cause_of(rank) if rank in self._indices else self._remote.cause_of(rank)

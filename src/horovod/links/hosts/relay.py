@@ -29,7 +29,7 @@ from horovod.links.hosts.traces import TraceRelay
 from horovod.links.hosts.wire import Wire, descriptor_of, has_more
 from horovod.rendezvous.curve import terminate
 from horovod.transports.hierarchical.mailbox import Mailbox
-from horovod.transports.shm.control import State
+from horovod.transports.shm.control import Presence
 
 __all__ = ["HUB", "Relay"]
 
@@ -203,7 +203,7 @@ class Relay:
         others = [(index, rank) for index, rank in enumerate(self._ranks) if index != self._control.rank]
         return any(
             self.traces.owes(rank)
-            and self._control.state_of(index) != State.FAILED
+            and self._control.state_of(index) != Presence.FAILED
             and not self._neighbours.has_ended(rank)
             for index, rank in others
         )
@@ -237,7 +237,7 @@ class Relay:
             state, cause = self._control.state_of(index), self._control.cause_of(index)
             if self._told.get(rank) != (state, cause):
                 self._told[rank] = (state, cause)
-                reason = self._board.reason(rank) if state >= State.LEFT else None
+                reason = self._board.reason(rank) if state >= Presence.LEFT else None
                 news.append(frames.RankState(rank, state, cause, reason=reason))
         if news:
             self.send_all(news)
@@ -246,7 +246,7 @@ class Relay:
         self._poll.unregister(fd)
         rank = self._deaths.pop(fd)
         self._note_states()
-        if self._told[rank][0] < State.LEFT:
+        if self._told[rank][0] < Presence.LEFT:
             self.send_all([frames.RankState(rank, remote_ranks.DEAD, fate=self._neighbours.fate(rank))])
 
     def _catch_up(self) -> None:
@@ -303,7 +303,7 @@ class Relay:
             return
         if self._index == HUB:
             self.send_all([message], but=host)
-        if self._index != HUB and message.state == State.LEFT:
+        if self._index != HUB and message.state == Presence.LEFT:
             # It has left after what the log says so far.
             self._departing.add(message.rank)
             self.log.append(message)
@@ -335,7 +335,7 @@ class Relay:
         silent_s = time.monotonic() - self._heard_s[host]
         leader = self._generation.hosts[host][0]
         name = self._generation.members[leader].host
-        if leader in self._departing or self._remote.state_of(leader) == State.LEFT:
+        if leader in self._departing or self._remote.state_of(leader) == Presence.LEFT:
             self._part_from(host)
             return
         if why:
@@ -377,14 +377,14 @@ class Relay:
         ranks, describe = self._generation.hosts[host], self._generation.describe
         for rank in ranks:
             state = self._remote.state_of(rank)
-            if state > State.LEFT:
+            if state > Presence.LEFT:
                 continue
-            if state == State.LEFT:
+            if state == Presence.LEFT:
                 reason = (self._board.reason(rank) or b"").decode(errors="replace").partition("\n")[2]
                 self.requests.append(frames.Leave(rank, reason or f"{describe(rank)} {LEFT}"))
             elif rank != ranks[0]:
                 text = f"{describe(rank)} is out of reach: {describe(ranks[0])}, the first rank of its host, {LEFT}"
-                left = frames.RankState(rank, State.LEFT, reason=f"\n{text}".encode())
+                left = frames.RankState(rank, Presence.LEFT, reason=f"\n{text}".encode())
                 self.requests.append(frames.Leave(rank, text))
                 self.send_all([left], but=host)
                 self._apply(left)

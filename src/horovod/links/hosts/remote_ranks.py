@@ -26,7 +26,7 @@ from horovod.transports.shm.mapping import map_shared
 
 __all__ = ["DEAD", "FAILED", "LEFT", "REFUSED", "HostMemory", "RemoteRanks"]
 
-#: States of a rank besides those of ``control.State``; LEFT and FAILED are the same there.
+#: States of a rank besides those of ``control.Presence``; LEFT and FAILED are the same there.
 LEFT, FAILED, DEAD = 2, 3, 4
 REFUSED = 2
 _READY = 1

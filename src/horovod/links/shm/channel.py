@@ -13,7 +13,7 @@ import msgspec
 from horovod.core.coordinator import LogEntry
 from horovod.core.requests import Request, Response
 from horovod.links.local import Decider, LocalChannel
-from horovod.transports.shm.control import Control, State
+from horovod.transports.shm.control import Control, Presence
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
 
 __all__ = ["SUBMIT", "CoordinatorChannel", "WorkerChannel"]
@@ -163,7 +163,7 @@ class CoordinatorChannel(LocalChannel):
         self._publish()
 
     def _has_left(self, rank: int) -> bool:
-        return self._control.state_of(self._indices[rank]) is State.LEFT
+        return self._control.state_of(self._indices[rank]) is Presence.LEFT
 
     def _flush(self, writer: RecordWriter) -> bool:
         if writer.flush():

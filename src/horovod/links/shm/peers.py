@@ -15,7 +15,7 @@ from horovod.core.departures import LEFT
 from horovod.core.generation import Generation
 from horovod.errors import HorovodInternalError
 from horovod.links.shm.ends import EndWatch
-from horovod.transports.shm.control import Control, State
+from horovod.transports.shm.control import Control, Presence
 from horovod.world import process_status
 
 __all__ = ["ShmPeers", "process_state"]
@@ -63,16 +63,16 @@ class ShmPeers:
 
     def enter(self) -> None:
         """Say that this rank takes part, and watch the others from now on."""
-        self._control.set_state(State.RUNNING)
+        self._control.set_state(Presence.RUNNING)
         self._watch = EndWatch([fd for rank, fd in self._fds.items() if rank != self._rank], self._note_end)
 
     def leave(self, culprit: int) -> None:
         """Say that this rank has left."""
-        self._control.set_state(State.LEFT, culprit)
+        self._control.set_state(Presence.LEFT, culprit)
 
     def fail(self, culprit: int) -> None:
         """Say that this rank has failed."""
-        self._control.set_state(State.FAILED, culprit)
+        self._control.set_state(Presence.FAILED, culprit)
 
     def is_alarmed(self) -> bool:
         """Whether a rank has ended, failed or left since ``gone`` has looked."""
@@ -80,7 +80,7 @@ class ShmPeers:
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said that it has left."""
-        return self._state_of(rank) is State.LEFT
+        return self._state_of(rank) is Presence.LEFT
 
     def gone(self) -> int | None:
         """Return a rank that died, or failed, without leaving properly; None while all is well.
@@ -94,7 +94,7 @@ class ShmPeers:
         ended = self._ended(self._poll)
         for rank, fd in self._fds.items():
             state = self._state_of(rank)
-            if rank != self._rank and (state is State.FAILED or (fd in ended and state is not State.LEFT)):
+            if rank != self._rank and (state is Presence.FAILED or (fd in ended and state is not Presence.LEFT)):
                 return self.culprit_of(rank)
         return None
 
@@ -116,7 +116,7 @@ class ShmPeers:
         control = self._control
         return [control.words64[index] for index in control.state]
 
-    def _state_of(self, rank: int) -> State:
+    def _state_of(self, rank: int) -> Presence:
         return self._control.state_of(self._indices[rank])
 
     def _cause_of(self, rank: int) -> int:
@@ -154,11 +154,11 @@ class ShmPeers:
         """
         who = self._describe(rank)
         state = self._state_of(rank)
-        if state is State.FAILED:
+        if state is Presence.FAILED:
             return f"{who} failed: {why}" if why else f"{who} failed; its own error stands in its output"
-        if state is State.LEFT and why:
+        if state is Presence.LEFT and why:
             return why
-        if state is State.LEFT or not self.has_ended(rank):
+        if state is Presence.LEFT or not self.has_ended(rank):
             return f"{who} {LEFT}"
         code = self._exit_code(rank)
         if code is None:

@@ -35,7 +35,7 @@ __all__ = [
     "PARKED",
     "PHASE_BITS",
     "Control",
-    "State",
+    "Presence",
 ]
 
 #: Channel of the thread that holds the engine's lock and waits for a peer.
@@ -53,7 +53,7 @@ REQUEST_RING_BYTES = 64 << 10
 LOG_RING_BYTES = 1 << 20
 
 
-class State(enum.IntEnum):
+class Presence(enum.IntEnum):
     """The state that a rank has announced."""
 
     STARTING = 0
@@ -230,15 +230,15 @@ class Control:
         """Sleep until this rank's bell is no longer ``bell``; False when the time ran out."""
         return futex.wait(self._bell_address[self.rank], bell, timeout_s, channel)
 
-    def state_of(self, rank: int) -> State:
+    def state_of(self, rank: int) -> Presence:
         """Return what ``rank`` last said of itself."""
-        return State(self.words64[self.state[rank]] & 0xFF)
+        return Presence(self.words64[self.state[rank]] & 0xFF)
 
     def cause_of(self, rank: int) -> int:
         """Return the rank, of all ranks of the job, because of which ``rank`` left or failed; -1 if it did not say."""
         return int(self.words64[self.state[rank]] >> 8) - 1
 
-    def set_state(self, state: State, cause: int = -1) -> None:
+    def set_state(self, state: Presence, cause: int = -1) -> None:
         """Say to everybody what this rank is doing, and because of which rank of the job; and make them look."""
         self.words64[self.state[self.rank]] = state | (cause + 1) << 8
         for rank in range(self.size):
