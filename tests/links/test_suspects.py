@@ -52,13 +52,15 @@ def test_a_host_is_given_up_when_it_is_known_why(monkeypatch: pytest.MonkeyPatch
     assert not found.is_busy
 
 
-def test_a_host_is_given_up_when_nobody_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_a_host_is_given_up_when_nobody_knows_why(monkeypatch: pytest.MonkeyPatch, is_elastic: bool) -> None:
     alone = Suspects(None)
     alone.note(1, 2)
     assert list(alone.settled(False)) == [(1, "")]
-    monkeypatch.setattr(suspects, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(suspects, "_PATIENCE_S", 1e6 * is_elastic)
+    monkeypatch.setattr(suspects, "_ELASTIC_S", 1e6 * (not is_elastic))
     launcher = Launcher()
-    found = Suspects(launcher.ask)
+    found = Suspects(launcher.ask, is_elastic)
     found.note(1, 2)
     assert list(found.settled(False)) == [(1, "")]
     assert launcher.closed == [2]

@@ -20,6 +20,7 @@ from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.loop import Loop
 from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.request_cache import RequestCache
+from horovod.engine.state import LEFT
 from horovod.engine.stats import Stats
 from horovod.engine.times import ENDED, WAITED, now
 from horovod.transports.kernels import Buffer
@@ -240,7 +241,7 @@ class Engine:
         """
         self._observer.stop()
         if not self._loop.stop(reason, _STOP_S):
-            # The thread is in the middle of an operation, and waits for a peer that does not go on; it keeps the memory
-            # that it needs until the process ends.
+            # The thread is in the middle of an operation, and waits for a peer that does not go on.
             self._execution.announce(reason)
+            self._loop.abort(errors.NotInitializedError(LEFT))
             self._loop.stop(reason, _STUCK_S)

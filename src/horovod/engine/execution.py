@@ -48,7 +48,7 @@ class Execution:
         self._to_wake: list[Handle] = []
         self._delayed = 0
         self._parting = threading.RLock()  # a signal handler may announce, too
-        self._has_parted = False
+        self._is_announced = self._has_parted = False
 
     @property
     def culprit(self) -> int:
@@ -258,13 +258,14 @@ class Execution:
         failure = self.state.fail(error)
         if failure is None:
             return
-        link = self._link
-        if link.board is not None:
-            link.board.give_reason(encode_reason(failure, str(failure)))
         self._log_has_news = lambda: False  # the log concerns this rank no more
-        self._observer.failed(failure)
-        if link.peers is not None:
-            link.peers.fail(self.culprit)
+        if not self._is_announced:
+            link = self._link
+            if link.board is not None:
+                link.board.give_reason(encode_reason(failure, str(failure)))
+            self._observer.failed(failure)
+            if link.peers is not None:
+                link.peers.fail(self.culprit)
         self.sweep()
 
     def sweep(self) -> None:
@@ -299,6 +300,7 @@ class Execution:
         with self._parting:
             if self._has_parted:
                 return
+            self._is_announced = True
             if link.board is not None:
                 link.board.give_reason(encode_reason(None, reason))
             if link.peers is not None:

@@ -55,6 +55,23 @@ class Door:
         finally:
             self._expect(-1)
 
+    def hang_up(self) -> None:
+        """End the connections that have come in, for both ends, also while something waits for their data."""
+        fd = listening().get(self._inode, -1) if self._inode else -1
+        if fd < 0:
+            return
+        with _borrowed(fd) as door:
+            family, port = door.family, door.getsockname()[1]
+        for _, sock in _sockets():
+            # The other end may have ended it at this moment.
+            with contextlib.suppress(OSError):
+                if (
+                    sock.family == family
+                    and sock.getsockname()[1] == port
+                    and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                ):
+                    sock.shutdown(socket.SHUT_RDWR)
+
     def _expect(self, more: int) -> None:
         with self._lock:
             before, self._expecting = self._expecting, self._expecting + more
@@ -75,15 +92,19 @@ class Door:
 
 def listening() -> dict[str, int]:
     """Return the sockets on which this process listens: inodes and descriptors."""
-    found = {}
+    return {
+        inode: sock.fileno() for inode, sock in _sockets() if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
+
+
+def _sockets() -> Iterator[tuple[str, socket.socket]]:
+    """Return the inodes and sockets of this process, each socket for the moment."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
         with contextlib.suppress(OSError):
             inode = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - no file
             if inode.startswith("socket:"):
                 with _borrowed(int(name)) as sock:
-                    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found[inode] = int(name)
-    return found
+                    yield inode, sock
 
 
 @contextlib.contextmanager

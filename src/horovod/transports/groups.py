@@ -19,8 +19,8 @@ __all__ = ["Bytes", "Group", "Groups", "Pending", "Store", "failed", "wait_until
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: How often to ask whether there is still a point in waiting.
-SLICE_S = 0.1
+#: How often to ask whether there is still a point in waiting; and how often to look whether to ask at once.
+SLICE_S, _LOOK_S = 0.1, 0.02
 #: How long a rank whose connection broke may take to be known as lost.
 _GRACE_S = 3.0
 
@@ -116,11 +116,13 @@ def wait_until(is_over: Callable[[float], bool], ranks: Sequence[int], watch: Wa
         ranks: those that it depends on; this rank is not one of them.
         watch: asked about them meanwhile.
     """
-    started = time.monotonic()
-    while not is_over(SLICE_S):
-        waited_s = time.monotonic() - started
-        for rank in ranks:
-            watch.check(rank, waited_s)
+    started = checked = time.monotonic()
+    while not is_over(_LOOK_S):
+        clock = time.monotonic()
+        if watch.is_alarmed or clock - checked >= SLICE_S:
+            checked = clock
+            for rank in ranks:
+                watch.check(rank, clock - started)
 
 
 def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> HorovodInternalError:
@@ -139,5 +141,5 @@ def failed(error: Exception, name: str, ranks: Sequence[int], watch: Watch) -> H
     while time.monotonic() - started < _GRACE_S:
         for rank in ranks:
             watch.check(rank, 0.0)
-        time.sleep(SLICE_S / 2)
+        time.sleep(_LOOK_S / 4)
     return HorovodInternalError(f"{name} failed between this rank and ranks {list(ranks)}: {error}")

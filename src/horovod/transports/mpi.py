@@ -38,7 +38,7 @@ class _Operation:
         try:
             while not request.Test():
                 clock = time.monotonic()
-                if clock - checked >= SLICE_S:
+                if group.watch.is_alarmed or clock - checked >= SLICE_S:
                     checked = clock
                     for rank in group.others:
                         group.watch.check(rank, clock - started)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,8 @@ __all__ = ["TorchGroups", "address_towards", "listen"]
 
 #: Operations of one group that are under way at the same time: one that reduces, one that gathers, and the next.
 _THREADS = 3
+#: How long to wait for what was under way to end; most ends at once.
+_END_S = 0.2
 _LOOPBACK = "127.0.0.1"
 
 
@@ -78,7 +81,7 @@ class _Operation:
                 raise
             raise failed(error, group.name, group.others, group.watch) from None
         self._kept = ()
-        group.under_way -= 1
+        group.under_way.discard(self._work)
 
 
 def _is_over(work: Any, slice_s: float) -> bool:
@@ -104,12 +107,12 @@ class _TorchGroup:
         watch: asked while waiting.
 
     Attributes:
-        under_way: how many operations have not ended well, or not yet.
+        under_way: operations that have not ended well, or not yet.
     """
 
     def __init__(self, group: Any, ranks: tuple[int, ...], me: int, name: str, watch: Watch) -> None:
         self.ranks, self.me, self.name, self.watch = ranks, me, name, watch
-        self.under_way = 0
+        self.under_way: set[Any] = set()
         self.others = [rank for rank in ranks if rank != ranks[me]]
         self._group = group
 
@@ -134,15 +137,17 @@ class _TorchGroup:
         return self._begun(self._group.broadcast([target], options), target)
 
     def _begun(self, work: Any, *kept: torch.Tensor) -> Pending:
-        self.under_way += 1
+        self.under_way.add(work)
         return _Operation(work, self, *kept)
 
     def abort(self) -> None:
-        """End it; what is under way fails, or is left behind."""
+        """Begin no more, and fail what waits for a connection."""
         self._group.abort()
-        if self.under_way:
-            # That has no effect, and what frees the group would wait for its timeout: so nothing frees it.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def free(self) -> None:
+        """Give up threads and connections, though an error may still refer to this group."""
+        self._group = None
+        self.under_way.clear()
 
 
 def _over(data: Bytes) -> torch.Tensor:
@@ -217,14 +222,52 @@ class TorchGroups:
             return gloo(table, me, size, options)
 
     def close(self) -> None:
-        """End all groups, and close the store."""
+        """End all groups, and close the store; what is under way fails."""
         self._store.close()
-        for maker in self._makers:
-            # It waits for the store, which is closed now, or for a connection, for which it has a limit.
-            maker.join(self._timeout_s)
         for group in self._groups.values():
             group.abort()
+        if any(group.under_way for group in self._groups.values()):
+            # Abort has no effect on that. The end of a connection has, also at its other end.
+            self._door.hang_up()
+        _End(list(self._groups.values()), self._makers).begin()
         self._groups.clear()
+        self._listener = None
+
+
+class _End(threading.Thread):
+    """Frees groups when nothing is under way any more: to free one earlier would wait for its timeout.
+
+    Args:
+        groups: kept until then.
+        makers: threads that make groups: each waits for the store, which is closed, or for a connection, with a limit.
+    """
+
+    def __init__(self, groups: list[_TorchGroup], makers: list[threading.Thread]) -> None:
+        super().__init__(name="horovod-gloo-end", daemon=True)
+        self._groups, self._makers = groups, makers
+
+    def begin(self) -> None:
+        """Free them now if that takes a moment only, else in a thread."""
+        deadline = time.monotonic() + _END_S
+        while not self._is_over() and time.monotonic() < deadline:
+            time.sleep(_END_S / 100)
+        if self._is_over():
+            self._free()
+        else:
+            self.start()
+
+    def run(self) -> None:
+        while not self._is_over():
+            time.sleep(_END_S)
+        self._free()
+
+    def _is_over(self) -> bool:
+        under_way = [work for group in self._groups for work in group.under_way]
+        return all(work.is_completed() for work in under_way) and not any(maker.is_alive() for maker in self._makers)
+
+    def _free(self) -> None:
+        for group in self._groups:
+            group.free()
 
 
 def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:

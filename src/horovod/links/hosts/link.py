@@ -117,9 +117,8 @@ def assemble(
     mailbox = Mailbox(world.rank, world.size) if len(generation.hosts) == world.size else None
     if met is not None:
         host = HostMemory(shared.control, board, remote, peers)
-        relay = board.relay = Relay(
-            generation, roster.index, host, met.socket, met.ids, settings.host_timeout_s, Suspects(met.ask), mailbox
-        )
+        suspects, limit_s = Suspects(met.ask, settings.elastic), settings.host_timeout_s
+        relay = board.relay = Relay(generation, roster.index, host, met.socket, met.ids, limit_s, suspects, mailbox)
         decider: HubDecider | RemoteDecider = RemoteDecider(relay, ranks)
         if roster.index == HUB:
             coordinator = HubCoordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))

@@ -9,8 +9,8 @@ from typing import Protocol
 
 __all__ = ["Source", "Suspects"]
 
-#: Seconds to wait for an answer.
-_PATIENCE_S = 1.0
+#: Seconds to wait for an answer; and where the job goes on without that host, so that the reason may come later.
+_PATIENCE_S, _ELASTIC_S = 1.0, 0.1
 
 
 class Source(Protocol):
@@ -35,10 +35,12 @@ class Suspects:
 
     Args:
         ask: asks how a rank ended; None where nobody can be asked.
+        is_elastic: whether the job goes on without lost hosts.
     """
 
-    def __init__(self, ask: Callable[[int], Source] | None) -> None:
+    def __init__(self, ask: Callable[[int], Source] | None, is_elastic: bool = False) -> None:
         self._ask = ask
+        self._is_elastic = is_elastic
         self._cases: dict[int, _Case] = {}
 
     @property
@@ -56,12 +58,13 @@ class Suspects:
         Args:
             is_ending: whether to wait for no answer.
         """
+        limit_s = _ELASTIC_S if self._is_elastic else _PATIENCE_S
         for host, case in list(self._cases.items()):
             how = ""
             if self._ask is not None and not is_ending:
                 case.source = case.source or self._ask(case.leader)
                 how = case.source.news()
-                if not how and time.monotonic() - case.since_s < _PATIENCE_S:
+                if not how and time.monotonic() - case.since_s < limit_s:
                     continue
             del self._cases[host]
             if case.source is not None:
