@@ -9,7 +9,7 @@ import stat
 from collections import deque
 from pathlib import Path
 
-__all__ = ["create_file", "final_path", "open_folder"]
+__all__ = ["create_file", "final_path", "open_folder", "read_all"]
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
@@ -100,6 +100,15 @@ def create_file(path: Path) -> int:
         return os.open(path.name, flags, 0o666, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def read_all(fd: int) -> bytes:
+    """Return all bytes of a file, whatever its position is: other processes share it."""
+    size = os.fstat(fd).st_size
+    parts = bytearray()
+    while len(parts) < size and (part := os.pread(fd, size - len(parts), len(parts))):
+        parts += part
+    return bytes(parts)
 
 
 def _link(name: str, folder: int) -> str:

@@ -52,8 +52,8 @@ class Agent:
 @pytest.mark.parametrize("stood_s", [0.0, STOPPED_S])
 def test_a_host_whose_agent_gave_up_is_lost_by_the_launcher(stood_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     agent: Any = Agent("far", Access("python"))
-    plan: Any = SimpleNamespace(hostname="far", size=1)
-    job = RemoteJob(plan, 0, agent)
+    plan: Any = SimpleNamespace(hostname="far")
+    job = RemoteJob(plan, agent)
     agent.far.put_mark()
     agent.say(HELLO)
     agent.end()

@@ -12,15 +12,15 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from horovod._version import __version__
 from horovod.cgroups import usable_cores
-from horovod.config import RANK_VARIABLES
 from horovod.errors import LaunchError
-from horovod.launch import frames, task
+from horovod.launch import frames
 from horovod.launch.frames import AgentWire
 from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
@@ -46,7 +46,6 @@ class Agent:
         self._pipes: dict[int, tuple[int, str]] = {}
         self._under_way = 0  # bytes of output that the launcher has not taken yet
         self._call = bytearray()
-        self._results: list[int] = []
         self._silence_s = frames.SILENCE_BEFORE_START_S
         self._is_paused = False  # the launcher has been stopped, and says nothing
         self._own_path = ""  # of a Python that is not the launcher's
@@ -69,6 +68,7 @@ class Agent:
     def _step(self) -> None:
         pipes = list(self._pipes) if self._under_way < frames.WINDOW_BYTES and not self._wire.backlog else []
         sending = [self._wire.outgoing] if self._wire.backlog else []
+        sending += [self._job.outgoing] if self._job is not None and self._job.outgoing >= 0 else []
         for fd in pipes:
             self._poll.register(fd, select.POLLIN)
         for fd in sending:
@@ -77,6 +77,8 @@ class Agent:
         for fd in (*pipes, *sending):
             self._poll.unregister(fd)
         self._wire.flush()
+        if self._job is not None:
+            self._job.flush()
         for fd, _ in events:
             if fd == self._wire.incoming:
                 for frame in self._wire.receive():
@@ -91,8 +93,12 @@ class Agent:
             self._wire.send(frames.Checked(self._check(frame)))
         elif isinstance(frame, frames.CallPart):
             self._call += frame.data
-        elif isinstance(frame, frames.StartRanks):
+        elif isinstance(frame, frames.StartJob):
             self._start(frame)
+        elif isinstance(frame, frames.StartRank):
+            self._start_rank(frame)
+        elif isinstance(frame, frames.KillRank) and self._job is not None:
+            self._job.kill_rank(frame.rank)
         elif isinstance(frame, frames.Taken):
             self._under_way -= frame.nbytes
         elif isinstance(frame, frames.PassOrder):
@@ -113,39 +119,30 @@ class Agent:
             os.chdir(folder)
         return found
 
-    def _start(self, start: frames.StartRanks) -> None:
+    def _start(self, start: frames.StartJob) -> None:
         self._silence_s = start.silence_s
         environ = {**os.environ, **_texts(start.environ), "PWD": str(Path.cwd())}
         if self._own_path:
             environ["PATH"] = self._own_path + os.pathsep + environ.get("PATH", os.defpath)
         plan = LaunchPlan(
             command=tuple(os.fsdecode(word) for word in start.command),
-            hostname=os.fsdecode(start.ranks[0][RANK_VARIABLES["hostname"].encode()]),
+            hostname=os.fsdecode(start.host),
             environ=environ,
-            ranks=tuple(_texts(rank) for rank in start.ranks),
+            ranks=(),
         )
-        if start.returns:
-            plan = self._with_call(plan)
-        theirs = []
-        for rank in range(plan.size):
-            for stream in _STREAMS:
-                end, their_end = os.pipe2(os.O_CLOEXEC)
-                os.set_blocking(end, False)
-                self._pipes[end] = (rank, stream)
-                theirs.append(their_end)
-        self._job = LocalJob(plan)
-        try:
-            self._job.start(list(zip(theirs[::2], theirs[1::2], strict=True)), None)
-        finally:
-            for fd in theirs:
-                os.close(fd)
+        self._job = LocalJob(plan, bytes(self._call) if start.returns else b"")
+        self._job.start(subprocess.DEVNULL)
         self._poll.register(self._job, select.POLLIN)
 
-    def _with_call(self, plan: LaunchPlan) -> LaunchPlan:
-        call, *self._results = [os.memfd_create("horovod-run") for _ in range(plan.size + 1)]
-        with open(call, "wb", closefd=False) as file:
-            file.write(self._call)
-        return task.with_files(plan, call, self._results)
+    def _start_rank(self, start: frames.StartRank) -> None:
+        assert self._job is not None
+        theirs = []
+        for stream in _STREAMS:
+            end, their_end = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(end, False)
+            self._pipes[end] = (start.rank, stream)
+            theirs.append(their_end)
+        self._job.start_rank(start.rank, start.slot, _texts(start.environ), theirs)
 
     def _pass_on(self, fd: int) -> bool:
         """Send what a rank wrote; whether there may be more."""
@@ -172,6 +169,9 @@ class Agent:
                 self._finish("lost" in event)
                 self._wire.send(frames.News(event))
                 return
+            result = self._job.results.pop(event.get("ended", -1), b"")
+            for i in range(0, len(result), frames.CHUNK_BYTES):
+                self._wire.send(frames.Returned(event["ended"], result[i : i + frames.CHUNK_BYTES]))
             self._wire.send(frames.News(event))
 
     def _finish(self, is_lost: bool) -> None:
@@ -182,10 +182,6 @@ class Agent:
         for fd in list(self._pipes):
             while self._pass_on(fd):
                 pass
-        for rank, fd in enumerate(self._results):
-            data = task.read_all(fd)
-            for i in range(0, len(data), frames.CHUNK_BYTES):
-                self._wire.send(frames.Returned(rank, data[i : i + frames.CHUNK_BYTES]))
 
     def close(self) -> None:
         """Leave nothing behind. Blocks until all that ran on this host has ended."""

@@ -49,7 +49,7 @@ class Assembly:
 
         Args:
             plan: this instead of the plan made, such as one with open files.
-            call: the call that each rank of another host makes, if it is one of ``horovod.run``.
+            call: the call that each rank makes, if it is one of ``horovod.run``.
         """
         connections = {_plain(host): connection for host, connection in self._found.connections.items()}
         return jobs_of(plan or self.plan, connections, call)

@@ -3,8 +3,11 @@
 A frame is four bytes of length and a MessagePack of one of the structs below. The agent begins with ``MARK``, so that
 what a shell prints at login is told apart from it.
 
-    launcher to agent   Check, CallPart, StartRanks, PassOrder, Taken, Unwanted, Alive, (closed) end all of this host
+    launcher to agent   Check, CallPart, StartJob, StartRank, KillRank, PassOrder, Taken, Unwanted, Alive,
+                        (closed) end all of this host
     agent to launcher   AgentHello, Checked, Output, News, Returned, Alive
+
+Ranks are called by the numbers that their processes have in the job.
 
 Both send a sign of life each second. Output is sent up to a window; ``Taken`` opens it again, so that news and signs
 of life never wait behind what a terminal has not shown yet.
@@ -34,22 +37,24 @@ __all__ = [
     "Check",
     "Checked",
     "FrameError",
+    "KillRank",
     "News",
     "Output",
     "PassOrder",
     "Returned",
-    "StartRanks",
+    "StartJob",
+    "StartRank",
     "Taken",
     "Unwanted",
 ]
 
-MARK = b"\0khorovod agent 1\n"
+MARK = b"\0khorovod agent 2\n"
 """The first bytes of an agent; another number would be another protocol."""
 ALIVE_S = 1.0
 SILENCE_S = 4.0
 """Without a heartbeat for so long, the other end is lost."""
 SILENCE_BEFORE_START_S = 120.0
-"""The same for the launcher before ``StartRanks``: it may still import or pickle, and no rank runs."""
+"""The same for the launcher before ``StartJob``: it may still import or pickle, and no rank runs."""
 WINDOW_BYTES = 1 << 20
 """Output under way to the launcher, at most."""
 CHUNK_BYTES = 1 << 16
@@ -105,26 +110,40 @@ class Checked(msgspec.Struct, tag="checked", frozen=True):
     problems: list[str]
 
 
-class StartRanks(msgspec.Struct, tag="start", frozen=True):
-    """Starts the ranks.
+class StartJob(msgspec.Struct, tag="job", frozen=True):
+    """Gets ready to start ranks.
 
     Attributes:
+        host: name of the agent's host in the job.
         command: program and arguments.
         environ: what all ranks have in common, besides what belongs to the host.
-        ranks: what each of the host's ranks has of its own.
         returns: whether each rank has a call to make, whose result is wanted.
         silence_s: how long the launcher may be silent.
     """
 
+    host: bytes
     command: list[bytes]
     environ: Environ
-    ranks: list[Environ]
     returns: bool
     silence_s: float
 
 
+class StartRank(msgspec.Struct, tag="start", frozen=True):
+    """Starts a rank in a slot of this host, with variables of its own."""
+
+    rank: int
+    slot: int
+    environ: Environ
+
+
+class KillRank(msgspec.Struct, tag="kill", frozen=True):
+    """Kills a rank and all that it has started."""
+
+    rank: int
+
+
 class CallPart(msgspec.Struct, tag="call", frozen=True):
-    """A piece of the call that every rank makes; before StartRanks."""
+    """A piece of the call that every rank makes; before StartJob."""
 
     data: bytes
 
@@ -149,7 +168,7 @@ class Unwanted(msgspec.Struct, tag="unwanted", frozen=True):
 
 
 class Output(msgspec.Struct, tag="output", frozen=True):
-    """Output of a rank, counted on its host; empty at the end."""
+    """Output of a rank; empty at the end."""
 
     rank: int
     stream: str
@@ -157,13 +176,13 @@ class Output(msgspec.Struct, tag="output", frozen=True):
 
 
 class News(msgspec.Struct, tag="news", frozen=True):
-    """An event from the keeper; ranks are counted on their host."""
+    """An event from the keeper."""
 
     event: dict[str, bool | int | str | list[int]]
 
 
 class Returned(msgspec.Struct, tag="returned", frozen=True):
-    """A piece of what a rank's call returned."""
+    """A piece of what a rank's call returned; before the news of its end."""
 
     rank: int
     data: bytes
@@ -173,7 +192,7 @@ class Alive(msgspec.Struct, tag="alive", frozen=True):
     """A sign of life."""
 
 
-_ToAgent = Check | StartRanks | CallPart | PassOrder | Taken | Unwanted
+_ToAgent = Check | StartJob | StartRank | KillRank | CallPart | PassOrder | Taken | Unwanted
 _Frame = _ToAgent | AgentHello | Checked | Output | News | Returned | Alive
 
 

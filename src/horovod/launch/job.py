@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["Job"]
@@ -11,32 +11,53 @@ __all__ = ["Job"]
 class Job:
     """The ranks of one host. No method blocks but ``kill`` and ``close``.
 
+    A *rank* is here the number of a process in the job, which no other process gets; its *slot* is its place on the
+    host.
+
     Args:
-        first: rank of the first of them.
         host: its name.
-        size: how many they are.
     """
 
     #: Whether output comes through files that the caller opens, rather than with the news.
     has_pipes = False
 
-    def __init__(self, first: int, host: str, size: int) -> None:
-        self.first, self.host, self.size = first, host, size
+    def __init__(self, host: str) -> None:
+        self.host = host
+        #: What the call of each rank has returned, pickled, if the ranks make one of ``horovod.run``.
+        self.results: dict[int, bytes] = {}
 
     def fileno(self) -> int:
         """Readable when there is news."""
         raise NotImplementedError
 
-    def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
-        """Start the ranks.
+    def start(self, stdin: int | None) -> None:
+        """Get ready to start ranks.
 
         Args:
-            outputs: per rank, the files that become its standard output and error, where ``has_pipes``.
-            stdin: standard input of the host's first rank, as ``subprocess`` takes it, where ``has_pipes``.
+            stdin: standard input of rank 0, as ``subprocess`` takes it, where ``has_pipes``.
 
         Raises:
             LaunchError: that failed.
         """
+        raise NotImplementedError
+
+    def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
+        """Start a rank.
+
+        Args:
+            rank: its number.
+            slot: its place on the host.
+            environ: its own variables.
+            output: files that become its standard output and error, where ``has_pipes``; this job closes them.
+        """
+        raise NotImplementedError
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill a rank and all that it has started; its end is reported as that of others."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """No more ranks will be started: end when those that run have ended."""
         raise NotImplementedError
 
     def tell(self, order: bytes) -> None:
@@ -44,19 +65,11 @@ class Job:
         raise NotImplementedError
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Yield the keeper's events since the last call, with ranks of the job.
+        """Yield the keeper's events since the last call.
 
         Besides: ``{"lost": reason}`` when nobody answers any more, ``{"output": (rank, stream), "data": bytes}``.
         """
         raise NotImplementedError
-
-    def of_job(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a keeper's event with ranks of the job instead of those of the host."""
-        if "rank" in event:
-            return {**event, "rank": self.first + event["rank"]}
-        if "passed_on" in event:
-            return {"passed_on": [self.first + rank for rank in event["passed_on"]]}
-        return event
 
     def silence(self) -> Iterator[dict[str, Any]]:
         """``{"lost": reason}`` when too long nothing has come."""

@@ -11,14 +11,20 @@ Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standar
 20 ms, and no import of the package, so that nothing but this page decides whether processes end.
 
     launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all,
-                         U pass SIGUSR1 on to each rank that has a use for it
-    keeper to launcher   JSON: {"pids": [...]}, {"rank": r, "pid": p, "status": s, "sent": n},
-                         {"passed_on": [ranks]}, {"error": "..."}, {"done": true}
+                         U pass SIGUSR1 on to each rank that has a use for it, F leave as soon as nothing runs;
+                         JSON: {"start": r, "slot": n, "env": {...}, "stdin": bool}, with the descriptors of its output,
+                         its error and what else it inherits; {"kill": r}
+    keeper to launcher   JSON: {"ended": r, "pid": p, "status": s, "sent": n}, {"passed_on": [ranks]},
+                         {"error": "..."}, {"done": true}
+
+A rank is called by the launcher's number for its process, which no other process of the job ever gets; its slot is its
+place on this host, which another process may get after it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -27,6 +33,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 __all__ = ["Keeper", "catches", "descendants", "main"]
@@ -40,27 +47,31 @@ _LOOK_S = 0.02
 # time may pass while this process cannot run.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
 _EXIT = struct.Struct("<iii")  # a row of the table of exits, as in rendezvous.endings
+_LONGEST_ORDER, _MOST_FDS = 1 << 18, 8
+_FIRST_FD = 3  # of those that a rank inherits besides its output
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids of all living processes below ``root``, nearest first."""
+def descendants(root: int, session: int = 0) -> list[int]:
+    """Process ids of all living processes below ``root``, or of those in a session, nearest first."""
     children: dict[int, list[int]] = {}
+    sessions: dict[int, int] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - os is faster here, and this scan is repeated
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    state, parent, _, own_session = file.read().rpartition(b")")[2].split()[:4]
             except (OSError, ValueError):
                 continue  # ended meanwhile
             if state not in (b"Z", b"X"):
                 children.setdefault(int(parent), []).append(int(entry))
+                sessions[int(entry)] = int(own_session)
     found: list[int] = []
     level = [root]
     while level:
         level = [child for parent in level for child in children.get(parent, [])]
         found += level
-    return found
+    return [pid for pid in found if sessions[pid] == session] if session else found
 
 
 def catches(pid: int, number: int) -> bool:
@@ -74,14 +85,13 @@ def catches(pid: int, number: int) -> bool:
 
 
 class Keeper:
-    """Starts and ends the ranks of one plan.
+    """Starts and ends ranks, as it is told.
 
     Args:
         control: socket to the launcher.
         guard: end of a pipe that closes when the guard is gone; -1 for none.
-        plan: ``command``, ``env``, ``grace_s``, ``exits``, and per rank ``env``, ``stdin``, ``stdout``, ``stderr``,
-            ``fds``. ``exits`` is a pair: name of the table in which ranks see how others have ended, and the variable
-            that tells them where it is.
+        plan: ``command``, ``env``, ``grace_s``, and ``exits``, a pair: name of the table in which ranks see, by slot,
+            how others have ended, and the variable that tells them where it is.
     """
 
     def __init__(self, control: socket.socket, plan: dict[str, Any], guard: int = -1) -> None:
@@ -89,7 +99,9 @@ class Keeper:
         self._guard = guard
         self._plan = plan
         self._libc = ctypes.CDLL(None)
-        self._running: dict[int, int] = {}  # pid -> rank
+        self._running: dict[int, tuple[int, int]] = {}  # pid -> rank and slot
+        self._is_open = True  # more ranks may have to be started
+        self._deserted: dict[int, float] = {}  # session of a rank that failed -> when to kill what is left of it
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
         self._epoll = select.epoll()
         self._deadline: float | None = None
@@ -98,7 +110,7 @@ class Keeper:
         self._exits = -1  # in memory of our own, which processes of this user can open and read
 
     def run(self) -> None:
-        """Start the ranks and stay until nothing of them is left. Blocks for as long as the job runs."""
+        """Start ranks, and stay until nothing of them is left. Blocks for as long as the job runs."""
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in _OWN_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -112,8 +124,8 @@ class Keeper:
         if self._guard >= 0:
             self._epoll.register(self._guard, select.EPOLLIN)
         try:
-            self._start()
-            while self._running:
+            self._exits = os.memfd_create(self._plan["exits"][0])
+            while self._running or self._is_open:
                 self._step(wake)
         except Exception as error:
             self._say({"error": f"{type(error).__name__}: {error}"})
@@ -122,30 +134,24 @@ class Keeper:
             self._sweep(wake)
             self._say({"done": True})
 
-    def _start(self) -> None:
-        ranks = self._plan["ranks"]
-        fds = {fd for rank in ranks for fd in (rank["stdout"], rank["stderr"], *rank["fds"])}
-        for fd in fds:
-            os.set_inheritable(fd, False)  # each rank gets its own and no other
-        self._exits = os.memfd_create(self._plan["exits"][0])
-        os.truncate(self._exits, len(ranks) * _EXIT.size)
-        for number, rank in enumerate(ranks):
-            pid = os.fork()
-            if pid == 0:
-                self._become(rank)
-            self._running[pid] = number
-            self._write_down(number, pid, 0, 0)
-            try:
-                pidfd = os.pidfd_open(pid)
-            except OSError:
-                continue  # an old kernel: SIGCHLD tells, only the order of two deaths at one moment is lost
+    def _start(self, order: dict[str, Any], fds: list[int]) -> None:
+        if not self._is_open:
+            return  # the job is being ended
+        rank, slot = order["start"], order["slot"]
+        pid = os.fork()
+        if pid == 0:
+            self._become(order, fds)
+        self._running[pid] = rank, slot
+        self._write_down(slot, pid, 0, 0)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            pass  # an old kernel: SIGCHLD tells, only the order of two deaths at one moment is lost
+        else:
             self._pidfds[pidfd] = pid
             self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
-        for fd in fds:
-            os.close(fd)
-        self._say({"pids": list(self._running)})
 
-    def _become(self, rank: dict[str, Any]) -> NoReturn:
+    def _become(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
         """In the child: turn into the rank."""
         command = self._plan["command"]
         try:
@@ -156,15 +162,16 @@ class Keeper:
                 os._exit(1)  # the keeper died in between
             for number in (*_OWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
-            if not rank["stdin"]:
+            if not order["stdin"]:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(rank["stdout"], 1)
-            os.dup2(rank["stderr"], 2)
-            for fd in rank["fds"]:
-                os.set_inheritable(fd, True)
+            os.dup2(fds[0], 1)
+            os.dup2(fds[1], 2)
+            own_fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD + _MOST_FDS) for fd in fds[2:]]
+            for place, fd in enumerate(own_fds, _FIRST_FD):
+                os.dup2(fd, place)
             # Last, as it is of no use elsewhere: MPICH's Hydra loses the last variable on the way to another host.
             own = {self._plan["exits"][1]: f"/proc/{parent}/fd/{self._exits}"}
-            os.execvpe(command[0], command, {**self._plan["env"], **rank["env"], **own})
+            os.execvpe(command[0], command, {**self._plan["env"], **order["env"], **own})
         except OSError as error:
             os.write(2, f"horovodrun: cannot run {command[0]!r}: {error.strerror}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -173,7 +180,8 @@ class Keeper:
 
     def _step(self, wake: int) -> None:
         """Wait for one thing to happen and deal with it."""
-        timeout = -1.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        times = [t for t in (self._deadline, *self._deserted.values()) if t is not None]
+        timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
         # epoll hands events out in the order in which they happened: the first death comes first.
         for fd, _ in self._epoll.poll(timeout):
             if fd == wake:
@@ -192,12 +200,25 @@ class Keeper:
             pass
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._kill()
+        for session in [session for session, at in self._deserted.items() if time.monotonic() >= at]:
+            del self._deserted[session]
+            self._signal(signal.SIGKILL, descendants(os.getpid(), session))
 
     def _obey(self) -> None:
+        fds: list[int] = []
         try:
-            order = self._control.recv(1)
+            order, fds, *_ = socket.recv_fds(self._control, _LONGEST_ORDER, _MOST_FDS)
+            for fd in fds:
+                os.set_inheritable(fd, False)  # each rank gets its own and no other
+            if order.startswith(b"{"):
+                self._obey_one(json.loads(order), fds)
+                return
         except ConnectionError:
             order = b""
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._is_open &= order in (b"S", b"C", b"U")
         if order == b"T":
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._plan["grace_s"]
@@ -209,28 +230,41 @@ class Keeper:
             self._signal_all(signal.SIGCONT)
         elif order == b"U":
             self._pass_on(signal.SIGUSR1)
-        else:  # K, or the launcher is gone
+        elif order != b"F":  # K, or the launcher is gone
             if not order:
                 self._epoll.unregister(self._control)
             self._kill()
 
+    def _obey_one(self, order: dict[str, Any], fds: list[int]) -> None:
+        """Carry out an order about one rank."""
+        if "start" in order:
+            self._start(order, fds)
+            return
+        for pid in [pid for pid, (rank, _) in self._running.items() if rank == order["kill"]]:
+            self._signal(signal.SIGKILL, {pid, *descendants(pid), *descendants(os.getpid(), pid)})
+
     def _kill(self) -> None:
+        self._is_open = False
         self._sent = signal.SIGKILL
         self._signal_all(signal.SIGKILL)
         self._deadline = time.monotonic() + _KILL_AGAIN_S
 
     def _signal_all(self, *numbers: int) -> None:
-        for pid in descendants(os.getpid()):
-            for number in numbers:
-                try:
-                    os.kill(pid, number)
-                except (ProcessLookupError, PermissionError):
-                    pass  # ended meanwhile, or became another user
+        pids = descendants(os.getpid())
+        for number in numbers:
+            self._signal(number, pids)
+
+    def _signal(self, number: int, pids: Iterable[int]) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass  # ended meanwhile, or became another user
 
     def _pass_on(self, number: int) -> None:
         """Give each rank a signal: to its own process, or to the nearest below it, such as Python below a shell."""
         reached = []
-        for root, rank in self._running.items():
+        for root, (rank, _) in self._running.items():
             listeners = [root] if catches(root, number) else [pid for pid in descendants(root) if catches(pid, number)]
             try:
                 for pid in listeners[:1]:
@@ -248,15 +282,20 @@ class Keeper:
             return False
         if result is None:
             return False
-        rank = self._running.pop(result.si_pid, None)
-        if rank is not None:
+        ended = self._running.pop(result.si_pid, None)
+        if ended is not None:
+            rank, slot = ended
             status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-            self._write_down(rank, result.si_pid, 1, status)
-            self._say({"rank": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
+            self._write_down(slot, result.si_pid, 1, status)
+            self._say({"ended": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
+            if status and self._is_open and (left := descendants(os.getpid(), result.si_pid)):
+                # Others go on, and may get its slot: what it had started shall not be in their way.
+                self._signal(signal.SIGTERM, left)
+                self._deserted[result.si_pid] = time.monotonic() + _SWEEP_PATIENCE_S
         return True
 
-    def _write_down(self, rank: int, pid: int, has_ended: int, status: int) -> None:
-        os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status), rank * _EXIT.size)
+    def _write_down(self, slot: int, pid: int, has_ended: int, status: int) -> None:
+        os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status), slot * _EXIT.size)
 
     def _sweep(self, wake: int) -> None:
         """End what the ranks left behind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,15 +11,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
+from horovod.files import read_all
 from horovod.launch import keeper
 from horovod.launch.job import Job
-from horovod.launch.plan import LaunchPlan
+from horovod.launch.plan import FDS_VARIABLE, LaunchPlan
 from horovod.rendezvous.endings import exits_name
 from horovod.world import EXITS_VARIABLE
 
@@ -38,16 +41,20 @@ class LocalJob(Job):
 
     Args:
         plan: what to start.
-        first: rank of its first rank in the job.
+        call: the call that each rank makes, if it is one of ``horovod.run``.
     """
 
     has_pipes = True
 
-    def __init__(self, plan: LaunchPlan, first: int = 0) -> None:
-        super().__init__(first, plan.hostname, plan.size)
+    def __init__(self, plan: LaunchPlan, call: bytes = b"") -> None:
+        super().__init__(plan.hostname)
         self._plan = plan
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        self._outgoing = os.dup(self._control.fileno())  # polled by itself
+        self._orders: deque[tuple[bytes, list[int]]] = deque()  # each with descriptors, which we close
+        self._call = _file_of(call) if call else -1
+        self._results: dict[int, int] = {}  # the file of each rank's result
         # The guard, to be exact, whose child the keeper is.
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -55,28 +62,32 @@ class LocalJob(Job):
         """Readable when there is news."""
         return self._control.fileno()
 
-    def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
-        """Start the keeper, which starts the ranks.
+    @property
+    def outgoing(self) -> int:
+        return self._outgoing if self._orders else -1
+
+    def start(self, stdin: int | None) -> None:
+        """Start the keeper.
 
         Args:
-            outputs: per rank, the files that become its standard output and error.
             stdin: standard input of rank 0, as ``subprocess`` takes it.
 
         Raises:
             LaunchError: the keeper could not be started.
         """
-        orders = json.dumps(self._orders(outputs)).encode()
+        plan = {
+            "command": self._plan.command,
+            "env": dict(self._plan.environ),
+            "grace_s": GRACE_S,
+            "exits": [exits_name(self._plan.environ[JOB_ID]), EXITS_VARIABLE],
+        }
         try:
-            plan_fd = os.memfd_create("horovodrun-plan")
+            plan_fd = _file_of(json.dumps(plan).encode())
             try:
-                with open(os.dup(plan_fd), "wb") as file:
-                    file.write(orders)
-                os.lseek(plan_fd, 0, os.SEEK_SET)
-                own = [fd for fds in self._plan.fds for fd in fds]
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(self._theirs.fileno()), str(plan_fd)],
                     stdin=stdin,
-                    pass_fds=[self._theirs.fileno(), plan_fd, *(fd for pair in outputs for fd in pair), *own],
+                    pass_fds=[self._theirs.fileno(), plan_fd],
                     start_new_session=True,
                 )
             finally:
@@ -86,19 +97,37 @@ class LocalJob(Job):
         finally:
             self._theirs.close()
 
-    def _orders(self, outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        fds = self._plan.fds or ((),) * self._plan.size
-        ranks = [
-            {"env": dict(env), "stdin": self.first + rank == 0, "stdout": out, "stderr": err, "fds": list(fds[rank])}
-            for rank, (env, (out, err)) in enumerate(zip(self._plan.ranks, outputs, strict=True))
-        ]
-        return {
-            "command": self._plan.command,
-            "env": dict(self._plan.environ),
-            "ranks": ranks,
-            "grace_s": GRACE_S,
-            "exits": [exits_name(self._plan.environ[JOB_ID]), EXITS_VARIABLE],
-        }
+    def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
+        fds, own = [*output], dict(environ)
+        if self._call >= 0:
+            self._results[rank] = os.memfd_create("horovod-run")
+            fds += [os.dup(self._call), os.dup(self._results[rank])]
+            own[FDS_VARIABLE] = "3,4"  # as the keeper numbers what a rank inherits
+        self._order({"start": rank, "slot": slot, "env": own, "stdin": rank == 0}, fds)
+
+    def kill_rank(self, rank: int) -> None:
+        self._order({"kill": rank})
+
+    def finish(self) -> None:
+        self._orders.append((b"F", []))
+        self.flush()
+
+    def _order(self, order: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        self._orders.append((json.dumps(order).encode(), [*fds]))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._orders:
+            message, fds = self._orders[0]
+            try:
+                socket.send_fds(self._control, [message], fds)
+            except OSError as error:
+                # Only so many descriptors of an ordinary user may be under way at once: RLIMIT_NOFILE.
+                if isinstance(error, BlockingIOError) or error.errno == errno.ETOOMANYREFS:
+                    return
+            self._orders.popleft()
+            for fd in fds:
+                os.close(fd)
 
     def tell(self, order: bytes) -> None:
         """Send an order, see ``keeper``. Never blocks; safe in a signal handler."""
@@ -117,7 +146,11 @@ class LocalJob(Job):
             if not message:
                 yield {"lost": "the process that watches the ranks was killed"}
                 return
-            yield self.of_job(json.loads(message))
+            event = json.loads(message)
+            if (result := self._results.pop(event.get("ended"), -1)) >= 0:
+                self.results[event["ended"]] = read_all(result)
+                os.close(result)
+            yield event
 
     def kill(self) -> None:
         """Have the guard kill the keeper and all below it; then kill what else has the name of the job."""
@@ -141,11 +174,27 @@ class LocalJob(Job):
         """Let go of the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
         self._control.close()
         self._theirs.close()
+        left = [self._outgoing, self._call, *self._results.values(), *(fd for _, fds in self._orders for fd in fds)]
+        for fd in left:
+            if fd >= 0:
+                os.close(fd)
+        self._outgoing = self._call = -1
+        self._results.clear()
+        self._orders.clear()
         if self._keeper is not None:
             try:
                 self._keeper.wait(SAFETY_S)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def _file_of(data: bytes) -> int:
+    """A file in memory, open at its beginning."""
+    fd = os.memfd_create("horovodrun")
+    with open(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _members(job: str) -> list[int]:

@@ -30,7 +30,6 @@ class Outcome:
 
     Attributes:
         exits: in the order in which ranks ended.
-        pids: process ids by rank.
         interrupted: signal that ended the launcher; 0 for none.
         tails: last lines of standard error, by rank.
         error: what went wrong with the launcher itself, or a host that was lost before any rank failed.
@@ -39,7 +38,6 @@ class Outcome:
     """
 
     exits: list[Exit] = field(default_factory=list)
-    pids: list[int] = field(default_factory=list)
     interrupted: int = 0
     tails: dict[int, list[str]] = field(default_factory=dict)
     error: str = ""

@@ -197,7 +197,7 @@ class RankStream:
         is_quiet: bool = False,
     ) -> None:
         self.sink = sink
-        self._label = label.encode()
+        self.label = label.encode()
         self._file = file
         self._stamp = stamp
         self._partial = b""
@@ -228,7 +228,7 @@ class RankStream:
                 self._close_file()
                 self.sink.show(None, f"horovodrun: output file lost: {error}\n".encode())
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        if not self._label:
+        if not self.label:
             self.sink.put(data)
             return
         data = self._partial + data
@@ -271,7 +271,7 @@ class RankStream:
         lines = text.splitlines(keepends=True)
         first = lines.pop(0) if goes_on else b""
         # A bar that returns first and then draws has an empty line before the return: not worth a label.
-        label = self._label if self._stamp is None else self._stamp().encode() + self._label
+        label = self.label if self._stamp is None else self._stamp().encode() + self.label
         rest = [label + line for line in lines if line != b"\r"]
         self._shown = not text.endswith((b"\n", b"\r"))
         self.sink.show(self, first + b"".join(rest))

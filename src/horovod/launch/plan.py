@@ -11,8 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 
-__all__ = ["Display", "LaunchPlan", "LaunchRequest", "Share", "framework_presets", "make_plan", "thread_share"]
+__all__ = [
+    "FDS_VARIABLE",
+    "Display",
+    "LaunchPlan",
+    "LaunchRequest",
+    "Share",
+    "framework_presets",
+    "make_plan",
+    "thread_share",
+]
 
+FDS_VARIABLE = "_HOROVOD_TASK_FDS"
+"""Descriptors of the call that a rank of ``horovod.run`` makes, and of its result; not a setting."""
 # Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -113,7 +124,6 @@ class LaunchPlan:
         output_dirs: folder for the output of each rank; empty when not wanted.
         timestamps: whether each line of output begins with date and time.
         notes: lines for the user, such as the number of threads.
-        fds: per rank, open files that it inherits besides its output; may be empty.
         counts: number of ranks of each host, in rank order; empty for one host.
         display: how it appears to the user.
     """
@@ -125,7 +135,6 @@ class LaunchPlan:
     output_dirs: tuple[str, ...] = ()
     timestamps: bool = False
     notes: tuple[str, ...] = ()
-    fds: tuple[tuple[int, ...], ...] = ()
     counts: tuple[int, ...] = ()
     display: Display = Display()
 
@@ -143,9 +152,7 @@ class LaunchPlan:
         found, first = [], 0
         for count in self.counts or (self.size,):
             end = first + count
-            part = replace(
-                self, hostname=self.host_of(first), ranks=self.ranks[first:end], fds=self.fds[first:end], counts=()
-            )
+            part = replace(self, hostname=self.host_of(first), ranks=self.ranks[first:end], counts=())
             found.append((first, part))
             first = end
         return found

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,19 +129,17 @@ class RemoteJob(Job):
 
     Args:
         plan: what to start there.
-        first: rank of the host's first rank.
         connection: a checked host.
         call: the call that each rank makes, if it is one of ``horovod.run``.
     """
 
-    def __init__(self, plan: LaunchPlan, first: int, connection: Connection, call: bytes = b"") -> None:
-        super().__init__(first, plan.hostname, plan.size)
+    def __init__(self, plan: LaunchPlan, connection: Connection, call: bytes = b"") -> None:
+        super().__init__(plan.hostname)
         self._plan, self._connection, self._wire = plan, connection, connection.wire
         self._call = call
         self._owed = 0
         self._is_over = False
-        #: Pickled results, by rank on the host.
-        self.results = [bytearray() for _ in range(plan.size)]
+        self._parts: defaultdict[int, bytearray] = defaultdict(bytearray)  # of results
 
     def fileno(self) -> int:
         return self._wire.incoming
@@ -153,19 +152,28 @@ class RemoteJob(Job):
     def due_at(self) -> float | None:
         return None if self._is_over else self._wire.alive_at
 
-    def start(self, outputs: Sequence[tuple[int, int]], stdin: int | None) -> None:
+    def start(self, stdin: int | None) -> None:
         for i in range(0, len(self._call), frames.CHUNK_BYTES):
             self._wire.send(frames.CallPart(self._call[i : i + frames.CHUNK_BYTES]))
         common = {name: text for name, text in self._plan.environ.items() if travels(name)}
         self._wire.send(
-            frames.StartRanks(
+            frames.StartJob(
+                host=os.fsencode(self.host),
                 command=[os.fsencode(word) for word in self._plan.command],
                 environ=_bytes(common),
-                ranks=[_bytes(rank) for rank in self._plan.ranks],
                 returns=bool(self._call),
                 silence_s=frames.SILENCE_S,
             )
         )
+
+    def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
+        self._wire.send(frames.StartRank(rank, slot, _bytes(environ)))
+
+    def kill_rank(self, rank: int) -> None:
+        self._wire.send(frames.KillRank(rank))
+
+    def finish(self) -> None:
+        self.tell(b"F")
 
     def tell(self, order: bytes) -> None:
         self._wire.send(frames.PassOrder(order))
@@ -183,7 +191,7 @@ class RemoteJob(Job):
             self._owed = 0
 
     def refuse(self, rank: int, stream: str) -> None:
-        self._wire.send(frames.Unwanted(rank - self.first, stream))
+        self._wire.send(frames.Unwanted(rank, stream))
 
     def news(self) -> Iterator[dict[str, Any]]:
         if self._is_over:
@@ -192,9 +200,9 @@ class RemoteJob(Job):
             for frame in self._wire.receive():
                 if isinstance(frame, frames.Output):
                     self._owed += len(frame.data)
-                    yield {"output": (self.first + frame.rank, frame.stream), "data": frame.data}
+                    yield {"output": (frame.rank, frame.stream), "data": frame.data}
                 elif isinstance(frame, frames.Returned):
-                    self.results[frame.rank] += frame.data
+                    self._parts[frame.rank] += frame.data
                 elif isinstance(frame, frames.News):
                     yield self._translated(frame.event)
         except frames.FrameError as error:
@@ -221,7 +229,9 @@ class RemoteJob(Job):
         if "lost" in event:
             self._is_over = True
             return {"lost": "the process that watches the ranks there was killed"}
-        return self.of_job(event)
+        if "ended" in event:
+            self.results[event["ended"]] = bytes(self._parts.pop(event["ended"], b""))
+        return event
 
     def kill(self) -> None:
         """End the connection at once; the agent kills the ranks."""
@@ -250,11 +260,9 @@ def jobs_of(plan: LaunchPlan, connections: Mapping[str, Connection], call: bytes
     Args:
         plan: what to start.
         connections: checked hosts by name.
-        call: the call that each rank of another host makes, if it is one of ``horovod.run``.
+        call: the call that each rank makes, if it is one of ``horovod.run``.
     """
     return [
-        RemoteJob(part, first, connections[part.hostname], call)
-        if part.hostname in connections
-        else LocalJob(part, first)
-        for first, part in plan.parts()
+        RemoteJob(part, connections[part.hostname], call) if part.hostname in connections else LocalJob(part, call)
+        for _, part in plan.parts()
     ]

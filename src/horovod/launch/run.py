@@ -21,8 +21,7 @@ from horovod.launch.hosts import Place
 from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileSink, OutputSink, TextSink
-from horovod.launch.plan import LaunchPlan, LaunchRequest
-from horovod.launch.remote import RemoteJob
+from horovod.launch.plan import LaunchRequest
 from horovod.launch.report import report
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
@@ -183,23 +182,13 @@ class _Call:
             packed = task.pack_call(func, args, kwargs, paths)
         except Exception as error:  # whatever the objects' own code raises
             raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
-        files = [os.memfd_create("horovod-run") for _ in range(self.plan.size + 1)]
-        try:
-            with open(os.dup(files[0]), "wb") as file:
-                file.write(packed)
-            plan = task.with_files(self.plan, files[0], files[1:])
-            jobs = self.assembly.jobs(plan, packed)
-            outcome = self._supervise(plan, jobs)
-            results = [task.read_all(fd) for fd in files[1:]]
-            for job in jobs:
-                if isinstance(job, RemoteJob):
-                    results[job.first : job.first + job.size] = map(bytes, job.results)
-            return self._results(outcome, results)
-        finally:
-            for fd in files:
-                os.close(fd)
+        jobs = self.assembly.jobs(call=packed)
+        outcome = self._supervise(jobs)
+        results = {rank: result for job in jobs for rank, result in job.results.items()}
+        return self._results(outcome, [results.get(rank, b"") for rank in range(self.plan.size)])
 
-    def _supervise(self, plan: LaunchPlan, jobs: list[Job]) -> Outcome:
+    def _supervise(self, jobs: list[Job]) -> Outcome:
+        plan = self.plan
         sinks = (_sink(sys.stdout, sys.__stdout__), _sink(sys.stderr, sys.__stderr__))
         if self.verbose:
             for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):

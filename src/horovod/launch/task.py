@@ -10,19 +10,16 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from horovod.launch.plan import LaunchPlan
+from horovod.files import read_all
+from horovod.launch.plan import FDS_VARIABLE
 from horovod.tracebacks import shorten
 
-__all__ = ["FDS_VARIABLE", "Failure", "Result", "main", "pack_call", "read_all", "unpack_result", "with_files"]
-
-FDS_VARIABLE = "_HOROVOD_TASK_FDS"
-"""Descriptors of the call and of the result; not a setting."""
+__all__ = ["Failure", "Result", "main", "pack_call", "unpack_result"]
 
 
 @dataclass(frozen=True)
@@ -66,21 +63,6 @@ def unpack_result(data: bytes) -> Result | Failure | None:
     """Read what ``main`` left; None when the rank left nothing."""
     found: Result | Failure | None = cloudpickle.loads(data) if data else None
     return found
-
-
-def with_files(plan: LaunchPlan, call: int, results: Sequence[int]) -> LaunchPlan:
-    """Return the plan with the files of the call and of each rank's result."""
-    ranks = tuple({**env, FDS_VARIABLE: f"{call},{result}"} for env, result in zip(plan.ranks, results, strict=True))
-    return replace(plan, ranks=ranks, fds=tuple((call, result) for result in results))
-
-
-def read_all(fd: int) -> bytes:
-    """All bytes of a file, whatever its position is: other processes share it."""
-    size = os.fstat(fd).st_size
-    parts = bytearray()
-    while len(parts) < size and (part := os.pread(fd, size - len(parts), len(parts))):
-        parts += part
-    return bytes(parts)
 
 
 def _failure(error: BaseException) -> Failure:

@@ -1,0 +1,183 @@
+"""The output of all ranks: reads it, passes it on in whole lines, and keeps the last ones of each."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from horovod.files import create_file
+from horovod.launch.output import NullSink, OutputSink, RankStream
+from horovod.launch.plan import Display
+from horovod.launch.repeats import Tracebacks
+
+__all__ = ["Streams"]
+
+TAIL_LINES = 20
+_READ_BYTES = 1 << 16
+_NAMES = ("stdout", "stderr")
+
+
+class Streams:
+    """Standard output and error of the ranks.
+
+    Args:
+        sinks: where standard output and standard error of the ranks go.
+        poll: gets each pipe that is opened here.
+        display: how the job appears to its user.
+        environ: what all ranks have in common.
+        timestamps: whether each line begins with date and time.
+    """
+
+    def __init__(
+        self,
+        sinks: tuple[OutputSink, OutputSink],
+        poll: select.poll,
+        display: Display,
+        environ: Mapping[str, str],
+        timestamps: bool = False,
+    ) -> None:
+        self._console, self._poll = sinks, poll
+        self._display, self._timestamps = display, timestamps
+        self._is_quiet = environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
+        self.sinks = list(dict.fromkeys(sinks))
+        self.tracebacks = Tracebacks()
+        self.pipes: dict[int, RankStream] = {}  # by the end of the pipe that we read
+        self._ranks: dict[int, tuple[RankStream, RankStream]] = {}
+        self._hidden: set[int] = set()
+
+    def open(self, rank: int, label: str, folder: str = "", pipes: bool = True) -> list[int]:
+        """Begin with a rank.
+
+        Args:
+            rank: its number.
+            label: stands before each line, with ``{stream}`` to fill in; nothing passes text through as it comes.
+            folder: where its output goes, too; empty for nowhere.
+            pipes: whether it writes into pipes; else ``feed`` brings what it writes.
+
+        Returns:
+            The ends of the pipes that the rank gets.
+
+        Raises:
+            OSError: a file or a pipe cannot be opened.
+        """
+        streams, theirs = [], []
+        if rank in self._display.hidden:
+            self._hidden.add(rank)
+        try:
+            for name in _NAMES:
+                stream = self._stream(rank, name, label, folder)
+                streams.append(stream)
+                if pipes:
+                    end, their_end = os.pipe2(os.O_CLOEXEC)
+                    os.set_blocking(end, False)
+                    self.pipes[end] = stream
+                    self._poll.register(end, select.POLLIN)
+                    theirs.append(their_end)
+        except OSError:
+            for fd in theirs:
+                os.close(fd)
+            raise
+        self._ranks[rank] = streams[0], streams[1]
+        return theirs
+
+    def _stream(self, rank: int, name: str, label: str, folder: str) -> RankStream:
+        file: BinaryIO | None = None
+        if folder:
+            file = open(create_file(Path(folder, name)), "wb", buffering=0)  # noqa: SIM115 - closed by the stream
+        is_error = name == "stderr"
+        return RankStream(
+            NullSink() if rank in self._display.hidden else self._console[is_error],
+            label.format(stream=name), file, time.ctime if self._timestamps else None,
+            functools.partial(self.tracebacks.is_repeat, rank) if label and is_error else None,
+            is_error and self._is_quiet,
+        )  # fmt: skip
+
+    def relabel(self, rank: int, label: str) -> None:
+        """Give the lines of a rank another label from now on, as ``open`` takes it."""
+        for name, stream in zip(_NAMES, self._ranks[rank], strict=True):
+            stream.label = label.format(stream=name).encode()
+
+    def mute(self, rank: int) -> None:
+        """Show no more of a rank's output."""
+        for stream in self._ranks[rank]:
+            stream.sink = NullSink()
+
+    def feed(self, source: tuple[int, str], data: bytes) -> bool:
+        """Take what a rank of another host wrote, given as rank and stream; False when nobody reads it any more."""
+        stream = self._ranks[source[0]][_NAMES.index(source[1])]
+        if data:
+            stream.feed(data)
+        return not data or stream.wanted
+
+    def read(self, fd: int, is_last: bool = False) -> bool:
+        """Pass on what there is.
+
+        Args:
+            fd: of ``pipes``.
+            is_last: whether nothing more is written, whoever still has the pipe open.
+
+        Returns:
+            Whether there may be more.
+        """
+        stream = self.pipes[fd]
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return not is_last
+        if data:
+            stream.feed(data)
+        return bool(data) and stream.wanted  # else the rank gets a broken pipe, as if it wrote there itself
+
+    def drop(self, fd: int) -> None:
+        """Stop reading a pipe."""
+        self._poll.unregister(fd)
+        self.pipes.pop(fd).finish()
+        os.close(fd)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the ranks must wait until a sink has caught up."""
+        return any(sink.full for sink in self.sinks)
+
+    def prompts(self) -> list[RankStream]:
+        """Streams that may show the beginning of a line before its end has come."""
+        return [
+            stream for pair in self._ranks.values() for stream in pair if stream.partial and stream.sink.interactive
+        ]
+
+    def held_until(self) -> Sequence[float]:
+        """When tracebacks that are kept back will be shown."""
+        return [error.hold_until for _, error in self._ranks.values() if error.hold_until is not None]
+
+    def let_go(self, now: float) -> None:
+        """Show the tracebacks that were kept back for long enough."""
+        for _, error in self._ranks.values():
+            if error.hold_until is not None and now >= error.hold_until:
+                error.let_go()
+
+    def finish(self) -> None:
+        """Take what is left in the pipes, and end all lines."""
+        for fd in list(self.pipes):
+            while self.read(fd, is_last=True):
+                pass
+            self.drop(fd)
+        for pair in self._ranks.values():
+            for stream in pair:
+                stream.finish()
+        for sink in self.sinks:
+            sink.end_line()
+
+    def tail(self, rank: int) -> list[str]:
+        """The last lines of a rank's standard error; of one whose output was hidden, else of that."""
+        out, error = self._ranks[rank]
+        return error.last_lines(TAIL_LINES) or (out.last_lines(TAIL_LINES) if rank in self._hidden else [])
+
+    def close(self) -> None:
+        """Close all pipes."""
+        for fd in list(self.pipes):
+            self.drop(fd)
