@@ -16,6 +16,7 @@ from typing import Any
 from horovod.spelling import nearest
 
 __all__ = [
+    "ELASTIC",
     "INERT",
     "JOB_ID",
     "MEETING",
@@ -52,6 +53,8 @@ SECRET_KEY = "HOROVOD_SECRET_KEY"
 """The job's key in hexadecimal; set by horovodrun, or by hand where no launcher can be found."""
 MEETING = "HOROVOD_MEETING"
 """Where the hosts of a job meet: ``tcp://address:port``, several with commas; set by horovodrun, or by hand."""
+ELASTIC = "HOROVOD_ELASTIC"
+"""Whether the job may change its size; set by horovodrun."""
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
@@ -204,7 +207,7 @@ class Config:
         flag="--mpi-threads-disable", flag_off="--no-mpi-threads-disable",
         yaml_path="library_options.mpi_threads_disable",
     )  # fmt: skip
-    elastic: bool = _setting("HOROVOD_ELASTIC", False, "The job may change its size; set by horovodrun.")
+    elastic: bool = _setting(ELASTIC, False, "The job may change its size; set by horovodrun.")
     elastic_timeout_s: float = _setting(
         "HOROVOD_ELASTIC_TIMEOUT", 600.0, "How long the ranks of an elastic job wait for each other after a change.",
         unit="seconds", flag="--elastic-timeout",

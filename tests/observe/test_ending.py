@@ -181,8 +181,8 @@ def train():
     hvd.allreduce(np.ones(3), name="gradient")
 
 if __name__ == "__main__":
-    from horovod.launch import supervise
-    supervise.FAILURE_GRACE_S = supervise.SAFETY_S = 300
+    from horovod.launch import supervision
+    supervision.FAILURE_GRACE_S = supervision.SAFETY_S = 300
     horovod.run(train, np=2)
 """
 

@@ -18,8 +18,8 @@ HOROVODRUN = [sys.executable, "-m", "horovod.launch.cli"]
 PATIENT = [
     sys.executable,
     "-c",
-    "import sys; from horovod.launch import cli, supervise;"
-    "supervise.FAILURE_GRACE_S = supervise.SAFETY_S = 300; sys.exit(cli.main())",
+    "import sys; from horovod.launch import cli, supervision;"
+    "supervision.FAILURE_GRACE_S = supervision.SAFETY_S = 300; sys.exit(cli.main())",
 ]
 TIMEOUT_S = 300.0
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from horovod import config
 from horovod._version import __version__
@@ -26,6 +27,9 @@ from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 from horovod.phrases import discard_output, show_any_text
 from horovod.world import LOGIN_NODE
+
+if TYPE_CHECKING:
+    from horovod.launch.elastic_assembly import ElasticAssembly
 
 __all__ = ["main"]
 
@@ -66,19 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"{told.number.name} received; no rank was started")
         return 128 + told.number
     try:
-        return _run(options, assembly)
+        return _run(options, assembly) if isinstance(assembly, Assembly) else _run_elastic(options, assembly)
     finally:
         assembly.close()
 
 
-def _assemble(options: Options) -> Assembly:
+def _assemble(options: Options) -> Assembly | ElasticAssembly:
     if options.num_proc is None:
         raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
     if not options.command:
         raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
     if shutil.which("aprun") and options.controller != "jsrun":
         raise LaunchError(LOGIN_NODE)
-    where = places(options.hosts, options.hostfile, options.num_proc)
+    has_script = options.elastic is not None and bool(options.elastic.script)
+    where = [] if has_script else places(options.hosts, options.hostfile, options.num_proc)
     cores = usable_cores()
     if options.num_proc > _MOST_PER_CORE * cores and not (options.oversubscribe or options.hosts or options.hostfile):
         raise UsageError(
@@ -86,7 +91,7 @@ def _assemble(options: Options) -> Assembly:
             f"you want, add --oversubscribe"
         )
     environ = with_own_python(os.environ)
-    is_one_host = all(place.is_here for place in where)
+    is_one_host = all(place.is_here for place in where) and options.elastic is None
     request = LaunchRequest(
         command=runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
         num_proc=options.num_proc,
@@ -108,7 +113,25 @@ def _assemble(options: Options) -> Assembly:
     elif options.controller in ("mpi", "jsrun"):
         plan = mpi_plan(request, options, named_hosts(options.hosts, options.hostfile), access, is_one_host)
         return Assembly(plan, CheckedHosts({}))
+    if options.elastic is not None:
+        # Jobs of a fixed size on one host need no ZeroMQ.
+        from horovod.launch.elastic_assembly import ElasticAssembly
+
+        return ElasticAssembly(request, options.elastic, named_hosts(options.hosts, options.hostfile), access)
     return assemble(request, where, access)
+
+
+def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
+    if options.verbose:
+        _say(f"starting {options.num_proc} ranks: {' '.join(assembly.plan.command)}")
+    try:
+        outcome = assembly.run(own_sinks(), wanted_signals())
+    except LaunchError as error:
+        _say(f"error: {error}")
+        return 1
+    for line in outcome.lines:
+        _say(line)
+    return outcome.code
 
 
 def _doctor(folder: Path) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod.config import SETTINGS, Setting, parse, render
+from horovod.launch.elastic_options import FLAGS as ELASTIC_FLAGS
+from horovod.launch.elastic_options import ElasticOptions, elastic_options
 from horovod.launch.foreign import answer
 from horovod.spelling import nearest
 
@@ -46,6 +48,7 @@ class Options:
         mpi_args: more flags for mpirun.
         binding_args: flags for mpirun that say where ranks run, instead of ours.
         tcp: whether InfiniBand is not to be used.
+        elastic: what is said about an elastic job; None for a job of fixed size.
     """
 
     num_proc: int | None = None
@@ -69,6 +72,7 @@ class Options:
     mpi_args: tuple[str, ...] = ()
     binding_args: tuple[str, ...] = ()
     tcp: bool = False
+    elastic: ElasticOptions | None = None
 
 
 _CONTROLLER, _CONTROLLERS, _ENGINES = "HOROVOD_CONTROLLER", ("gloo", "mpi", "jsrun"), ("gloo", "mpi")
@@ -119,10 +123,12 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         if text is not None:
             settings[setting.env] = _to_variable(setting, text, setting.flag)
     controller = next((name for name in _CONTROLLERS if found[name]), in_file.get(_CONTROLLER, ""))
+    num_proc = _whole(found["num_proc"], "-np")
+    elastic = _elastic(found, num_proc, controller)
     if controller in _ENGINES:
         settings[_CONTROLLER] = controller  # ranks on several hosts want to know, too
     return Options(
-        num_proc=_whole(found["num_proc"], "-np"),
+        num_proc=num_proc if elastic is None else elastic.num_proc,
         hosts=found["hosts"],
         hostfile=found["hostfile"],
         command=tuple(command),
@@ -143,22 +149,38 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         mpi_args=_words(found["--mpi-args"], "--mpi-args"),
         binding_args=_words(found["--binding-args"], "--binding-args"),
         tcp=bool(found["--tcp"]),
+        elastic=elastic,
     )
 
 
-def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
-    """The parser, and for each flag whether a value follows."""
+def _elastic(found: Mapping[str, Any], num_proc: int | None, controller: str) -> ElasticOptions | None:
+    try:
+        elastic = elastic_options({names[0]: found[names[0]] for names, _, _ in ELASTIC_FLAGS}, num_proc)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if elastic is not None and controller in ("mpi", "jsrun"):
+        raise UsageError(
+            f"--{controller} cannot start an elastic job: MPI ends all ranks when one is lost, and starts no others "
+            f"later; leave --{controller} out, then ranks of other hosts are started over ssh"
+        )
+    if elastic is not None and elastic.script and (found["hosts"] or found["hostfile"]):
+        raise UsageError("give --host-discovery-script, or -H or -hostfile, not both")
+    return elastic
+
+
+def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
+    """The parser, and for each flag how many values follow."""
     parser = _Parser(
         prog="horovodrun",
         usage="horovodrun -np N [flags] command [arguments]",
         description="Start a command on N processes of this machine that train together.",
         allow_abbrev=False,
     )
-    takes_value = {"-h": False, "--help": False}
+    takes_value = {"-h": 0, "--help": 0}
 
     def add(group: Any, *names: str, **options: Any) -> None:
         group.add_argument(*names, **options)
-        takes_value.update(dict.fromkeys(names, "action" not in options))
+        takes_value.update(dict.fromkeys(names, 0 if "action" in options else options.get("nargs", 1)))
 
     add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
     add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
@@ -191,6 +213,10 @@ def _parser(version: str) -> tuple[_Parser, dict[str, bool]]:
     for names, value, text in _FAR:
         taken: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
         add(elsewhere, *names, dest=names[-1], help=text, **taken)
+    elastic = parser.add_argument_group("elastic jobs, see docs/elastic.md")
+    for flags, value, text in ELASTIC_FLAGS:
+        values: dict[str, Any] = {"metavar": tuple(value.split()), "nargs": 2} if " " in value else {"metavar": value}
+        add(elastic, *flags, dest=flags[0], help=text, **values)
     active = parser.add_argument_group("settings, see docs/environment.md")
     idle = parser.add_argument_group("accepted, without effect in this version")
     for setting in (s for s in SETTINGS if s.flag):
@@ -247,7 +273,7 @@ def _to_variable(setting: Setting, text: str, source: str) -> str:
     return render(value * setting.scale if setting.scale != 1 and not isinstance(value, str) else value)
 
 
-def _split(argv: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Cut the command line where the command begins."""
     i, argv = 0, list(argv)
     while i < len(argv) and argv[i].startswith("-"):
@@ -256,12 +282,12 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[s
             return list(argv[:i]), list(argv[i + 1 :])
         name = word.partition("=")[0]
         if word in takes_value:
-            if takes_value[word] and word.startswith("--") and i + 1 < len(argv):
+            if takes_value[word] == 1 and word.startswith("--") and i + 1 < len(argv):
                 # As one word, since the value may look like a flag, as those of MPI do.
                 argv[i : i + 2] = [f"{word}={argv[i + 1]}"]
                 i += 1
             else:
-                i += 2 if takes_value[word] else 1
+                i += 1 + takes_value[word]
         elif ("=" in word and takes_value.get(name)) or (word[:2] == "-H" and word[1] != "-"):
             i += 1
         elif name in takes_value:

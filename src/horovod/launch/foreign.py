@@ -9,13 +9,9 @@ from horovod.spelling import nearest
 
 __all__ = ["answer"]
 
-_LATER = {
+_LATER: dict[str, tuple[str, ...]] = {
     "jobs of several hosts": (
         "--nnodes", "--node-rank", "--prefix", "-prefix",
-    ),
-    "elastic jobs": (
-        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--reset-limit",
-        "--blacklist-cooldown-range", "--host-discovery-script", "--max-restarts",
     ),
 }  # fmt: skip
 """Flags of Horovod, and of other launchers, that come with later features."""
@@ -25,6 +21,7 @@ _SAME = {
         "-n", "--n", "-c", "--nproc", "--nprocs", "--nproc-per-node", "-ppn", "--ppn", "-npernode", "--npernode", "-N",
         "--ntasks", "--ntasks-per-node", "--num-processes", "--num-workers",
     ),
+    "--reset-limit": ("--max-restarts",),
     "-H": ("--host", "-host", "-hosts"),
     "-hostfile": ("-machinefile", "--machinefile", "-f", "--default-hostfile"),
     "--output-filename": ("--log-dir", "--output-dir", "-outfile-pattern", "--outfile-pattern"),

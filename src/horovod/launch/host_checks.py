@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod._version import __version__
@@ -16,7 +16,7 @@ from horovod.launch.remote import Connection
 from horovod.launch.ssh import Access
 from horovod.rendezvous.interfaces import machine_name
 
-__all__ = ["CheckedHosts", "check_hosts"]
+__all__ = ["CheckedHosts", "Newcomer", "check_hosts"]
 
 _MOST_QUOTED = 80
 #: How often to say which hosts have not answered yet.
@@ -64,10 +64,7 @@ def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, p
     Blocks until all have answered, ``access.timeout_s`` at most.
     """
     found = CheckedHosts({})
-    check = frames.Check(
-        os.fsencode(Path.cwd()), os.fsencode(command), os.fsencode(path), os.fsencode(sys.executable),
-        list(access.interfaces),
-    )  # fmt: skip
+    check = _question(access, command, path)
     try:
         for host in hosts:
             found.connections[host] = Connection(host, access)
@@ -80,6 +77,72 @@ def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, p
         found.close()
         raise
     return found
+
+
+class Newcomer:
+    """A host that is checked while the job runs. No method blocks for longer than ssh needs to end.
+
+    Args:
+        host: as the user named it.
+        access: how it is reached.
+        command: what the ranks run.
+        path: where it is searched there.
+        machines: name in the job of each machine that is in use, by ``machine_name``.
+
+    Attributes:
+        problems: sentences; none when all is well.
+        is_done: whether the host has answered, or never will.
+
+    Raises:
+        LaunchError: ssh cannot be run.
+    """
+
+    def __init__(self, host: str, access: Access, command: str, path: str, machines: Mapping[str, str]) -> None:
+        self.host = host
+        self.connection = Connection(host, access)
+        self._found = CheckedHosts({host: self.connection})
+        self._check = _question(access, command, path)
+        self._machines = machines
+        self._deadline = time.monotonic() + access.timeout_s
+        self.problems: list[str] = []
+        self.is_done = False
+
+    @property
+    def hello(self) -> frames.AgentHello:
+        """How its agent has presented itself."""
+        return self._found.hellos[self.host]
+
+    @property
+    def due_at(self) -> float:
+        """When ``tend`` is due."""
+        return self.connection.wire.alive_at if self.host in self._found.hellos else self._deadline
+
+    def tend(self) -> None:
+        """Hear what it says, and show life."""
+        wire = self.connection.wire
+        if _hear(self._found, self.host, self._check):
+            self._finish(self._found.problems.get(self.host, []))
+        elif time.monotonic() >= self._deadline:
+            self._finish([self.connection.why()])
+        wire.flush()
+        if self.host in self._found.hellos:
+            wire.show_life()
+
+    def _finish(self, problems: list[str]) -> None:
+        other = self._machines.get(self.hello.machine, "") if not problems else ""
+        if other:
+            problems = [f"{self.host}: it is the same machine as {other}; name each machine once, with all its slots"]
+        self.problems, self.is_done = problems, True
+        if problems:
+            self.connection.kill()
+            self.connection.close()
+
+
+def _question(access: Access, command: str, path: str) -> frames.Check:
+    return frames.Check(
+        os.fsencode(Path.cwd()), os.fsencode(command), os.fsencode(path), os.fsencode(sys.executable),
+        list(access.interfaces),
+    )  # fmt: skip
 
 
 def _listen(found: CheckedHosts, check: frames.Check, timeout_s: float) -> None:

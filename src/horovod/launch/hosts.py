@@ -55,12 +55,13 @@ def parse_hosts(text: str) -> list[HostSlots]:
     return hosts
 
 
-def parse_hostfile(text: str, source: str) -> list[HostSlots]:
+def parse_hostfile(text: str, source: str, slots: int = 1) -> list[HostSlots]:
     """Read a host file: ``host slots=n`` (or ``host:n``, or ``host``) on each line, ``#`` starts a comment.
 
     Args:
         text: what the file holds.
         source: its name, for errors.
+        slots: of a host without a number.
 
     Returns:
         The hosts in their order.
@@ -78,13 +79,13 @@ def parse_hostfile(text: str, source: str) -> list[HostSlots]:
         wrong = [key for key in values if key not in ("slots", "max_slots", "max-slots") or not values[key]]
         if wrong:
             raise ValueError(f"{where}: expected `host slots=n`, received {line.strip()!r}")
-        hosts.append(_host(words[0], values.get("slots", ""), where))
+        hosts.append(_host(words[0], values.get("slots", ""), where, slots))
     if not hosts:
         raise ValueError(f"{source} names no host; write lines such as `localhost slots=2`")
     return hosts
 
 
-def _host(entry: str, slots: str, where: str) -> HostSlots:
+def _host(entry: str, slots: str, where: str, default: int = 1) -> HostSlots:
     user, at, host = entry.rpartition("@")
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
@@ -100,7 +101,7 @@ def _host(entry: str, slots: str, where: str) -> HostSlots:
         raise ValueError(
             f"{where}: expected a host and a number of slots above 0, received {f'{entry} {slots}'.strip()!r}"
         )
-    return HostSlots(user + at + name, int(number or 1))
+    return HostSlots(user + at + name, int(number or default))
 
 
 def _is_ipv6(name: str) -> bool:

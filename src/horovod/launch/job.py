@@ -23,7 +23,7 @@ class Job:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        #: What the call of each rank has returned, pickled, if the ranks make one of ``horovod.run``.
+        #: Pickled result of each rank that has ended, if the ranks make a call of ``horovod.run``.
         self.results: dict[int, bytes] = {}
 
     def fileno(self) -> int:

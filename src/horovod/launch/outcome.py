@@ -35,6 +35,8 @@ class Outcome:
         error: what went wrong with the launcher itself, or a host that was lost before any rank failed.
         lost: host of each rank of whose end nobody could tell.
         excused: ranks that failed because a host was lost.
+        lines: report of an elastic job.
+        code: exit code of the launcher after an elastic job.
     """
 
     exits: list[Exit] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Outcome:
     error: str = ""
     lost: dict[int, str] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    code: int = 0
 
     @property
     def first_failure(self) -> Exit | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
+from horovod.config import ELASTIC, JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 
 __all__ = [
     "FDS_VARIABLE",
@@ -17,8 +17,11 @@ __all__ = [
     "LaunchPlan",
     "LaunchRequest",
     "Share",
+    "elastic_plan",
     "framework_presets",
+    "host_variables",
     "make_plan",
+    "slot_variables",
     "thread_share",
 ]
 
@@ -173,18 +176,14 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
     if request.num_proc < 1:
         raise ValueError(f"-np must be at least 1; received {request.num_proc}")
     shares = request.shares or (Share(request.hostname, request.num_proc, request.cores),)
-    common = {**request.file, **_cleaned(request.environ), **request.flags}
-    environ = {**common, "PYTHONUNBUFFERED": "1", JOB_ID: request.job, SECRET_KEY: request.key}
+    common, environ = _common(request)
     if request.meeting:
         environ[MEETING] = ",".join(request.meeting)
     own: list[dict[str, str]] = []
     notes: list[str] = []
     for share in shares:
-        threads = thread_share(common, share.count, share.cores)
-        host = common | {name: str(count) for name, count in threads.items()}
-        host |= framework_presets(host, share.count, share.cores)
-        own.append({name: text for name, text in host.items() if name not in common})
-        notes += _thread_note(threads, share, len(shares) > 1)
+        own.append(host_variables(common, share))
+        notes += _thread_note(thread_share(common, share.count, share.cores), share, len(shares) > 1)
     if len(shares) == 1:
         environ |= own[0]
         own = [{}]
@@ -205,6 +204,52 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
         notes=tuple(notes),
         counts=tuple(counts) if len(counts) > 1 else (),
     )
+
+
+def elastic_plan(request: LaunchRequest) -> LaunchPlan:
+    """Decide what the processes of an elastic job have in common; where they run is decided while it runs.
+
+    Args:
+        request: what the user asked for.
+    """
+    _, environ = _common(request)
+    return LaunchPlan(request.command, request.hostname, environ | {ELASTIC: "1"}, (), timestamps=request.timestamps)
+
+
+def _common(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that the user set, and the environment of all ranks."""
+    common = {**request.file, **_cleaned(request.environ), **request.flags}
+    return common, {**common, "PYTHONUNBUFFERED": "1", JOB_ID: request.job, SECRET_KEY: request.key}
+
+
+def host_variables(common: Mapping[str, str], share: Share) -> dict[str, str]:
+    """Return what the ranks of one host have of their own: how they share its cores.
+
+    Args:
+        common: what all ranks have in common.
+        share: the ranks of the host.
+    """
+    threads = thread_share(common, share.count, share.cores)
+    host = {**common, **{name: str(count) for name, count in threads.items()}}
+    host |= framework_presets(host, share.count, share.cores)
+    return {name: text for name, text in host.items() if name not in common}
+
+
+def slot_variables(hostname: str, number: int, slots: int, rank: int, size: int) -> dict[str, str]:
+    """Return the place of a process of an elastic job, whose rank and size only hold until it is a member.
+
+    Args:
+        hostname: name of its host.
+        number: of its slot.
+        slots: number of slots that its host has now.
+        rank: its rank until then, 0 only if no rank has a state yet.
+        size: number of ranks, as far as that is known.
+    """
+    local_size = max(slots, number + 1)
+    size = max(size, local_size, rank + 1)
+    places = (("rank", rank), ("size", size), ("local_rank", number), ("local_size", local_size), ("cross_rank", 0),
+              ("cross_size", 1), ("hostname", hostname))  # fmt: skip
+    return {RANK_VARIABLES[name]: str(value) for name, value in places}
 
 
 def thread_share(environ: Mapping[str, str], num_proc: int, cores: int) -> dict[str, int]:
@@ -266,7 +311,7 @@ def _thread_note(threads: Mapping[str, int], share: Share, is_one_of_many: bool)
 def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what belongs to an outer job."""
     outer = [word for sign, words in _OUTER_JOBS.items() if sign in environ for word in words]
-    names = {*RANK_VARIABLES.values(), MEETING, *outer}
+    names = {*RANK_VARIABLES.values(), MEETING, ELASTIC, *outer}
     prefixes = tuple(word for word in outer if word.endswith("_"))
     return {k: v for k, v in environ.items() if k not in names and not (prefixes and k.startswith(prefixes))}
 

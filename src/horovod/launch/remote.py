@@ -131,10 +131,11 @@ class RemoteJob(Job):
         plan: what to start there.
         connection: a checked host.
         call: the call that each rank makes, if it is one of ``horovod.run``.
+        host: name of the host in the job; that of the plan when empty.
     """
 
-    def __init__(self, plan: LaunchPlan, connection: Connection, call: bytes = b"") -> None:
-        super().__init__(plan.hostname)
+    def __init__(self, plan: LaunchPlan, connection: Connection, call: bytes = b"", host: str = "") -> None:
+        super().__init__(host or plan.hostname)
         self._plan, self._connection, self._wire = plan, connection, connection.wire
         self._call = call
         self._owed = 0

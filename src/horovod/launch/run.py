@@ -16,8 +16,9 @@ from typing import Any, TextIO
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
-from horovod.launch.assemble import Assembly, assemble, interface_settings, places
-from horovod.launch.hosts import Place
+from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
+from horovod.launch.elastic_options import ElasticOptions, elastic_options
+from horovod.launch.hosts import HostSlots, Place
 from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
 from horovod.launch.output import FileSink, OutputSink, TextSink
@@ -27,6 +28,9 @@ from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 
 __all__ = ["run"]
+
+_ELASTIC = ("--min-np", "--max-np", "--host-discovery-script", "--slots-per-host", "--reset-limit",
+            "--blacklist-cooldown-range")  # fmt: skip
 
 
 def run(
@@ -67,14 +71,14 @@ def run(
         args: its arguments.
         kwargs: its named arguments.
         num_proc: number of processes; 1 when omitted.
-        min_num_proc: for elastic jobs, a later feature.
-        max_num_proc: for elastic jobs, a later feature.
-        slots: for elastic jobs, a later feature.
-        reset_limit: for elastic jobs, a later feature.
-        cooldown_range: for elastic jobs, a later feature.
+        min_num_proc: fewest processes to go on with when one is lost, which makes the job elastic.
+        max_num_proc: most processes; ``num_proc`` when omitted, without limit with a script.
+        slots: slots of a host for which the script prints no number; 1.
+        reset_limit: end the job instead of starting another generation after so many.
+        cooldown_range: seconds until a slot whose process failed is used again, and their limit; ``(1, 600)``.
         hosts: where, such as ``localhost:n`` or ``a:2,b:2``; this machine when omitted.
         hostfile: path of a file with lines ``host slots=n``.
-        host_discovery_script: for elastic jobs, a later feature.
+        host_discovery_script: command that prints the hosts that may be used now, one ``host:slots`` a line.
         start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
         ssh_port: port of sshd on other hosts.
         ssh_identity_file: private key for ssh.
@@ -92,12 +96,13 @@ def run(
         max_np: deprecated, as ``max_num_proc``.
 
     Returns:
-        The return value of ``func`` on each rank, in rank order.
+        The return value of ``func`` on each rank, in rank order; of an elastic job, on the ranks of the last
+        generation.
 
     Raises:
         ValueError: arguments that contradict each other, or that this version cannot serve.
         LaunchError: a rank failed; the message has its traceback, and ``__cause__`` its exception if that could be
-            sent.
+            sent. Of an elastic job: too few ranks were left; the message has the causes.
         KeyboardInterrupt: Ctrl-C; all ranks were ended before.
 
     Blocks until all ranks have ended.
@@ -106,26 +111,27 @@ def run(
     for name in (name for name, value in old.items() if value is not None):
         new = name.replace("np", "num_proc") if "np" in name else "network_interfaces"
         warnings.warn(f"{name} is deprecated; use {new}", DeprecationWarning, stacklevel=2)
-    _refuse_elastic(
-        min_num_proc=min_num_proc if min_np is None else min_np,
-        max_num_proc=max_num_proc if max_np is None else max_np,
-        slots=slots,
-        reset_limit=reset_limit,
-        cooldown_range=cooldown_range,
-        host_discovery_script=host_discovery_script,
-    )
+    fewest, most = min_num_proc if min_np is None else min_np, max_num_proc if max_np is None else max_np
+    values = (fewest, most, host_discovery_script, slots, reset_limit, cooldown_range)
+    elastic = elastic_options(dict(zip(_ELASTIC, values, strict=True)), num_proc if np is None else np)
+    if elastic is not None and (use_mpi or (elastic.script and (hosts or hostfile))):
+        raise ValueError("an elastic job takes neither use_mpi nor, with host_discovery_script, hosts or hostfile")
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
     if use_gloo and use_mpi:
         raise ValueError("give use_gloo or use_mpi, not both")
     size = np if np is not None else 1 if num_proc is None else num_proc
+    size = size if elastic is None else elastic.num_proc
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     interfaces = _names(network_interfaces or network_interface or ())
     python = executable or sys.executable
     access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
     try:
+        request = _request(size, python, settings, output_filename or "")
+        if elastic is not None:
+            return _run_elastic(request, elastic, named_hosts(hosts or "", hostfile or ""), access, func, args, kwargs)
         where = places(hosts or "", hostfile or "", size)
-        assembly = _ready(_request(size, python, settings, output_filename or ""), where, access, bool(use_mpi))
+        assembly = _ready(request, where, access, bool(use_mpi))
         try:
             return _Call(assembly, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
         finally:
@@ -139,10 +145,59 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
 
 
-def _refuse_elastic(**given: Any) -> None:
-    asked = [name for name, value in given.items() if value is not None]
-    if asked:
-        raise ValueError(f"{', '.join(asked)}: for elastic jobs, which this version cannot run yet")
+def _run_elastic(
+    request: LaunchRequest,
+    options: ElasticOptions,
+    named: Sequence[HostSlots],
+    access: Access,
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+) -> list[Any]:
+    # Jobs of a fixed size on one host need no ZeroMQ.
+    from horovod.launch.elastic_assembly import ElasticAssembly
+
+    call = _packed(func, tuple(args), dict(kwargs or {}))
+    flags = {**request.flags, **interface_settings(access.interfaces)}
+    assembly = ElasticAssembly(replace(request, flags=flags), options, named, access)
+    try:
+        outcome = assembly.run(_sinks(), (signal.SIGINT,), subprocess.DEVNULL, call)
+    finally:
+        assembly.close()
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if outcome.code:
+        raise LaunchError("\n".join(outcome.lines))
+    for line in outcome.lines:
+        _sinks()[1].put(f"horovod.run: {line}\n".encode())
+    return _unpacked(assembly.results)
+
+
+def _packed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    if not callable(func):
+        raise ValueError(f"func must be callable; received {type(func).__name__}")
+    paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
+    try:
+        return task.pack_call(func, args, kwargs, paths)
+    except Exception as error:  # whatever the objects' own code raises
+        raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
+
+
+def _unpacked(packed: Sequence[bytes]) -> list[Any]:
+    values = []
+    for rank, data in enumerate(packed):
+        try:
+            result = task.unpack_result(data)
+        except Exception as error:  # whatever the objects' own code raises
+            raise LaunchError(f"cannot read what rank {rank} returned: {error}") from error
+        if not isinstance(result, task.Result):
+            raise LaunchError(f"rank {rank} ended without a result: did the function end the process?")
+        values.append(result.value)
+    return values
+
+
+def _sinks() -> tuple[OutputSink, OutputSink]:
+    return _sink(sys.stdout, sys.__stdout__), _sink(sys.stderr, sys.__stderr__)
 
 
 def _ready(request: LaunchRequest, where: Sequence[Place], access: Access, use_mpi: bool) -> Assembly:
@@ -175,13 +230,7 @@ class _Call:
 
     def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Send the function, run the job, collect the results."""
-        if not callable(func):
-            raise ValueError(f"func must be callable; received {type(func).__name__}")
-        paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
-        try:
-            packed = task.pack_call(func, args, kwargs, paths)
-        except Exception as error:  # whatever the objects' own code raises
-            raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
+        packed = _packed(func, args, kwargs)
         jobs = self.assembly.jobs(call=packed)
         outcome = self._supervise(jobs)
         results = {rank: result for job in jobs for rank, result in job.results.items()}
@@ -189,7 +238,7 @@ class _Call:
 
     def _supervise(self, jobs: list[Job]) -> Outcome:
         plan = self.plan
-        sinks = (_sink(sys.stdout, sys.__stdout__), _sink(sys.stderr, sys.__stderr__))
+        sinks = _sinks()
         if self.verbose:
             for note in (*plan.notes, f"starting {plan.size} ranks of {' '.join(plan.command)} on {plan.hostname}"):
                 sinks[1].put(f"horovod.run: {note}\n".encode())
@@ -203,16 +252,7 @@ class _Call:
         first = outcome.first_failure
         if first is not None or outcome.error:
             raise self._error(outcome, packed[first.rank] if first else b"")
-        values = []
-        for rank, data in enumerate(packed):
-            try:
-                result = task.unpack_result(data)
-            except Exception as error:  # whatever the objects' own code raises
-                raise LaunchError(f"cannot read what rank {rank} returned: {error}") from error
-            if not isinstance(result, task.Result):
-                raise LaunchError(f"rank {rank} ended without a result: did the function end the process?")
-            values.append(result.value)
-        return values
+        return _unpacked(packed)
 
     def _error(self, outcome: Outcome, packed: bytes) -> LaunchError:
         """Horovod's first sentence, which scripts look for, then which rank, why, and where."""

@@ -15,14 +15,14 @@ from horovod.launch.output import NullSink, OutputSink, RankStream
 from horovod.launch.plan import Display
 from horovod.launch.repeats import Tracebacks
 
-__all__ = ["Streams"]
+__all__ = ["RankStreams"]
 
 TAIL_LINES = 20
 _READ_BYTES = 1 << 16
 _NAMES = ("stdout", "stderr")
 
 
-class Streams:
+class RankStreams:
     """Standard output and error of the ranks.
 
     Args:
@@ -145,7 +145,7 @@ class Streams:
         return any(sink.full for sink in self.sinks)
 
     def prompts(self) -> list[RankStream]:
-        """Streams that may show the beginning of a line before its end has come."""
+        """RankStreams that may show the beginning of a line before its end has come."""
         return [
             stream for pair in self._ranks.values() for stream in pair if stream.partial and stream.sink.interactive
         ]

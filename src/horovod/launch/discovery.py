@@ -1,0 +1,219 @@
+"""Asks the user's script, again and again, which hosts an elastic job may use.
+
+The script runs below a keeper of its own, so that it ends with the job however that ends, and whatever it has started.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.config import JOB_ID
+from horovod.errors import LaunchError
+from horovod.launch.hosts import HostSlots, parse_hostfile
+from horovod.launch.local import LocalJob
+from horovod.launch.machine import is_this_host
+from horovod.launch.plan import LaunchPlan
+from horovod.launch.supervision import how_ended
+
+__all__ = ["ScriptAnswer", "Discovery", "Offer", "judge", "read_answer", "read_hosts"]
+
+PERIOD_S = 1.0
+LIMIT_S = 10.0
+"""How long the script may run."""
+_MOST_BYTES = 1 << 20
+_MOST_QUOTED = 200
+
+
+class Offer(NamedTuple):
+    """A host that may be used.
+
+    Attributes:
+        address: as the script named it, such as ``user@name``.
+        slots: how many processes may run there.
+    """
+
+    address: str
+    slots: int
+
+
+Hosts = dict[str, Offer]  # by the name in the job
+
+
+class ScriptAnswer(NamedTuple):
+    """Result of one run of the script: hosts, or why there are none."""
+
+    hosts: Hosts
+    problem: str = ""
+
+
+def read_answer(
+    status: int | None, out: str, error: str, slots: int, is_here: Callable[[str], bool], own: str
+) -> ScriptAnswer:  # fmt: skip
+    """Understand what the script did.
+
+    Args:
+        status: its exit code, or minus the signal that killed it; None when it was killed for taking too long.
+        out: what it printed.
+        error: what it printed to standard error.
+        slots: of a host without a number.
+        is_here: tells whether a name is this machine.
+        own: name of this machine in the job.
+    """
+    last = "".join(f": {line.strip()[:_MOST_QUOTED]}" for line in error.strip().splitlines()[-1:])
+    if status is None:
+        return ScriptAnswer({}, f"did not end within {LIMIT_S:g} s")
+    if status:
+        return ScriptAnswer({}, f"{how_ended(status)}{last}")
+    if not out.strip():
+        return ScriptAnswer({}, f"printed no host{last}")
+    try:
+        named = parse_hostfile(out, "its output", slots)
+    except ValueError as problem:
+        return ScriptAnswer({}, f"printed what is no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
+    return ScriptAnswer(read_hosts(named, is_here, own))
+
+
+def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: str) -> Hosts:
+    """Return the hosts by their names in the job, each once.
+
+    Args:
+        named: as the user named them.
+        is_here: tells whether a name is this machine.
+        own: name of this machine in the job.
+    """
+    hosts: Hosts = {}
+    for host in named:
+        name = own if is_here(host.name) else host.name.rpartition("@")[2]
+        before = hosts.get(name, Offer(host.name, 0))
+        hosts[name] = Offer(before.address, before.slots + host.slots)
+    return hosts
+
+
+def judge(answer: ScriptAnswer, before: ScriptAnswer) -> tuple[ScriptAnswer, str]:
+    """Compare an answer with the one before.
+
+    Args:
+        answer: of the script.
+        before: the last good hosts, and the last problem.
+
+    Returns:
+        The same for the next time, and a line for the user; empty when there is nothing new to say.
+    """
+    kept = f"keeping the last {len(before.hosts)} host{'s' * (len(before.hosts) != 1)}"
+    if answer.problem:
+        line = f"the script for hosts {answer.problem}; {kept}" if answer.problem != before.problem else ""
+        return ScriptAnswer(before.hosts, answer.problem), line
+    if before.problem:
+        return answer, "the script for hosts works again"
+    return answer, ""
+
+
+class Discovery:
+    """Runs the script each second, in a thread.
+
+    Args:
+        script: the command, for the shell.
+        slots: of a host for which it prints no number.
+        own: name of this machine in the job.
+        environ: environment of the script; has the name of the job.
+        told: called with the hosts after each change, and a line for the user that may be empty; from the thread.
+    """
+
+    def __init__(
+        self, script: str, slots: int, own: str, environ: Mapping[str, str], told: Callable[[Hosts, str], None]
+    ) -> None:
+        self._script, self._slots, self._own, self._told = script, slots, own, told
+        self._is_here = functools.cache(is_this_host)
+        job = environ[JOB_ID] + "-discovery"
+        self._job = LocalJob(LaunchPlan(("/bin/sh", "-c", script), own, {**environ, JOB_ID: job}, ()))
+        self._runs = 0
+        self._last = ScriptAnswer({})
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="horovod-discovery", daemon=True)
+
+    def start(self) -> Hosts:
+        """Ask for the first time, then from time to time.
+
+        Raises:
+            LaunchError: the script failed.
+
+        Blocks until it has answered.
+        """
+        self._job.start(None)
+        self._last = self._ask()
+        if self._last.problem and not self._last.problem.startswith("printed no host"):
+            raise LaunchError(
+                f"--host-discovery-script {self._script} {self._last.problem}; it must print lines such as host:2"
+            )
+        self._thread.start()
+        return self._last.hosts
+
+    def _run(self) -> None:
+        while not self._closed.wait(PERIOD_S):
+            answer = self._ask()
+            if self._closed.is_set():
+                return
+            before = self._last.hosts
+            self._last, line = judge(answer, self._last)
+            if line or self._last.hosts != before:
+                self._told(self._last.hosts, line)
+
+    def _ask(self) -> ScriptAnswer:
+        """Run the script once."""
+        self._runs += 1
+        ends, theirs = zip(os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC), strict=True)
+        poll = select.poll()
+        poll.register(self._job, select.POLLIN)
+        for fd in ends:
+            os.set_blocking(fd, False)
+        texts = {end: bytearray() for end in ends}
+        self._job.start_rank(self._runs, 0, {}, theirs)
+        deadline: float | None = time.monotonic() + LIMIT_S
+        status: int | None = None
+        try:
+            while not self._closed.is_set():
+                self._job.flush()
+                poll.poll(100)
+                for end, text in texts.items():
+                    _drain(end, text)
+                for event in self._job.news():
+                    if "lost" in event or "done" in event:
+                        return ScriptAnswer({}, "cannot be run any more: the process that watches it was killed")
+                    if event.get("ended") == self._runs:
+                        status = event["status"]
+                        for end, text in texts.items():
+                            _drain(end, text)
+                        out, error = (bytes(text).decode(errors="replace") for text in texts.values())
+                        is_late = deadline is None
+                        return read_answer(
+                            None if is_late else status, out, error, self._slots, self._is_here, self._own
+                        )
+                if deadline is not None and time.monotonic() >= deadline:
+                    deadline = None
+                    self._job.kill_rank(self._runs)
+        finally:
+            for end in ends:
+                os.close(end)
+        return ScriptAnswer({}, "")
+
+    def close(self) -> None:
+        """Ask no more. Blocks until the script has ended, which is killed."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._job.close()
+
+
+def _drain(fd: int, text: bytearray) -> None:
+    """Take what is in a pipe; what exceeds the limit is lost."""
+    try:
+        while data := os.read(fd, 1 << 16):
+            text += data[: _MOST_BYTES - len(text)]
+    except BlockingIOError:
+        pass

@@ -1,0 +1,323 @@
+"""Runs an elastic job: carries out what the membership decides, and reports to it what has become of hosts and ranks.
+
+The job service, a thread of this process, decides (``core.membership``); the supervision starts and kills processes on
+its word. Script and hosts are asked for in the same poll as everything else, but for the script's own thread.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from horovod.config import MEETING
+from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Slot, Start
+from horovod.errors import LaunchError
+from horovod.launch.discovery import Discovery, Offer
+from horovod.launch.elastic_options import ElasticOptions
+from horovod.launch.host_pool import HostPool, ReadyHost
+from horovod.launch.job import Job
+from horovod.launch.ledger import Loss, Ledger, signature
+from horovod.launch.local import LocalJob
+from horovod.launch.outcome import Exit
+from horovod.launch.output import OutputSink
+from horovod.launch.plan import LaunchPlan, Share, host_variables, slot_variables
+from horovod.launch.remote import RemoteJob
+from horovod.launch.supervision import RankPlace, Supervision, how_ended
+from horovod.rendezvous.service import Service
+
+__all__ = ["ElasticJob"]
+
+_SCRIPT_FAILED = "the script itself fails, so that other ranks would not help"
+
+
+class ElasticJob(Supervision):
+    """An elastic job. A *rank* of ``Supervision`` is the number of a process here; those of a generation are its ranks.
+
+    Args:
+        plan: what to start; names no rank.
+        sinks: where standard output and standard error of the ranks go.
+        options: what the user wants.
+        service: decides about the members.
+        pool: connects with hosts.
+        offers: the hosts that may be used; not for a job with a script.
+        endpoints: of the service, for this host and for others.
+        output_dir: folder for the output of each process, or empty.
+        call: the call that each rank makes, if it is one of ``horovod.run``.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        sinks: tuple[OutputSink, OutputSink],
+        options: ElasticOptions,
+        service: Service,
+        pool: HostPool,
+        offers: Mapping[str, Offer],
+        endpoints: tuple[str, str],
+        output_dir: str = "",
+        call: bytes = b"",
+    ) -> None:
+        super().__init__(plan, sinks)
+        self._options, self._service = options, service
+        self._endpoints, self._output_dir, self._call = endpoints, output_dir, call
+        self._offers, self._answer, self._lines = offers, offers, list[str]()
+        self._pool = pool
+        self._discovery: Discovery | None = None
+        self._hosts: dict[str, tuple[Job, int]] = {}  # and cores
+        self._processes: dict[Slot, int] = {}  # that run, by number
+        self._fenced: dict[int, str] = {}
+        self._ledger = Ledger()
+        #: Processes of the latest generation, by rank.
+        self.members: list[int] = []
+        self._ranks: dict[int, int] = {}  # of the generation that has begun, by process
+        self._is_meeting = True  # members of the next generation have not met yet
+        self._is_plain = False  # a process has ended well before the ranks had met: they never will
+        self._finish: Finish | None = None
+        self._stdin: int | None = None
+        self._chaos_at: float | None = None
+
+    def start(self, stdin: int | None) -> None:
+        self._stdin = stdin
+        options = self._options
+        self.poll.register(self._service.fileno())
+        if options.script:
+            self._discovery = Discovery(
+                options.script, options.slots, self.plan.hostname, self.plan.environ, self._told
+            )
+            self._answer = self._discovery.start()
+        self._pool.offer(self._answer)
+        self._update(is_changed=True)
+
+    def _told(self, hosts: Mapping[str, Offer], line: str) -> None:
+        """Take the script's answer, in its thread."""
+        self._answer = hosts
+        if line:
+            self._lines.append(line)
+        self.wake()
+
+    def adopt(self, ready: Sequence[ReadyHost]) -> None:
+        """Start to use hosts."""
+        for name, connection, cores in ready:
+            plan = self.plan
+            job = LocalJob(plan, self._call) if connection is None else RemoteJob(plan, connection, self._call, name)
+            self.add_job(job, self._stdin)
+            self._hosts[name] = job, cores
+
+    def _update(self, is_changed: bool = False) -> None:
+        """Tell the membership which hosts can be used now."""
+        if self._answer is not self._offers:
+            self._offers, is_changed = self._answer, True
+            self._pool.offer(self._offers)
+        ready = self._pool.tend(self.poll)
+        self.adopt(ready)
+        for problem in self._pool.problems:
+            self.say(f"{problem}; it is tried again later")
+        self._pool.problems.clear()
+        while self._lines:
+            self.say(self._lines.pop(0))
+        if ready or is_changed:
+            self._service.put(Discovered(self._pool.usable))
+
+    def on_poll(self) -> None:
+        if self._finish is None and not self.outcome.interrupted:
+            self._update()
+            now = time.monotonic()
+            if line := self._ledger.waiting(now, self._options.minimum):
+                self.say(line)
+            self._make_chaos(now)
+        for decision in self._service.take():
+            if self._finish is not None or self.outcome.interrupted:
+                continue
+            if isinstance(decision, Start):
+                if not self._is_plain:
+                    self._start_process(decision.slot)
+            elif isinstance(decision, Fence):
+                self._fence(decision)
+            elif isinstance(decision, Assign):
+                self._ledger.changing(time.monotonic())
+                self._is_meeting = True
+                self.members = [self._processes.get(slot, -1) for slot in decision.positions]
+            elif isinstance(decision, Begin):
+                self._begin(decision.generation)
+            elif isinstance(decision, Finish):
+                self._end(decision.why)
+
+    def due_at(self) -> list[float]:
+        times = [] if self._finish is not None else self._pool.due_at()
+        return times + [at for at in (self._ledger.due_at(), self._chaos_at) if at is not None]
+
+    def _start_process(self, slot: Slot) -> None:
+        job, cores = self._hosts.get(slot.host, (None, 0))
+        if job is None:
+            self._service.put(Ended(slot, "was lost with its host before it was started"))
+            return
+        process, offer = len(self.places), self._offers.get(slot.host)
+        slots = offer.slots if offer is not None else slot.number + 1
+        running = self._ledger.size
+        is_newcomer = running > 0
+        size = max(2, running) if is_newcomer else self._options.num_proc
+        rank = size - 1 if is_newcomer else process
+        count = min(slots, self._options.maximum)
+        is_here = isinstance(job, LocalJob)
+        own = {
+            **host_variables(self.plan.environ, Share(slot.host, count, cores)),
+            MEETING: self._endpoints[not is_here],
+            **slot_variables(slot.host, slot.number, count, rank, size),
+        }
+        label = f"[{slot}]<{{stream}}>:" if is_newcomer else self._label(process)
+        folder = f"{self._output_dir}/rank.{process}" if self._output_dir else ""
+        try:
+            self.start_rank(process, RankPlace(job, slot.number), own, label, folder)
+        except LaunchError as error:
+            self._end(str(error))
+            return
+        self._processes[slot] = process
+
+    def _label(self, rank: int) -> str:
+        return self.plan.display.label.format(rank=rank, stream="{stream}")
+
+    def _fence(self, decision: Fence) -> None:
+        process = self._processes.get(decision.slot)
+        if process is not None:
+            self._fenced[process] = decision.why
+            self.places[process].job.kill_rank(process)
+
+    def _begin(self, generation: int) -> None:
+        joined = [] if not self._ledger.size else [p for p in self.members if p not in self._ranks]
+        self._ranks = {process: rank for rank, process in enumerate(self.members)}
+        for process, rank in self._ranks.items():
+            self.streams.relabel(process, self._label(rank))
+        names = [f"rank {self._ranks[process]} on {self._slot_of(process)}" for process in joined]
+        now = time.monotonic()
+        self._is_meeting = False
+        for line in self._ledger.begin(now, generation, len(self.members), names, self._service.progress):
+            self.say(line)
+        if self._options.chaos_s and self._chaos_at is None:
+            self._chaos_at = self._next_chaos(now)
+        if (failure := self._ledger.own_error()) is not None:
+            self._end(f"{failure.who} {failure.how}, as another did before, at the same place: {_SCRIPT_FAILED}")
+
+    def _slot_of(self, process: int) -> Slot:
+        place = self.places[process]
+        return Slot(place.job.host, place.slot)
+
+    def on_exit(self, ended: Exit) -> None:
+        process, slot = ended.rank, self._slot_of(ended.rank)
+        if self._processes.get(slot) == process:
+            del self._processes[slot]
+        if self._finish is not None or self.outcome.interrupted:
+            return
+        how = how_ended(ended.status)
+        if why := self._fenced.pop(process, ""):
+            how = f"was killed by horovodrun: {why}"
+        if ended.status == 0 and not self._ledger.generation:
+            self._is_plain = True
+            if not self._processes:
+                self._end("")
+        elif ended.status == 0 and process in self.members:
+            self._take_end(process, slot, ended.pid, "", 0)
+        else:
+            self._take_end(process, slot, ended.pid, how, ended.status)
+
+    def _take_end(self, process: int, slot: Slot, pid: int, how: str, status: int) -> None:
+        """A process is gone; ``how`` is empty after a success."""
+        rank = self._ranks.get(process)
+        pid_text = f"pid {pid} " if pid else ""
+        who = f"{f'rank {rank}' if rank is not None else 'a new process'} ({pid_text}on {slot})"
+        failure = None
+        if how:
+            code = 128 - status if status < 0 else status
+            error = signature(self.streams.tail(process)) if status > 0 else ""
+            failure = Loss(who, how, self._ledger.generation, code, error)
+        if rank is not None or process in self.members:
+            self._ledger.ended(time.monotonic(), f"{who} {how or 'left'}", failure)
+        elif failure is not None:
+            self._ledger.failures.append(failure)
+            self.say(f"{who} {how}, before it was a member")
+        self._service.put(Ended(slot, how))
+        if failure is not None and status > 0 and not self._ledger.generation:
+            self._end(f"{who} {how} before the ranks had met")
+        elif failure is not None and rank is not None and not self._has_state():
+            self._end("no rank is left that has the state of the training")
+
+    def _has_state(self) -> bool:
+        """Whether a member of the latest generation that has begun still runs, or has ended well."""
+        failed = {e.rank for e in self.outcome.exits if e.status != 0}
+        lost = set(self.outcome.lost)
+        return any(process not in failed | lost for process in self._ranks)
+
+    def on_lost(self, job: Job, reason: str) -> None:
+        ended = {e.rank for e in self.outcome.exits}
+        lost = [process for process, place in self.places.items() if place.job is job and process not in ended]
+        self.outcome.lost.update(dict.fromkeys(lost, job.host))
+        self._hosts.pop(job.host, None)
+        job.close()
+        self._jobs.remove(job)
+        if self._finish is not None or self.outcome.interrupted:
+            return
+        self._pool.lose(job.host)
+        self._service.put(Discovered(self._pool.usable))
+        for process in lost:
+            slot = self._slot_of(process)
+            self._processes.pop(slot, None)
+            self._take_end(process, slot, 0, f"was lost with its host: {reason}", 0)
+
+    def is_final(self) -> bool:
+        return self._finish is not None or bool(self.outcome.interrupted)
+
+    def _end(self, why: str) -> None:
+        """End the job, after a success if there is no reason."""
+        self._finish = Finish(why)
+        for job in tuple(self._running.values()):
+            job.finish()
+        if why:
+            self.end_soon()
+        else:
+            for process in self._processes.values():  # spares, and newcomers that come too late
+                self.streams.mute(process)
+            self.end(b"T")
+
+    def _make_chaos(self, now: float) -> None:
+        if self._chaos_at is None or now < self._chaos_at:
+            return
+        self._chaos_at = self._next_chaos(now)
+        alive = [process for process in self._ranks if process in self._processes.values()]
+        if not self._is_meeting and len(alive) == len(self._ranks) > 1:
+            process = random.choice(alive)
+            self.say(f"--chaos kills rank {self._ranks[process]} on {self._slot_of(process)}")
+            self.places[process].job.kill_rank(process)
+
+    def _next_chaos(self, now: float) -> float:
+        return now + self._options.chaos_s * random.uniform(0.5, 1.5)
+
+    def run(self) -> None:
+        super().run()
+        self.outcome.lines, self.outcome.code = self._report()
+
+    def _report(self) -> tuple[list[str], int]:
+        why = self._finish.why if self._finish is not None else ""
+        now, lines, failures = time.monotonic(), list[str](), self._ledger.failures
+        if self.outcome.interrupted:
+            lines.append(f"{signal.Signals(self.outcome.interrupted).name} received; nothing is left running")
+        elif why or self.outcome.error:
+            lines.append(self.outcome.error or f"the job has ended: {why}")
+            lines += ["the processes that failed:", *self._ledger.causes()] if failures else []
+        summary = self._ledger.summary(now, self._service.progress)
+        lines += [summary] if summary else []
+        if self.outcome.interrupted:
+            return lines, 128 + self.outcome.interrupted
+        return lines, (failures[-1].code or 1 if failures else 1) if why or self.outcome.error else 0
+
+    def results(self) -> list[bytes]:
+        """Return what the ranks of the last generation have returned, in their order, if they have ended well."""
+        well = {ended.rank for ended in self.outcome.exits if ended.status == 0}
+        ranks = sorted((rank, process) for process, rank in self._ranks.items() if process in well)
+        return [self.places[process].job.results.get(process, b"") for _, process in ranks]
+
+    def close(self) -> None:
+        if self._discovery is not None:
+            self._discovery.close()
+        self._pool.close()
+        super().close()

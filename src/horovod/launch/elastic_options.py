@@ -1,0 +1,146 @@
+"""Options of an elastic job, given as flags or as arguments of ``horovod.run``. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.core.membership_events import Policy
+
+__all__ = ["FLAGS", "ElasticOptions", "elastic_options"]
+
+FLAGS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("--min-np", "--min-num-proc"), "N", "fewest processes to go on with (default: -np)"),
+    (("--max-np", "--max-num-proc"), "N", "most processes (default: -np; unlimited with a script)"),
+    (("--host-discovery-script",), "COMMAND", "prints the hosts that may be used now, one host:slots a line"),
+    (("--slots-per-host", "--slots"), "N", "slots of a host for which the script prints no number (default: 1)"),
+    (("--reset-limit",), "N", "end the job instead of starting another generation after so many (default: no limit)"),
+    (("--blacklist-cooldown-range",), "MIN MAX",
+     "seconds until a slot whose process failed is used again; doubles from MIN to MAX (default: 1 600)"),
+    (("--spares",), "N", "processes that wait, loaded, to take the place of one that is lost (default: 0)"),
+    (("--chaos",), "TIME", "kill a random rank about every so often, such as 30s, to try a script"),
+)  # fmt: skip
+"""Names of each flag, of its values, and its help."""
+
+_COOL_DOWN_S = (1.0, 600.0)
+_LONGEST_COOL_DOWN_S = 3600.0
+_UNLIMITED = 1 << 20
+_TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|m|h)?")
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """An elastic job.
+
+    Attributes:
+        num_proc: number of ranks that the start waits for.
+        minimum: fewest ranks to go on with.
+        maximum: most ranks.
+        script: command that prints the hosts that may be used now, or empty.
+        slots: of a host for which it prints no number.
+        reset_limit: number of generations after the first one; None for no limit.
+        cool_down_s: time until a slot whose process failed is used again, and its limit.
+        spares: processes beyond ``maximum`` that wait.
+        chaos_s: mean time between two ranks that are killed to try the script; 0 for never.
+    """
+
+    num_proc: int
+    minimum: int
+    maximum: int
+    script: str = ""
+    slots: int = 1
+    reset_limit: int | None = None
+    cool_down_s: tuple[float, float] = _COOL_DOWN_S
+    spares: int = 0
+    chaos_s: float = 0.0
+
+    def policy(self, timeout_s: float) -> Policy:
+        """Return how the membership changes; ``timeout_s`` is the limit for all waiting."""
+        return Policy(
+            size=self.num_proc,
+            is_elastic=True,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            resets=self.reset_limit,
+            cool_down_s=self.cool_down_s,
+            timeout_s=timeout_s,
+            is_discovering=bool(self.script),
+            spares=self.spares,
+        )
+
+
+def elastic_options(found: Mapping[str, Any], num_proc: int | None) -> ElasticOptions | None:
+    """Read what the user said.
+
+    Args:
+        found: by name of a flag as in ``FLAGS``, the first one of several, what was given; texts or numbers.
+        num_proc: number of ranks to start with; None when not given.
+
+    Returns:
+        The options; None when the job is not to be elastic.
+
+    Raises:
+        ValueError: a wrong value, or values that contradict each other; names the flag.
+    """
+    given = {name: value for name, value in found.items() if value not in (None, "")}
+    minimum = _number(given, "--min-np", 1)
+    maximum = _number(given, "--max-np", 1)
+    script = str(given.get("--host-discovery-script", ""))
+    if minimum is None and maximum is None and not script:
+        if given:
+            raise ValueError(f"{', '.join(given)}: for elastic jobs; add --min-np, or --host-discovery-script")
+        return None
+    num_proc = num_proc or minimum
+    if num_proc is None:
+        raise ValueError("-np is missing: say how many processes to start with, or --min-np")
+    minimum = num_proc if minimum is None else minimum
+    maximum = maximum or (_UNLIMITED if script else num_proc)
+    if not minimum <= num_proc <= maximum:
+        limit = "" if maximum == _UNLIMITED else f" and --max-np {maximum}"
+        raise ValueError(f"-np {num_proc} must lie between --min-np {minimum}{limit}")
+    if "--slots-per-host" in given and not script:
+        raise ValueError("--slots-per-host is for hosts of --host-discovery-script; give the slots with -H host:slots")
+    cool_down_s = given.get("--blacklist-cooldown-range", _COOL_DOWN_S)
+    least, most = (_seconds(value, "--blacklist-cooldown-range") for value in cool_down_s)
+    if not 0 < least <= most <= _LONGEST_COOL_DOWN_S:
+        raise ValueError(
+            f"--blacklist-cooldown-range must be two numbers of seconds, the smaller one first, above 0 and at most "
+            f"{_LONGEST_COOL_DOWN_S:g}; received {least:g} {most:g}"
+        )
+    return ElasticOptions(
+        num_proc=num_proc,
+        minimum=minimum,
+        maximum=maximum,
+        script=script,
+        slots=_number(given, "--slots-per-host", 1) or 1,
+        reset_limit=_number(given, "--reset-limit", 0),
+        cool_down_s=(least, most),
+        spares=_number(given, "--spares", 0) or 0,
+        chaos_s=_duration(given["--chaos"]) if "--chaos" in given else 0.0,
+    )
+
+
+def _number(given: Mapping[str, Any], flag: str, least: int) -> int | None:
+    if flag not in given:
+        return None
+    text = str(given[flag])
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"{flag} must be a whole number of at least {least}; received {text!r}")
+    return int(text)
+
+
+def _seconds(value: Any, flag: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{flag} must be two numbers of seconds; received {value!r}") from None
+
+
+def _duration(text: Any) -> float:
+    found = _TIME.fullmatch(str(text).strip())
+    if found is None or not float(found[1]):
+        raise ValueError(f"--chaos must be a time such as 30s, 2m or 500ms; received {text!r}")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,150 @@
+"""The hosts of an elastic job: connects with new ones while ranks train, and again with those that were lost."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.errors import LaunchError
+from horovod.launch.discovery import Offer
+from horovod.launch.host_checks import CheckedHosts, Newcomer
+from horovod.launch.remote import Connection
+from horovod.launch.ssh import Access
+from horovod.rendezvous.interfaces import machine_name
+
+__all__ = ["HostPool", "ReadyHost"]
+
+
+class ReadyHost(NamedTuple):
+    """A host on which ranks can be started now.
+
+    Attributes:
+        name: in the job.
+        connection: with its agent; None for this machine.
+        cores: how many ranks may use there.
+    """
+
+    name: str
+    connection: Connection | None
+    cores: int
+
+
+class HostPool:
+    """Which hosts are offered, and which of them can be used.
+
+    Args:
+        own: name of this machine in the job.
+        cores: of this machine.
+        access: how other hosts are reached.
+        command: what the ranks run.
+        path: where it is searched there.
+        cool_down_s: time until a host that could not be used is tried again, and its limit: it doubles.
+        found: other hosts that are offered from the beginning, and have been checked.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        cores: int,
+        access: Access,
+        command: str,
+        path: str,
+        cool_down_s: tuple[float, float],
+        found: CheckedHosts,
+    ) -> None:
+        self._own, self._cores, self._access = own, cores, access
+        self._command, self._path, self._cool_down_s = command, path, cool_down_s
+        self._found = found
+        self._offers: Mapping[str, Offer] = {}
+        self._newcomers: dict[str, Newcomer] = {}
+        self._ready: dict[str, str] = {}  # machine by name of the host
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+        #: Lines for the user about hosts that cannot be used.
+        self.problems: list[str] = []
+
+    def offer(self, hosts: Mapping[str, Offer]) -> None:
+        """Take the hosts that may be used from now on."""
+        self._offers = hosts
+
+    @property
+    def usable(self) -> dict[str, int]:
+        """Number of slots of each host that is offered and ready."""
+        return {name: offer.slots for name, offer in self._offers.items() if name in self._ready}
+
+    def lose(self, name: str) -> None:
+        """A host does not answer any more: try it again later."""
+        self._ready.pop(name, None)
+        self._cool(name)
+
+    def _cool(self, name: str) -> None:
+        least, most = self._cool_down_s
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        self._retry_at[name] = time.monotonic() + min(most, least * 2.0 ** min(failures - 1, 64))
+
+    def tend(self, poll: select.poll) -> list[ReadyHost]:
+        """Connect with hosts and hear what they say.
+
+        Args:
+            poll: gets the connections that are being checked.
+
+        Returns:
+            The hosts that have become ready.
+        """
+        now, ready = time.monotonic(), []
+        while self._found.connections:  # whose new owner closes them
+            address, connection = self._found.connections.popitem()
+            hello, name = self._found.hellos[address], address.rpartition("@")[2]
+            self._ready[name] = hello.machine
+            ready.append(ReadyHost(name, connection, hello.cores))
+        for name, offer in self._offers.items():
+            if name in self._ready or name in self._newcomers or self._retry_at.get(name, 0.0) > now:
+                continue
+            if name == self._own:
+                self._ready[name] = machine_name()
+                ready.append(ReadyHost(name, None, self._cores))
+                continue
+            machines = {machine: other for other, machine in self._ready.items()}
+            machines.setdefault(machine_name(), self._own)
+            try:
+                newcomer = Newcomer(offer.address, self._access, self._command, self._path, machines)
+            except LaunchError as error:
+                self._refuse(name, [f"{name}: {error}"])
+                continue
+            self._newcomers[name] = newcomer
+            poll.register(newcomer.connection.wire.incoming, select.POLLIN)
+        for name, newcomer in tuple(self._newcomers.items()):
+            incoming = newcomer.connection.wire.incoming
+            newcomer.tend()
+            if newcomer.is_done:
+                del self._newcomers[name]
+                poll.unregister(incoming)
+                if newcomer.problems:
+                    self._refuse(name, newcomer.problems)
+                else:
+                    self._ready[name] = newcomer.hello.machine
+                    ready.append(ReadyHost(name, newcomer.connection, newcomer.hello.cores))
+        return ready
+
+    def _refuse(self, name: str, problems: Sequence[str]) -> None:
+        if name not in self._failures:  # else it was said before
+            self.problems += problems
+        self._cool(name)
+
+    def due_at(self) -> list[float]:
+        """When ``tend`` is due."""
+        times = [at for name, at in self._retry_at.items() if self._is_wanted(name)]
+        return times + [newcomer.due_at for newcomer in self._newcomers.values()]
+
+    def _is_wanted(self, name: str) -> bool:
+        return name in self._offers and name not in self._ready and name not in self._newcomers
+
+    def close(self) -> None:
+        """Let go of the hosts that are being checked. Blocks until ssh has ended."""
+        for newcomer in self._newcomers.values():
+            newcomer.connection.kill()
+        for newcomer in self._newcomers.values():
+            newcomer.connection.close()
+        self._newcomers.clear()

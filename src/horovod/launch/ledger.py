@@ -1,0 +1,166 @@
+"""Losses and joins of an elastic job: a line for each loss and each join, and a summary at the end. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Loss", "Ledger", "signature"]
+
+_MOST_CAUSES = 20
+PATIENCE_S = 5.0
+"""A loss that takes so long to repair is reported before it is repaired."""
+
+
+@dataclass
+class Loss:
+    """A process that has not ended well.
+
+    Attributes:
+        who: it was, such as "rank 1 (pid 7 on a)".
+        how: it ended.
+        generation: the last one that had begun.
+        code: exit code of the launcher that stands for it.
+        error: signature of the exception that ended it, or empty.
+        progress: steps that the others had completed by then; None when they have not said yet.
+    """
+
+    who: str
+    how: str
+    generation: int
+    code: int
+    error: str = ""
+    progress: int | None = None
+
+
+def signature(lines: Sequence[str]) -> str:
+    """Return the places and the type of the exception with which standard error ends; empty when there is none.
+
+    Args:
+        lines: the last ones of standard error.
+    """
+    begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
+    if not begins:
+        return ""
+    traceback = lines[begins[-1] :]
+    places = [line.strip() for line in traceback if re.match(r'\s+File ".*", line \d+', line)]
+    kinds = [found[1] for line in traceback[1:] if (found := re.match(r"([A-Za-z_][\w.]*)(:|$)", line))]
+    return "\n".join([*places, kinds[0]]) if kinds else ""
+
+
+@dataclass
+class Ledger:
+    """The changes of one job. The times of all calls are of one clock, in seconds."""
+
+    size: int = 0
+    generation: int = 0
+    losses: int = 0
+    joins: int = 0
+    resets: int = 0
+    lost_s: float = 0.0
+    failures: list[Loss] = field(default_factory=list)
+    _began_s: float | None = None
+    _changed_s: float | None = None
+    _gone: list[str] = field(default_factory=list)
+    _is_announced: bool = False
+
+    def ended(self, now_s: float, text: str, failure: Loss | None) -> None:
+        """A member has ended.
+
+        Args:
+            now_s: when.
+            text: who it was and how it ended.
+            failure: the same, if it is one.
+        """
+        self.changing(now_s)
+        self._gone.append(text)
+        if failure is not None:
+            self.losses += 1
+            self.failures.append(failure)
+
+    def changing(self, now_s: float) -> None:
+        """The members stop for another generation."""
+        if self._changed_s is None:
+            self._changed_s = now_s
+
+    def waiting(self, now_s: float, fewest: int) -> str:
+        """Return a line about losses that are not repaired yet, once; empty when there is nothing to say."""
+        due = self.due_at()
+        if due is None or now_s < due:
+            return ""
+        self._is_announced = True
+        return f"{'; '.join(self._gone)}; waiting until {fewest} or more can go on"
+
+    def due_at(self) -> float | None:
+        """When ``waiting`` has something to say."""
+        is_open = bool(self._gone) and self._changed_s is not None and not self._is_announced
+        return self._changed_s + PATIENCE_S if is_open and self._changed_s is not None else None
+
+    def begin(self, now_s: float, generation: int, size: int, joined: Sequence[str], progress: int) -> list[str]:
+        """A generation begins.
+
+        Args:
+            now_s: when.
+            generation: its number.
+            size: of it.
+            joined: new members, in words; none of them counts in the first generation.
+            progress: number of steps that the furthest member has completed.
+
+        Returns:
+            Lines for the user.
+        """
+        is_first = self._began_s is None
+        took_s = 0.0 if self._changed_s is None else now_s - self._changed_s
+        where = f"at step {progress}, after {took_s:.2f} s"
+        lines = [f"{text}; {_ranks(size)} {where}" for text in self._gone]
+        if is_first:
+            self._began_s = now_s
+        else:
+            lines += [f"{who} joined; {_ranks(size)} {where}" for who in joined]
+            lines = lines or [f"the ranks met again; {_ranks(size)} {where}"]
+            self.joins += len(joined)
+            self.resets += 1
+            self.lost_s += took_s
+        for failure in self.failures:
+            if failure.progress is None:
+                failure.progress = progress
+        self.size, self.generation = size, generation
+        self._changed_s, self._is_announced = None, False
+        self._gone.clear()
+        return lines
+
+    def own_error(self) -> Loss | None:
+        """Return the failure that shows the script itself to be wrong: a rank failed as one of an earlier generation
+        did, at the same place, and nobody has completed a step in between."""
+        for i, failure in enumerate(self.failures):
+            for other in self.failures[:i] if failure.error else ():
+                is_same = (failure.error, failure.progress) == (other.error, other.progress)
+                if is_same and failure.progress is not None and failure.generation != other.generation:
+                    return failure
+        return None
+
+    def summary(self, now_s: float, progress: int) -> str:
+        """Return the last line about a job in which anything has changed, else nothing."""
+        if self._began_s is None or not (self.resets or self.failures):
+            return ""
+        total_s = max(now_s - self._began_s, 1e-9)
+        goodput = max(0.0, 1 - self.lost_s / total_s)
+        return (
+            f"{_count(self.losses, 'loss', 'es')} and {_count(self.joins, 'join')} by step {progress}, "
+            f"{_count(self.resets, 'reset')}, {self.lost_s:.2f} of {total_s:.1f} s lost, goodput {goodput:.1%}"
+        )
+
+    def causes(self) -> list[str]:
+        """Return a line for each failure."""
+        shown = [f"    {failure.who} {failure.how}" for failure in self.failures[-_MOST_CAUSES:]]
+        more = len(self.failures) - len(shown)
+        return ([f"    {more} more before"] if more else []) + shown
+
+
+def _ranks(size: int) -> str:
+    return f"{size} rank{'s' * (size != 1)} continue{'s' * (size == 1)}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"
