@@ -21,7 +21,7 @@ from horovod.launch.machine import is_this_host
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.supervision import how_ended
 
-__all__ = ["ScriptAnswer", "Discovery", "Offer", "judge", "read_answer", "read_hosts"]
+__all__ = ["Discovery", "HostOffer", "ScriptAnswer", "judge", "read_answer", "read_hosts"]
 
 PERIOD_S = 1.0
 LIMIT_S = 10.0
@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 20
 _MOST_QUOTED = 200
 
 
-class Offer(NamedTuple):
+class HostOffer(NamedTuple):
     """A host that may be used.
 
     Attributes:
@@ -42,7 +42,7 @@ class Offer(NamedTuple):
     slots: int
 
 
-Hosts = dict[str, Offer]  # by the name in the job
+Hosts = dict[str, HostOffer]  # by the name in the job
 
 
 class ScriptAnswer(NamedTuple):
@@ -90,8 +90,8 @@ def read_hosts(named: Sequence[HostSlots], is_here: Callable[[str], bool], own: 
     hosts: Hosts = {}
     for host in named:
         name = own if is_here(host.name) else host.name.rpartition("@")[2]
-        before = hosts.get(name, Offer(host.name, 0))
-        hosts[name] = Offer(before.address, before.slots + host.slots)
+        before = hosts.get(name, HostOffer(host.name, 0))
+        hosts[name] = HostOffer(before.address, before.slots + host.slots)
     return hosts
 
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from horovod.config import MEETING
 from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Slot, Start
 from horovod.errors import LaunchError
-from horovod.launch.discovery import Discovery, Offer
+from horovod.launch.discovery import Discovery, HostOffer
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_pool import HostPool, ReadyHost
 from horovod.launch.job import Job
-from horovod.launch.ledger import Loss, Ledger, signature
+from horovod.launch.ledger import Ledger, Loss, signature
 from horovod.launch.local import LocalJob
 from horovod.launch.outcome import Exit
 from horovod.launch.output import OutputSink
@@ -54,7 +54,7 @@ class ElasticJob(Supervision):
         options: ElasticOptions,
         service: Service,
         pool: HostPool,
-        offers: Mapping[str, Offer],
+        offers: Mapping[str, HostOffer],
         endpoints: tuple[str, str],
         output_dir: str = "",
         call: bytes = b"",
@@ -90,7 +90,7 @@ class ElasticJob(Supervision):
         self._pool.offer(self._answer)
         self._update(is_changed=True)
 
-    def _told(self, hosts: Mapping[str, Offer], line: str) -> None:
+    def _told(self, hosts: Mapping[str, HostOffer], line: str) -> None:
         """Take the script's answer, in its thread."""
         self._answer = hosts
         if line:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from horovod import config
 from horovod.errors import InitError, LaunchError
-from horovod.launch.discovery import Offer, read_hosts
+from horovod.launch.discovery import HostOffer, read_hosts
 from horovod.launch.elastic import ElasticJob
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_checks import CheckedHosts, check_hosts
@@ -104,9 +104,9 @@ class ElasticAssembly:
         self._service.close()
 
 
-def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> dict[str, Offer]:
+def _offers(named: Sequence[HostSlots], options: ElasticOptions, own: str) -> dict[str, HostOffer]:
     if not named:
-        return {own: Offer("localhost", options.maximum + options.spares)}
+        return {own: HostOffer("localhost", options.maximum + options.spares)}
     offers = read_hosts(named, is_this_host, own)
     slots = sum(offer.slots for offer in offers.values())
     if slots < options.num_proc:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.errors import LaunchError
-from horovod.launch.discovery import Offer
+from horovod.launch.discovery import HostOffer
 from horovod.launch.host_checks import CheckedHosts, Newcomer
 from horovod.launch.remote import Connection
 from horovod.launch.ssh import Access
@@ -57,7 +57,7 @@ class HostPool:
         self._own, self._cores, self._access = own, cores, access
         self._command, self._path, self._cool_down_s = command, path, cool_down_s
         self._found = found
-        self._offers: Mapping[str, Offer] = {}
+        self._offers: Mapping[str, HostOffer] = {}
         self._newcomers: dict[str, Newcomer] = {}
         self._ready: dict[str, str] = {}  # machine by name of the host
         self._failures: dict[str, int] = {}
@@ -65,7 +65,7 @@ class HostPool:
         #: Lines for the user about hosts that cannot be used.
         self.problems: list[str] = []
 
-    def offer(self, hosts: Mapping[str, Offer]) -> None:
+    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
         """Take the hosts that may be used from now on."""
         self._offers = hosts
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Loss", "Ledger", "signature"]
+__all__ = ["Ledger", "Loss", "signature"]
 
 _MOST_CAUSES = 20
 PATIENCE_S = 5.0

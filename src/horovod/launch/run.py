@@ -114,14 +114,13 @@ def run(
     fewest, most = min_num_proc if min_np is None else min_np, max_num_proc if max_np is None else max_np
     values = (fewest, most, host_discovery_script, slots, reset_limit, cooldown_range)
     elastic = elastic_options(dict(zip(_ELASTIC, values, strict=True)), num_proc if np is None else np)
-    if elastic is not None and (use_mpi or (elastic.script and (hosts or hostfile))):
+    if elastic and (use_mpi or (elastic.script and (hosts or hostfile))):
         raise ValueError("an elastic job takes neither use_mpi nor, with host_discovery_script, hosts or hostfile")
     if hosts and hostfile:
         raise ValueError("give hosts or hostfile, not both")
     if use_gloo and use_mpi:
         raise ValueError("give use_gloo or use_mpi, not both")
-    size = np if np is not None else 1 if num_proc is None else num_proc
-    size = size if elastic is None else elastic.num_proc
+    size = elastic.num_proc if elastic else np if np is not None else 1 if num_proc is None else num_proc
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     interfaces = _names(network_interfaces or network_interface or ())
     python = executable or sys.executable
