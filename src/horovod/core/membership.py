@@ -96,6 +96,11 @@ class Membership:
         is_joining = bool(self._phases[_Phase.WAITING]) and not self._is_draining and staying < self._policy.most
         return is_joining or staying < len(members)
 
+    def is_open(self, slot: Slot) -> bool:
+        """Whether a process was started in ``slot`` that has not come to ``init()`` yet."""
+        process = self._processes.get(slot)
+        return process is not None and process.phase is _Phase.OUTSIDE
+
     def handle(self, event: Event) -> list[Decision]:
         """Take one event.
 

@@ -253,10 +253,11 @@ class FateQuery:
         places: endpoints of the service.
         secret: the job's secret.
         rank: of the job.
+        generation: in which it has this rank; 0 in a job that is not elastic.
     """
 
-    def __init__(self, places: Sequence[str], secret: bytes, rank: int) -> None:
-        self._question = pack(Ask(rank))
+    def __init__(self, places: Sequence[str], secret: bytes, rank: int, generation: int = 0) -> None:
+        self._question = pack(Ask(rank, generation))
         self._again_at = 0.0
         self._context: zmq.Context[Socket] = zmq.Context()
         self._sockets = []

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from horovod.core.membership import Membership
-from horovod.core.membership_events import Decision, Event, Policy, Ready, Refuse
-from horovod.rendezvous.protocol import Answer
+from horovod.core.membership_events import (
+    Assign,
+    Begin,
+    Decision,
+    Dissolve,
+    Ended,
+    Event,
+    Joined,
+    Leaving,
+    Left,
+    Policy,
+    Ready,
+    Refuse,
+    Slot,
+)
+from horovod.rendezvous.member_messages import News, Place, Refused, Status
+from horovod.rendezvous.protocol import Answer, Fate
 
 __all__ = ["Generations"]
 
 _Answers = list[tuple[bytes, Answer]]
+#: Of so many generations it is known how their ranks ended: the present one, and those that some may still be in.
+_KEPT = 8
+
+
+@dataclass
+class _Process:
+    """A process that has said that it is there; ``answer`` is the one to its last attempt."""
+
+    nonce: bytes
+    sender: bytes
+    attempt: int = 0
+    answer: Place | Refused | None = None
+    wants_out: bool = False
 
 
 class Generations:
@@ -24,7 +54,56 @@ class Generations:
     def __init__(self, policy: Policy) -> None:
         self._membership = Membership(policy)
         self._decisions: list[Decision] = []
+        self._processes: dict[Slot, _Process] = {}
+        self._ranks: dict[int, dict[Slot, int]] = {}  # by generation, of the processes that live
+        self._fates: dict[int, dict[int, str]] = {}  # by generation and rank
+        self._placed: frozenset[Slot] = frozenset()  # in the latest generation, which may not have begun
+        self._begun, self._size, self._wants_change = 0, policy.size, False
         self.progress = 0
+
+    @property
+    def oldest(self) -> int:
+        """The oldest generation of which something is still known."""
+        return min(self._ranks, default=0)
+
+    def hear(self, sender: bytes, news: News) -> _Answers:
+        """Take what a process says.
+
+        Args:
+            sender: how to answer it.
+            news: its message.
+
+        Returns:
+            To whom to say what.
+        """
+        slot = Slot(news.host, news.number)
+        process = self._processes.get(slot)
+        if process is None or process.nonce != news.nonce:
+            if why := self._objection(slot, news):
+                return [(sender, Refused(news.attempt, why, False))]
+            process = self._processes[slot] = _Process(news.nonce, sender)
+        process.sender = sender
+        answers: _Answers = []
+        if news.wants_out and not process.wants_out:
+            process.wants_out = True
+            answers += self.handle(Leaving(slot))
+        if news.verb == "ready" and news.attempt > process.attempt:
+            process.attempt, process.answer = news.attempt, None
+            answers += self.handle(Ready(slot, news.progress, news.digest))
+        elif news.verb == "ready" and news.attempt == process.attempt and process.answer is not None:
+            answers.append((sender, process.answer))  # it was lost
+        elif news.verb == "joined":
+            answers += self.handle(Joined(slot, news.generation))
+        elif news.verb == "left":
+            answers += self.handle(Left(slot))
+        return [*answers, (sender, self._status(slot))]
+
+    def _objection(self, slot: Slot, news: News) -> str:
+        """Why a process that is not known may not speak for a slot; empty when it may."""
+        if not self._membership.is_open(slot):
+            return f"slot {slot} belongs to another process, or none was started there"
+        # The first word of a process comes from init(), and nothing else before it is answered.
+        return "" if news.verb == "here" else f"slot {slot} has another process now"
 
     def handle(self, event: Event) -> _Answers:
         """Take one event.
@@ -35,13 +114,81 @@ class Generations:
         Returns:
             To whom to say what.
         """
+        answers: _Answers = []
         if isinstance(event, Ready):
             self.progress = max(self.progress, event.progress)
-        decisions = self._membership.handle(event)
-        self._decisions += [decision for decision in decisions if not isinstance(decision, Refuse)]
-        return []
+        elif isinstance(event, Ended):
+            answers += self._bury(event)
+        for decision in self._membership.handle(event):
+            if isinstance(decision, Refuse):
+                answers += self._answer(decision.slot, Refused(0, decision.why, decision.is_dismissal))
+                continue
+            self._decisions.append(decision)
+            if isinstance(decision, Assign):
+                answers += self._assign(decision)
+            elif isinstance(decision, Begin):
+                self._begun, self._size = decision.generation, len(self._ranks[decision.generation])
+                answers += self._tell_all()
+            elif isinstance(decision, Dissolve):
+                self._placed = frozenset()
+                answers += self._tell_all()
+        if self._membership.wants_change != self._wants_change:
+            self._wants_change = not self._wants_change
+            answers += self._tell_all()
+        return answers
 
     def take(self) -> list[Decision]:
         """Return the decisions for the launcher since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
+
+    def fate(self, rank: int, generation: int) -> Fate:
+        """Return what became of a rank of a generation, as far as that is known."""
+        return Fate(rank, self._fates.get(generation, {}).get(rank, ""), generation)
+
+    def _assign(self, assign: Assign) -> _Answers:
+        number, positions = assign
+        self._ranks[number] = {slot: position.rank for slot, position in positions.items()}
+        self._fates[number] = {}
+        for old in [old for old in self._ranks if old <= number - _KEPT]:
+            del self._ranks[old], self._fates[old]
+        self._placed = frozenset(positions)
+        behind = [position.rank for position in positions.values() if position.is_behind]
+        previous = [position.previous for position in positions.values()]
+        answers: _Answers = []
+        for slot, at in positions.items():
+            place = Place(
+                0, number, at.rank, len(positions), at.local_rank, at.local_size, at.cross_rank, at.cross_size,
+                behind, previous,
+            )  # fmt: skip
+            answers += self._answer(slot, place)
+        return answers
+
+    def _answer(self, slot: Slot, answer: Place | Refused) -> _Answers:
+        """Answer the last attempt of the process in a slot."""
+        process = self._processes.get(slot)
+        if process is None:
+            return []
+        answer.attempt = process.attempt
+        process.answer = answer
+        return [(process.sender, answer)]
+
+    def _bury(self, event: Ended) -> _Answers:
+        """Note which ranks a process had; tell the others of its last generation if it did not end well."""
+        self._processes.pop(event.slot, None)
+        answers: _Answers = []
+        for number, ranks in self._ranks.items():
+            rank = ranks.pop(event.slot, None)
+            if rank is not None and event.how:
+                self._fates[number][rank] = event.how
+                if number == self._membership.generation:
+                    fate = Fate(rank, event.how, number)
+                    answers += [(self._processes[slot].sender, fate) for slot in ranks if slot in self._processes]
+        return answers
+
+    def _status(self, slot: Slot) -> Status:
+        placed = self._membership.generation if slot in self._placed else 0
+        return Status(placed, self._begun, self._size, self._wants_change)
+
+    def _tell_all(self) -> _Answers:
+        return [(process.sender, self._status(slot)) for slot, process in self._processes.items()]

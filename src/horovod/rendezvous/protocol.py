@@ -5,6 +5,7 @@
     service to leader             StillMissing: for whom      AllHere                 Refusal: there is no job
     service to any rank           Fate: how a rank ended      Value: of the table
     leader to rank 0's leader     Connected                   Go: all have connected
+    elastic jobs                  see ``member_messages``
 
 Each message travels in an envelope with the version of this package, which is checked first, and a number that its
 answer repeats. The body is a typed struct in MessagePack; a message that does not fit its type is dropped.
@@ -18,6 +19,7 @@ import msgspec
 
 from horovod._version import __version__
 from horovod.errors import InitError, PeerLostError
+from horovod.rendezvous.member_messages import News, Place, Refused, Status
 
 __all__ = [
     "MAX_BYTES",
@@ -125,9 +127,15 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
-    """How did a rank end?"""
+    """How did a rank end?
+
+    Attributes:
+        rank: of the job.
+        generation: in which it has this rank; 0 in a job that is not elastic.
+    """
 
     rank: int
+    generation: int = 0
 
 
 class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
@@ -136,10 +144,12 @@ class Fate(msgspec.Struct, array_like=True, frozen=True, tag="fate"):
     Attributes:
         rank: of the job.
         how: such as "was killed by SIGKILL"; empty as long as it is not known to have ended.
+        generation: as in ``Ask``.
     """
 
     rank: int
     how: str
+    generation: int = 0
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True, tag="table"):
@@ -226,8 +236,8 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
     """All leaders are connected."""
 
 
-Question = Join | GiveUp | Failed | Ask | Table
-Answer = StillMissing | AllHere | Refusal | Fate | Value
+Question = Join | GiveUp | Failed | Ask | Table | News
+Answer = StillMissing | AllHere | Refusal | Fate | Value | Status | Place | Refused
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):

@@ -23,6 +23,7 @@ from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
+from horovod.rendezvous.member_messages import News, Refused
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
     AllHere,
@@ -47,7 +48,10 @@ __all__ = ["Service", "listen"]
 _MOST_AT_ONCE = 100_000
 #: How often the membership looks at the clock.
 _TICK_MS = 100
+#: How many messages are taken before anything else is looked at.
+_IN_A_ROW = 1000
 _Answers = list[tuple[bytes, Answer]]
+_NOT_ELASTIC = "this job was not started elastically: HOROVOD_ELASTIC is not for its ranks"
 
 
 class Service:
@@ -179,16 +183,20 @@ class Service:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
-        generations = self._generations
+        generations, ticked_at = self._generations, 0.0
         while not self._is_closed:
             for socket, _ in poller.poll(None if generations is None else _TICK_MS):
-                message = socket.recv_multipart()
-                if socket is self._socket and len(message) == 2:
-                    self._hear(*message)
+                for _ in range(_IN_A_ROW):
+                    message = socket.recv_multipart()
+                    if socket is self._socket and len(message) == 2:
+                        self._hear(*message)
+                    if not socket.poll(0):
+                        break
             with self._lock:
                 news, self._news = self._news, []
-            if generations is not None:
-                self._send(generations.handle(Tick(time.monotonic())))
+            if generations is not None and (now := time.monotonic()) - ticked_at >= _TICK_MS / 1000:
+                ticked_at = now
+                self._send(generations.handle(Tick(now)))
             for one in news:
                 self._send(one())
             self._publish()
@@ -200,17 +208,18 @@ class Service:
     def _publish(self) -> None:
         """Let the launcher have the decisions."""
         if self._generations is not None and (decisions := self._generations.take()):
+            self._forget(self._generations.oldest)
             with self._lock:
                 self._decisions += decisions
                 os.eventfd_write(self._decided, 1)
 
     def _hear(self, sender: bytes, data: bytes) -> None:
         """Take one message, and answer it."""
-        meetings = self._meetings
+        meetings, generations = self._meetings, self._generations
         if (version := version_of(data)) and version != __version__:
             self._send(meetings.other_version(sender, version))
             return
-        question: Question | None = unpack(data, Join | GiveUp | Failed | Ask | Table)  # type: ignore[arg-type]
+        question: Question | None = unpack(data, Question)  # type: ignore[arg-type]
         if isinstance(question, Table):
             self._change(sender, number_of(data), question)
         elif isinstance(question, Join) and question.entry.ranks:
@@ -220,7 +229,11 @@ class Service:
         elif isinstance(question, Failed):
             self._send(meetings.failed(sender, question))
         elif isinstance(question, Ask):
-            self._send([(sender, meetings.fate(question.rank))])
+            rank, number = question.rank, question.generation
+            self._send([(sender, generations.fate(rank, number) if generations and number else meetings.fate(rank))])
+        elif isinstance(question, News):
+            refused = Refused(question.attempt, _NOT_ELASTIC, False)
+            self._send(generations.hear(sender, question) if generations is not None else [(sender, refused)])
         else:
             logger.warning("the job service has dropped a message that it does not understand")
 
@@ -230,6 +243,8 @@ class Service:
         if question.verb == "get":
             if key not in table:
                 self._parked[key][sender] = number
+                if len(self._parked) > _MOST_AT_ONCE:
+                    del self._parked[next(iter(self._parked))]  # whose client has a limit of its own
                 return
             self._send([(sender, Value(table[key]))], number)
             return
@@ -244,6 +259,13 @@ class Service:
         else:
             amount = int(table.pop(key, None) is not None)
         self._send([(sender, Value(amount=amount))], number)
+
+    def _forget(self, oldest: int) -> None:
+        """Drop what earlier generations of an elastic job have in the table, whose keys are ``/generation/...``."""
+        for table in (self._table, self._parked):
+            numbers = {key: key.split("/")[1] for key in table if key.startswith("/") and key.count("/") > 1}
+            for key in [key for key, number in numbers.items() if number.isdigit() and int(number) < oldest]:
+                del table[key]
 
     def _put(self, key: str, value: bytes) -> None:
         self._table[key] = value

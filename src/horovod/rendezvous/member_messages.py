@@ -1,0 +1,98 @@
+"""Messages between the processes of an elastic job and its service.
+
+    process to service   News: what it wants; again every second, so that nothing is lost with a connection
+    service to process   Status, at each change too     Place: its rank in a generation     Refused
+
+The process counts its attempts to join a generation; a ``Place`` that answers an earlier one has no effect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+__all__ = ["News", "Place", "Refused", "Status"]
+
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class News(msgspec.Struct, array_like=True, frozen=True, tag="news"):
+    """What a process says.
+
+    Attributes:
+        host, number: its slot.
+        nonce: of the process.
+        pid: of the process.
+        verb: "here": nothing else; "ready": it waits for a place; "joined": it has met the members of ``generation``;
+            "left": it has left its generation.
+        attempt: counts its attempts to join a generation.
+        generation: for "joined".
+        progress, digest: for "ready", as in ``core.membership_events.Ready``.
+        wants_out: whether it wants to leave the job at the next change.
+    """
+
+    host: _Text
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    nonce: _Nonce
+    pid: int
+    verb: Literal["here", "ready", "joined", "left"] = "here"
+    attempt: int = 0
+    generation: int = 0
+    progress: int = 0
+    digest: _Text = ""
+    wants_out: bool = False
+
+
+class Place(msgspec.Struct, array_like=True, tag="place"):
+    """The place of a process in a generation.
+
+    Attributes:
+        attempt: which of its attempts this answers.
+        generation: its number.
+        rank, size, local_rank, local_size, cross_rank, cross_size: as users know them.
+        behind: ranks whose state differs from that of rank 0.
+        previous: by rank, its rank in the generation before; -1 for newcomers.
+    """
+
+    attempt: int
+    generation: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    behind: list[int]
+    previous: list[int]
+
+
+class Status(msgspec.Struct, array_like=True, frozen=True, tag="status"):
+    """What a process needs to know at any time.
+
+    Attributes:
+        placed: the generation in which it has a place, 0 for none.
+        begun: the latest generation that has begun, 0 for none.
+        size: of that generation; before the first, the size at which the job begins.
+        wants_change: whether there should be another generation.
+    """
+
+    placed: int
+    begun: int
+    size: int
+    wants_change: bool
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused"):
+    """There is no place for a process.
+
+    Attributes:
+        attempt: which of its attempts this answers.
+        why: in words.
+        is_dismissal: whether nothing has failed.
+    """
+
+    attempt: int
+    why: str
+    is_dismissal: bool

@@ -1,0 +1,293 @@
+"""A process of an elastic job at its service: it stays connected, asks for places, and hears of changes.
+
+A thread of its own sends and receives. Once a second it says that the process is there, together with what has not
+been answered yet, and the service answers with what there is to know: so nothing depends on a single message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+
+from horovod._version import __version__
+from horovod.errors import DismissedError, HorovodInternalError, InitError
+from horovod.rendezvous import curve
+from horovod.rendezvous.client import connect_first
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.member_messages import News, Place, Refused, Status
+from horovod.rendezvous.protocol import MAX_BYTES, Fate, pack, unpack, version_of
+from horovod.rendezvous.waiting import Patience
+
+__all__ = ["MembershipClient", "Superseded"]
+
+Socket = zmq.Socket[bytes]
+#: How often the process says that it is there, and after how many words without an answer the service counts as lost.
+_BEAT_S, _BEATS = 1.0, 10
+#: How long the last word may take.
+_LAST_MESSAGE_MS = 500
+#: How often a thread that waits lets signals through.
+_LOOK_S = 0.1
+#: One for each process, however often it connects; the number of its attempts goes on, too.
+_identity = (os.getpid(), secrets.token_bytes(16))
+_attempts = 0
+
+
+class Superseded(HorovodInternalError):
+    """The generation that this process was meeting will not come about; another one will."""
+
+
+class MembershipClient:
+    """See the module. Its methods are called by one thread; ``wants_change`` and ``leave`` by any, in a handler, too.
+
+    Args:
+        places: endpoints of the service.
+        secret: the job's secret.
+        slot: host and number of this process.
+        timeout_s: how long to look for the service.
+        on_loss: called by the thread of the client when a rank of the present generation has ended, or with -1 when
+            the service has, and with what happened.
+
+    Attributes:
+        status: the latest one.
+
+    Raises:
+        InitError: no service answers, or it does not know this process.
+
+    Blocks until the service has answered.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        secret: bytes,
+        slot: tuple[str, int],
+        timeout_s: float,
+        on_loss: Callable[[int, str], None] = lambda rank, how: None,
+    ) -> None:
+        self._on_loss = on_loss
+        self._news = News(*slot, _own_identity()[1], os.getpid())
+        self.status = Status(0, 0, 0, False)
+        self._place: Place | None = None
+        self._refused: Refused | None = None
+        self._failure = ""
+        self._has_answered = self._is_closed = self._wants_out = False
+        self._unanswered = 0
+        self._changed = threading.Condition()
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._wake = -1
+        nobody = f"no job service answers at {', '.join(places)}: has horovodrun ended, or is a firewall in between?"
+        try:
+            key = purpose_key(secret, SERVICE)
+            self._socket, _ = connect_first(self._context, key, lambda: places, Patience(timeout_s), nobody)
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except BaseException:
+            curve.terminate(self._context)
+            raise
+        self._thread = threading.Thread(target=self._run, name="horovod-membership", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(lambda: self._has_answered)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether the service wants another generation than the one that this process is in."""
+        status, place = self.status, self._place
+        return status.wants_change and place is not None and place.generation == status.begun
+
+    def leave(self) -> None:
+        """Say that this process wants to leave the job at the next change; never blocks."""
+        self._wants_out = True
+        self._ring()
+
+    def ready(self, progress: int, digest: str) -> None:
+        """Say that this process waits for a place.
+
+        Args:
+            progress: number of steps that it has completed.
+            digest: hash of its state.
+        """
+        global _attempts
+        with self._changed:
+            _attempts += 1
+            self._place = self._refused = None
+            self._say("ready", attempt=_attempts, progress=progress, digest=digest)
+
+    def await_place(self) -> Place:
+        """Return the place of this process in the next generation.
+
+        Raises:
+            DismissedError: there is none any more, for it asked to leave or its host was withdrawn.
+            InitError: the job is over, or the service lost.
+
+        Blocks until the service has decided.
+        """
+        self._wait(lambda: self._place is not None and self._place.generation == self.status.placed)
+        assert self._place is not None
+        return self._place
+
+    def check(self) -> None:
+        """Raise when the present place does not hold any more.
+
+        Raises:
+            Superseded: wait for another one.
+            InitError: the job is over, or the service lost.
+        """
+        self._enforce()
+        place, status = self._place, self.status
+        if place is None or place.generation != status.placed:
+            raise Superseded("a rank was lost while the ranks met")
+
+    def is_superseded(self, timeout_s: float) -> bool:
+        """Wait for so long, at most, and return whether the present place does not hold any more."""
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(Superseded):
+            while time.monotonic() < deadline:
+                self.check()
+                with self._changed:
+                    self._changed.wait(_LOOK_S)
+            return False
+        return True
+
+    def joined(self, place: Place) -> None:
+        """Say that this process has met the other members, and wait for all of them.
+
+        Args:
+            place: the present one.
+
+        Raises:
+            Superseded: the generation will not come about.
+            InitError: the job is over, or the service lost.
+
+        Blocks until the generation begins.
+        """
+
+        def has_begun() -> bool:
+            if self.status.begun == place.generation:
+                return True
+            self.check()
+            return False
+
+        with self._changed:
+            self._say("joined", attempt=place.attempt, generation=place.generation)
+        self._wait(has_begun)
+        with self._changed:
+            self._say("here")
+
+    def close(self) -> None:
+        """End the connection; the service learns that this process has left its generation."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ring()
+        self._thread.join()
+        curve.terminate(self._context)
+        os.close(self._wake)
+        self._wake = -1
+
+    def _say(self, verb: str, **more: object) -> None:
+        self._news = msgspec.structs.replace(
+            self._news, verb=verb, **{"attempt": 0, "generation": 0, "progress": 0, "digest": "", **more}
+        )
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _wait(self, has_come: Callable[[], bool]) -> None:
+        with self._changed:
+            while True:
+                self._enforce()
+                if has_come():
+                    return
+                self._changed.wait(_LOOK_S)
+
+    def _enforce(self) -> None:
+        """Raise what the service has refused."""
+        if self._refused is not None:
+            kind = DismissedError if self._refused.is_dismissal else InitError
+            raise kind(f"this process has no place in the job: {self._refused.why}")
+        if self._failure:
+            raise InitError(self._failure)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        beat_at = 0.0
+        while not self._is_closed:
+            now = time.monotonic()
+            if now >= beat_at:
+                beat_at = now + _BEAT_S
+                self._beat()
+            for what, _ in poller.poll(int(max(0.0, beat_at - now) * 1000) + 1):
+                if what == self._wake:
+                    os.eventfd_read(self._wake)
+                    self._send()
+            while self._socket.poll(0):
+                self._hear(self._socket.recv())
+        self._news = msgspec.structs.replace(self._news, verb="left")
+        self._socket.linger = _LAST_MESSAGE_MS
+        self._send()
+
+    def _beat(self) -> None:
+        self._send()
+        # In time in which this thread does not run the service is not silent.
+        self._unanswered += 1
+        if self._unanswered > _BEATS and not self._failure:
+            self._fail(f"the job service has not answered for {_BEATS * _BEAT_S:g} s; has horovodrun ended?")
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            self._failure = why
+            self._changed.notify_all()
+        self._on_loss(-1, why)
+
+    def _send(self) -> None:
+        with contextlib.suppress(zmq.Again):  # connecting again; said once more at the next beat
+            self._socket.send(pack(msgspec.structs.replace(self._news, wants_out=self._wants_out)), zmq.NOBLOCK)
+
+    def _hear(self, data: bytes) -> None:
+        message: Status | Place | Refused | Fate | None = unpack(data, Status | Place | Refused | Fate)  # type: ignore[arg-type]
+        if message is None:
+            if (version := version_of(data)) not in ("", __version__):
+                self._fail(f"the job service has khorovod {version}, and this process {__version__}; install one version")
+            return
+        self._unanswered = 0
+        if isinstance(message, Fate):
+            place = self._place
+            if place is not None and place.generation == message.generation:
+                self._on_loss(message.rank, message.how)
+            return
+        with self._changed:
+            if isinstance(message, Status):
+                self.status = message
+            elif message.attempt == self._news.attempt or not self._has_answered:
+                if isinstance(message, Place):
+                    self._place = message
+                    # What the service said before does not know of it.
+                    self.status = msgspec.structs.replace(self.status, placed=message.generation)
+                else:
+                    self._refused = message
+            self._has_answered = True
+            self._changed.notify_all()
+
+
+def _own_identity() -> tuple[int, bytes]:
+    """Return process id and nonce of this process, which may be a forked one."""
+    global _identity
+    if _identity[0] != os.getpid():
+        _identity = (os.getpid(), secrets.token_bytes(16))
+    return _identity
