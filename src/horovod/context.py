@@ -5,32 +5,33 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import functools
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from horovod import config as configuration
 from horovod import logs, tracebacks
 from horovod import world as worlds
 from horovod.config import Config
+from horovod.core.generation import MembershipView
+from horovod.engine import callsite
 from horovod.engine.engine import Engine
-from horovod.engine.ports import Link
-from horovod.errors import InitError, NotInitializedError
-from horovod.links import local
-from horovod.links.shm import link as shm
+from horovod.errors import HorovodInternalError, InitError, NotInitializedError, PeerLostError
+from horovod.links import renewal
 from horovod.observe.ending import Ending
+from horovod.observe.hooks import ErrorHooks
 from horovod.observe.observer import JobObserver
 from horovod.rendezvous import process_tree
 from horovod.world import World
 
+if TYPE_CHECKING:
+    from horovod.rendezvous.membership_client import MembershipClient
+
 __all__ = [
-    "MembershipView",
     "config",
     "count_join",
     "engine",
@@ -52,21 +53,6 @@ __all__ = [
 _CULPRIT_FIRST_S = 1.0
 
 
-class MembershipView(NamedTuple):
-    """The present generation of the job, the same on all its ranks.
-
-    Attributes:
-        number: of the generation, from 1.
-        behind: ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is
-            nothing to copy.
-        previous: by rank, its rank in the generation before; -1 for newcomers.
-    """
-
-    number: int
-    behind: tuple[int, ...]
-    previous: tuple[int, ...]
-
-
 class _Context:
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -77,21 +63,22 @@ class _Context:
         self.meetings: collections.Counter[str] = collections.Counter()
         self.init_count = 0
         self.join_count = 0
+        self.client: MembershipClient | None = None  # of an elastic job
+        self.base: World | None = None  # host, job and key, for its generations
+        self.membership: MembershipView | None = None
         self.is_child = False
         self.registered = False
         self.ending = Ending()
-        self.hook: Callable[..., None] | None = None
-        self.thread_hook: Callable[..., None] | None = None
-        self.reported: BaseException | None = None
+        self.hooks = ErrorHooks(_note_exception)
         self.is_beginning = False
         self.has_failed_to_begin = False
 
 
-_context = _Context()
-
-
 def init(world: World | None = None) -> None:
     """Join the job that a launcher started, or make a world of one; does nothing when already done.
+
+    In an elastic job it only connects this process with the job service: ``renew`` joins the other ranks, and until
+    then rank and size are provisional.
 
     Args:
         world: this process's place in the job; what the launcher says when omitted.
@@ -103,7 +90,7 @@ def init(world: World | None = None) -> None:
     Blocks until all ranks called, or HOROVOD_START_TIMEOUT seconds.
     """
     with _context.lock:
-        if _context.engine is not None:
+        if _context.engine is not None or _context.client is not None:
             if _context.is_child:
                 assert _context.world is not None
                 raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(_context.world)}")
@@ -121,7 +108,7 @@ def init(world: World | None = None) -> None:
 
 
 def _begin(world: World | None) -> None:
-    _hook_errors()
+    _context.hooks.install()
     # Forget how an earlier job ended.
     _context.ending = Ending()
     _context.has_failed_to_begin = True  # until it is known better
@@ -132,7 +119,11 @@ def _begin(world: World | None) -> None:
         settings = configuration.load()
     except ValueError as error:
         raise InitError(str(error)) from None
+    is_part = world is not None
     world = world or worlds.detect()
+    if settings.elastic:
+        _attend(world, settings, is_part)
+        return
     if world.is_spread or not (world.meeting.is_place_known and (world.key or world.size == 1)):
         # ZeroMQ takes a while to load, and one host does not need it.
         from horovod.rendezvous import hosts
@@ -142,15 +133,42 @@ def _begin(world: World | None) -> None:
         raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
     logs.configure(settings, world.rank, configuration.unknown_variables())
     watching = JobObserver(settings, world.job)
-    _context.engine = Engine(_assemble(world, settings, watching), settings, watching)
-    _context.observer = watching
+    number = _context.meetings[world.job] + 1
+    made = Engine(renewal.assemble(world, settings, number, watching), settings, watching)
+    # Only what has come about counts: whoever failed, or never came, must still agree with the others afterwards.
+    _context.meetings[world.job] = number
+    _context.membership = MembershipView(1, (), (-1,) * world.size)
+    _run(made, world, settings, watching)
+
+
+def _attend(world: World, settings: Config, is_part: bool) -> None:
+    """Connect with the service of an elastic job."""
+    if is_part:
+        raise InitError("init(comm=...) is not for elastic jobs, whose members change; use process sets")
+    client, world = renewal.connect(world, settings, _lose)
+    logs.configure(settings, world.rank, configuration.unknown_variables())
+    _context.client, _context.base, _context.world, _context.config = client, world, world, settings
+    _context.is_child = False
+    _context.has_failed_to_begin = False
+
+
+def _run(made: Engine, world: World, settings: Config, watching: JobObserver) -> None:
+    _context.engine, _context.observer = made, watching
     _context.world, _context.config = world, settings
     _context.is_child = False
     _context.init_count += 1
     _context.join_count = 0
-    _context.engine.start()
+    made.start()
     _start_timeline(watching, settings)
     _context.has_failed_to_begin = False
+
+
+def _lose(rank: int, how: str) -> None:
+    """A rank has ended, or (-1) the service of the job cannot be reached; called by the thread of the client."""
+    current = _context.engine
+    if current is not None and rank != current.rank:
+        what = f"{current.link.generation.describe(rank)} {how}" if rank >= 0 else how
+        current.abort(PeerLostError(what, rank=rank) if rank >= 0 else HorovodInternalError(what))
 
 
 def _start_timeline(watching: JobObserver, settings: Config) -> None:
@@ -169,6 +187,13 @@ def shutdown() -> None:
     Ranks that still wait for this one get a PeerLostError.
     """
     _leave(is_call=True)
+    _close_client()
+
+
+def _close_client() -> None:
+    client, _context.client = _context.client, None
+    if client is not None and not _context.is_child:
+        client.close()
 
 
 def _leave(is_call: bool) -> None:
@@ -186,7 +211,7 @@ def _leave(is_call: bool) -> None:
 
 def is_initialized() -> bool:
     """Return whether ``init()`` was called, and ``shutdown()`` not."""
-    return _context.engine is not None and not _context.is_child
+    return (_context.engine is not None or _context.client is not None) and not _context.is_child
 
 
 def engine() -> Engine:
@@ -218,7 +243,7 @@ def world() -> World:
     Raises:
         NotInitializedError: ``init()`` was not called, or ``shutdown()`` was.
     """
-    if _context.engine is None or _context.world is None:
+    if (_context.engine is None and _context.client is None) or _context.world is None:
         raise _not_initialized()
     return _context.world
 
@@ -229,7 +254,7 @@ def config() -> Config:
     Raises:
         NotInitializedError: ``init()`` was not called.
     """
-    if _context.engine is None or _context.config is None:
+    if (_context.engine is None and _context.client is None) or _context.config is None:
         raise _not_initialized()
     return _context.config
 
@@ -262,7 +287,15 @@ def renew(progress: int = 0, digest: str = "") -> None:
             "this job was not started elastically, so that its membership cannot be renewed; start it with "
             "horovodrun --min-np, or --host-discovery-script"
         )
-    raise InitError("elastic jobs cannot run yet")
+    with _context.lock:
+        client, base, settings = _context.client, _context.base, _context.config
+        if client is None or base is None or settings is None or _context.is_child:
+            raise _not_initialized()
+        _leave(is_call=True)
+        watching = JobObserver(settings, base.job)
+        world, made, place = renewal.renew(client, base, settings, watching, progress, digest)
+        _context.membership = MembershipView(place.generation, tuple(place.behind), tuple(place.previous))
+        _run(made, world, settings, watching)
 
 
 def membership() -> MembershipView:
@@ -271,7 +304,9 @@ def membership() -> MembershipView:
     Raises:
         NotInitializedError: there is no engine.
     """
-    return MembershipView(1, (), (-1,) * engine().size)
+    engine()
+    assert _context.membership is not None
+    return _context.membership
 
 
 def wants_change() -> bool:
@@ -279,14 +314,19 @@ def wants_change() -> bool:
 
     Ranks may see it at different times: agree on rank 0's view before acting on it.
     """
-    return False
+    client = _context.client
+    return client is not None and not _context.is_child and client.wants_change
 
 
 def leave_job() -> None:
     """Say that this process wants to leave the job at the next change, such as after SIGTERM; never blocks.
 
     The job service then wants another generation. ``renew`` raises DismissedError here, while the others go on.
+    Does nothing in a job that is not elastic.
     """
+    client = _context.client
+    if client is not None and not _context.is_child:
+        client.leave()
 
 
 def init_count() -> int:
@@ -306,6 +346,11 @@ def join_count() -> int:
 
 def _not_initialized() -> NotInitializedError:
     said = "Horovod has not been initialized"
+    if _context.client is not None and not _context.is_child:
+        return NotInitializedError(
+            f"this process has not joined the other ranks of its elastic job yet, {callsite.here()}: call collectives "
+            f"in a function that is decorated with @hvd.elastic.run"
+        )
     if _context.world is not None and _context.is_child:
         return NotInitializedError(f"{said}: {process_tree.is_no_rank(_context.world)}")
     with contextlib.suppress(InitError):
@@ -315,21 +360,6 @@ def _not_initialized() -> NotInitializedError:
     return NotInitializedError(f"{said}; use hvd.init().")
 
 
-def _assemble(world: World, settings: Config, watching: JobObserver) -> Link:
-    if world.size == 1:
-        return local.assemble(settings)
-    number = _context.meetings[world.job] + 1
-    if world.is_spread:
-        from horovod.links.hosts import meeting
-
-        link = meeting.assemble(world, settings, number, watching)
-    else:
-        link = shm.assemble(world, settings, number, watching)
-    # Only what has come about counts: whoever failed, or never came, must still agree with the others afterwards.
-    _context.meetings[world.job] = number
-    return link
-
-
 def _at_exit() -> None:
     current = _context.engine
     if current is not None and not _context.is_child and current.peers is not None and current.culprit >= 0:
@@ -337,59 +367,34 @@ def _at_exit() -> None:
     _context.ending.note_last()
     has_failed = _context.has_failed_to_begin or (current is not None and current.failure is not None)
     _leave(is_call=False)
+    _close_client()
     if has_failed and "mpi4py.MPI" in sys.modules:
         from horovod.rendezvous import mpi
 
         mpi.limit_end()
 
 
-def _hook_errors() -> None:
-    """See what ends this script before it is printed; go before a hook that the script has set meanwhile."""
-    if sys.excepthook is not _context.hook:
-        _context.hook = sys.excepthook = functools.partial(_note_exception, sys.excepthook)
-    if threading.excepthook is not _context.thread_hook:
-        _context.thread_hook = threading.excepthook = functools.partial(_show_in_thread, threading.excepthook)
-
-
-def _show_in_thread(next_hook: Callable[..., Any], ended: threading.ExceptHookArgs) -> None:
-    """Show what ends a thread of the script without the inside of this package; the script goes on."""
-    if (error := ended.exc_value) is not None:
-        tracebacks.shorten(error.with_traceback(ended.exc_traceback))
-        ended = threading.ExceptHookArgs((ended.exc_type, error, error.__traceback__, ended.thread))
-    next_hook(ended)
-
-
-def _note_exception(
-    next_hook: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Remember what ends this script, so that the other ranks can be told; show it without the inside of this package.
-
-    Args:
-        next_hook: what was there before.
-        kind: as for ``sys.excepthook``.
-        error: as for ``sys.excepthook``.
-        trace: as for ``sys.excepthook``.
-    """
-    if _context.reported is not error:  # a hook of the script may stand between two of ours
-        _context.reported = error
-        _context.ending.note(error, trace)
-        tracebacks.shorten(error.with_traceback(trace))
-        is_running = _context.engine is not None and not _context.is_child
-        if _context.observer is not None and is_running and issubclass(kind, Exception):
-            _context.observer.script_failed("".join(traceback.format_exception(error)))
-    next_hook(kind, error, error.__traceback__)
+def _note_exception(error: BaseException, trace: TracebackType | None) -> None:
+    """Remember what ends this script, so that the other ranks can be told."""
+    _context.ending.note(error, trace)
+    tracebacks.shorten(error.with_traceback(trace))
+    is_running = _context.engine is not None and not _context.is_child
+    if _context.observer is not None and is_running and isinstance(error, Exception):
+        _context.observer.script_failed("".join(traceback.format_exception(error)))
 
 
 def _after_fork(*_: Any) -> None:
     # A thread of the parent may have held it; there is no such thread here.
     _context.lock = threading.RLock()
     # Asked for in every operation, where os.getpid() would be a system call.
-    _context.is_child = _context.engine is not None
+    _context.is_child = _context.engine is not None or _context.client is not None
     _context.is_beginning = False
 
+
+_context = _Context()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 # Also for what is wrong before init(), such as a call without it.
-_hook_errors()
+_context.hooks.install()

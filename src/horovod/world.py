@@ -11,11 +11,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
+from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY, is_elastic
 from horovod.errors import InitError
 from horovod.launchers import LAUNCHERS, Launcher, aprun_size, is_of_srun, slurm_counts, slurm_hosts, slurm_run
 from horovod.phrases import printable
@@ -43,7 +43,7 @@ LOGIN_NODE = (
 )
 """Error where ranks may not run."""
 _COUNTED = "the number of processes"
-_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}|ipc://@[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Meeting:
         has_key: whether ``World.key`` is the same on all hosts.
         is_place_known: whether the launcher has said which ranks share a host.
         members: which of MPI's ranks take part, in the order of their ranks here; all when empty.
+        generation: of an elastic job; 0 in others.
+        check: called while ranks meet; raises when that has become useless.
     """
 
     kind: str = ""
@@ -66,6 +68,8 @@ class Meeting:
     has_key: bool = False
     is_place_known: bool = True
     members: tuple[int, ...] = ()
+    generation: int = 0
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
         if shutil.which("aprun", path=environ.get("PATH", os.defpath)):
             raise InitError(f"{LOGIN_NODE}. One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1")
         return World(0, 1, 0, 1, 0, 1, hostname, "none", "", b"")
+    if launcher.name == "horovodrun" and is_elastic(environ):
+        return _provisional(launcher, environ, hostname)
     pid = os.getpid() if pid is None else pid
     rank, size = _rank_and_size(launcher, environ, proc, pid)
     local_rank, local_size, is_place_known = _local(launcher, rank, size, environ)
@@ -148,6 +154,23 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
     return World(
         rank, size, local_rank, local_size, cross_rank, cross_size, hostname, launcher.name, job, key, meeting
     )  # fmt: skip
+
+
+def _provisional(launcher: Launcher, environ: Mapping[str, str], hostname: str) -> World:
+    """The place of a process in an elastic job before its first generation: only host and local rank will stay."""
+    names = (RANK_VARIABLES["local_rank"], MEETING, JOB_ID, SECRET_KEY)
+    if missing := [name for name in names if not environ.get(name)]:
+        raise InitError(
+            f"HOROVOD_ELASTIC=1 is set but {', '.join(missing)} not: start the job with horovodrun --min-np"
+        )
+    counts = {name: environ.get(RANK_VARIABLES[name], "0") for name in ("rank", "size", "local_rank", "local_size")}
+    if wrong := [f"{RANK_VARIABLES[name]}={text!r}" for name, text in counts.items() if not text.isdigit()]:
+        raise InitError(f"{wrong[0]} must be a whole number")
+    rank, size, local_rank, local_size = map(int, counts.values())
+    meeting = _meeting(launcher, environ, True)
+    job, key = _identity(launcher, 2, environ, Path(), 0)
+    size, local_size = max(size, rank + 1), max(local_size, local_rank + 1)
+    return World(rank, size, local_rank, local_size, 0, 1, hostname, launcher.name, job, key, meeting)
 
 
 def part_of(world: World, ranks: Sequence[int]) -> World:
@@ -294,7 +317,9 @@ def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: boo
     if environ.get(MEETING):
         places = tuple(place.strip() for place in environ[MEETING].split(","))
         if wrong := [place for place in places if not _ENDPOINT.fullmatch(place)]:
-            raise InitError(f"{MEETING} must be tcp://address:port, several with commas; received {wrong[0]!r}")
+            raise InitError(
+                f"{MEETING} must be tcp://address:port or ipc://@name, several with commas; received {wrong[0]!r}"
+            )
         return Meeting("addresses", places, "", has_key, is_place_known)
     named = [environ.get(name, "") for name in launcher.job if name != "TORCHELASTIC_RESTART_COUNT"]
     if launcher.name == "torchrun":

@@ -16,7 +16,7 @@ import pytest
 __all__ = ["group_by_file", "mark_what_starts_processes"]
 
 #: Modules all of whose uses start processes: of tests, of Python, of ours.
-_STARTERS = {"harness", "multiprocessing", "subprocess", "horovod.launch.run"}
+_STARTERS = {"harness", "elastic_job", "multiprocessing", "subprocess", "horovod.launch.run"}
 
 
 def group_by_file(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from horovod.core.process_sets import ProcessSetTable
 
-__all__ = ["Generation", "Member"]
+__all__ = ["Generation", "Member", "MembershipView"]
 
 
 class Member(NamedTuple):
@@ -20,6 +20,21 @@ class Member(NamedTuple):
 
     pid: int
     host: str
+
+
+class MembershipView(NamedTuple):
+    """The present generation of the job, the same on all its ranks.
+
+    Attributes:
+        number: of the generation, from 1.
+        behind: ranks whose progress and digest differ from those of rank 0, newcomers included; empty when there is
+            nothing to copy.
+        previous: by rank, its rank in the generation before; -1 for newcomers.
+    """
+
+    number: int
+    behind: tuple[int, ...]
+    previous: tuple[int, ...]
 
 
 class Generation:

@@ -130,6 +130,8 @@ class Generations:
                 self._begun, self._size = decision.generation, len(self._ranks[decision.generation])
                 answers += self._tell_all()
             elif isinstance(decision, Dissolve):
+                for slot in self._placed & self._processes.keys():
+                    self._processes[slot].answer = None  # not to be said again
                 self._placed = frozenset()
                 answers += self._tell_all()
         if self._membership.wants_change != self._wants_change:

@@ -175,7 +175,13 @@ def meet_hosts(
 
     Blocks until all hosts have come, or ``timeout_s``.
     """
-    patience = Patience(timeout_s, check or (lambda: None))
+    own_check = check or (lambda: None)
+
+    def check_all() -> None:
+        world.meeting.check()
+        own_check()
+
+    patience = Patience(timeout_s, check_all)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     if silence_s:
         interval_s = min(1.0, silence_s / _BEATS)

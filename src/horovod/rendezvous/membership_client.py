@@ -22,7 +22,7 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.member_messages import News, Place, Refused, Status
-from horovod.rendezvous.protocol import MAX_BYTES, Fate, pack, unpack, version_of
+from horovod.rendezvous.protocol import Fate, pack, unpack, version_of
 from horovod.rendezvous.waiting import Patience
 
 __all__ = ["MembershipClient", "Superseded"]
@@ -263,7 +263,9 @@ class MembershipClient:
         message: Status | Place | Refused | Fate | None = unpack(data, Status | Place | Refused | Fate)  # type: ignore[arg-type]
         if message is None:
             if (version := version_of(data)) not in ("", __version__):
-                self._fail(f"the job service has khorovod {version}, and this process {__version__}; install one version")
+                self._fail(
+                    f"the job service has khorovod {version}, and this process {__version__}; install one version"
+                )
             return
         self._unanswered = 0
         if isinstance(message, Fate):

@@ -15,9 +15,11 @@ import errno
 import hmac
 import os
 import secrets
+import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +27,7 @@ import msgspec
 from horovod.errors import InitError, PeerLostError
 
 __all__ = [
+    "CHECK_S",
     "FDS",
     "MAX_ANSWER",
     "MAX_FDS",
@@ -34,6 +37,7 @@ __all__ = [
     "HostMeeting",
     "MeetingResult",
     "Verdict",
+    "await_message",
     "nonce",
     "peer_of",
     "read",
@@ -51,8 +55,8 @@ _NONCE, _DIGEST = 16, 32
 MAX_FDS = 200
 #: Text of the messages that carry descriptors.
 FDS = b"fds"
-#: How often to try again what cannot be waited for.
-POLL_S = 0.002
+#: How often to try again what cannot be waited for; and how often to look whether a meeting was called off.
+POLL_S, CHECK_S = 0.002, 0.02
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -167,6 +171,27 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end, as the kernel knows them."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
+
+
+def await_message(connection: socket.socket, nbytes: int, deadline: float, check: Callable[[], None]) -> bytes:
+    """Return the next message; empty when the other side has gone.
+
+    Args:
+        connection: to the other side.
+        nbytes: size of the message, at most.
+        deadline: until when to wait, on the monotonic clock.
+        check: raises when waiting has become useless.
+
+    Raises:
+        TimeoutError: nothing came.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not poll.poll(CHECK_S * 1000):
+        check()
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+    return connection.recv(nbytes)
 
 
 def receive(connection: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes, list[int], int]:

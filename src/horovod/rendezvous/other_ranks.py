@@ -52,6 +52,7 @@ def attend(
     in_the_way, look, reminder = "", 0.0, Reminder(timeout_s)
     others = [rank for rank in range(world.size) if rank != world.rank]
     while True:
+        world.meeting.check()
         if time.monotonic() >= look:
             look = time.monotonic() + _LOOK_S
             if ended := endings.ended(others):
@@ -65,8 +66,7 @@ def attend(
                 nonce = messages.nonce()
                 in_the_way = _introduce(connection, world, hello, arena_fd, nonce)
                 if not in_the_way:
-                    connection.settimeout(max(0.1, deadline - time.monotonic()) + _GRACE_S)
-                    return _take_part(connection, world, nonce, timeout_s)
+                    return _take_part(connection, world, nonce, max(time.monotonic(), deadline) + _GRACE_S, timeout_s)
         if time.monotonic() >= deadline:
             raise InitError(
                 f"rank {world.rank} waited {timeout_s:g} s for rank 0 of job {world.job!r} on {world.hostname} "
@@ -97,12 +97,13 @@ def _introduce(connection: socket.socket, world: World, hello: Greeting, arena_f
     return "A process that listened in its place does not know the job's key"
 
 
-def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s: float) -> HostMeeting:
-    gone = f"rank 0 (pid {peer_of(connection)[0]}) ended inside init()"
+def _take_part(connection: socket.socket, world: World, nonce: bytes, deadline: float, timeout_s: float) -> HostMeeting:
+    gone, check = f"rank 0 (pid {peer_of(connection)[0]}) ended inside init()", world.meeting.check
+    connection.settimeout(max(0.1, deadline - time.monotonic()))
     fds: list[int] = []
     try:
         with _named(gone, timeout_s):
-            message = connection.recv(messages.MAX_ANSWER)
+            message = messages.await_message(connection, messages.MAX_ANSWER, deadline, check)
         if not message:
             raise PeerLostError(gone, rank=0)
         digest, body = message[:32], message[32:]
@@ -120,7 +121,9 @@ def _take_part(connection: socket.socket, world: World, nonce: bytes, timeout_s:
                 own = Verdict(f"rank {world.rank}: {too_many_files(world.size)}")
             connection.send(msgspec.msgpack.encode(own))
             # Skip descriptors that were not received.
-            while (message := connection.recv(messages.MAX_GREETING)) == messages.FDS:
+            while (
+                message := messages.await_message(connection, messages.MAX_GREETING, deadline, check)
+            ) == messages.FDS:
                 pass
         if not message:
             raise PeerLostError(gone, rank=0)

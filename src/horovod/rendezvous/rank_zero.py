@@ -7,6 +7,7 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -90,11 +91,12 @@ class RankZero:
         look, reminder = 0.0, Reminder(timeout_s)
         while self._is_waiting() and self._door.is_open and (now := time.monotonic()) < self._deadline:
             self._door.rotate()
+            self._world.meeting.check()
             if now >= look:
                 look = now + _LOOK_S
                 self._look()
             reminder.look(lambda: f"{list_ranks(self._missing())} to call init()")
-            for key, _ in self._selector.select(max(0.0, min(_LOOK_S, self._deadline - now))):
+            for key, _ in self._selector.select(max(0.0, min(messages.CHECK_S, self._deadline - now))):
                 key.data(key.fileobj)
         self._door.close()
         if self._is_waiting():
@@ -261,7 +263,7 @@ class RankZero:
                 for start in range(0, len(fds), messages.MAX_FDS):
                     messages.send_fds(guest.connection, fds[start : start + messages.MAX_FDS], deadline)
         for guest in ranks:
-            said = _confirmation(guest, deadline)
+            said = _confirmation(guest, deadline, self._world.meeting.check)
             verdict = verdict if verdict.error else said
         for guest in ranks:
             with contextlib.suppress(OSError):
@@ -271,11 +273,10 @@ class RankZero:
         return HostMeeting.of(hellos, self._control_fd, arena_fds, pid_fds)
 
 
-def _confirmation(guest: _Guest, deadline: float) -> Verdict:
+def _confirmation(guest: _Guest, deadline: float, check: Callable[[], None]) -> Verdict:
     """Return whether a rank has received what it was given."""
     try:
-        guest.connection.settimeout(max(0.01, deadline - time.monotonic()))
-        message = guest.connection.recv(messages.MAX_GREETING)
+        message = messages.await_message(guest.connection, messages.MAX_GREETING, deadline, check)
         return msgspec.msgpack.decode(message, type=Verdict) if message else guest.death
     except TimeoutError:
         return Verdict(f"rank {guest.hello.rank} (pid {guest.hello.pid}) stopped inside init(); look at its output")

@@ -40,6 +40,7 @@ def meet(world: World, arena_fd: int, arena_bytes: int, control_fd: int, timeout
     Raises:
         InitError: a rank did not come in time, or does not fit to the others; or this process has no descriptor left.
         PeerLostError: a rank has ended, before the meeting or in it.
+        HorovodInternalError: ``world.meeting.check`` has called it off.
 
     Blocks until all ranks are here, or ``timeout_s``.
     """

@@ -100,10 +100,10 @@ def assemble(
         met: Met | None = None
         try:
             if world.local_rank == 0:
-                met = _lead(remote, meeting, settings.start_timeout_s, meet)
+                met = _lead(remote, meeting, settings.start_timeout_s, meet, world.meeting.check)
                 roster = met.roster
             else:
-                roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s)
+                roster = await_roster(remote, meeting.pid_fds[0], settings.start_timeout_s, world.meeting.check)
         except BaseException as error:
             _withdraw(world, meeting, error, tell)
             raise
@@ -201,10 +201,12 @@ def _in_local_ranks(world: World, tell: Callable[[HorovodInternalError], None]) 
     raise told
 
 
-def _lead(remote: RemoteRanks, meeting: HostMeeting, timeout_s: float, meet: MeetHosts) -> Met:
+def _lead(
+    remote: RemoteRanks, meeting: HostMeeting, timeout_s: float, meet: MeetHosts, go_on: Callable[[], None]
+) -> Met:
     """Meet the other hosts, and tell the ranks of this one."""
     try:
-        ranks = await_places(remote, meeting.pid_fds, timeout_s)
+        ranks = await_places(remote, meeting.pid_fds, timeout_s, go_on)
 
         def check() -> None:
             for index in ended(meeting.pid_fds):

@@ -62,7 +62,8 @@ class _Parts:
         roster = Roster(hosts, met.index, met.where)
         knows_ends = world.launcher == "horovodrun" and world.meeting.kind == "addresses"
         members = world.meeting.members or range(world.size)
-        ask = (lambda rank: FateQuery(world.meeting.places, world.key, members[rank])) if knows_ends else None
+        places, generation = world.meeting.places, world.meeting.generation
+        ask = (lambda rank: FateQuery(places, world.key, members[rank], generation)) if knows_ends else None
         return link.Met(roster, met.socket, [host_id(index) for index in range(len(hosts))], ask)
 
     def tell(self, error: HorovodInternalError) -> None:

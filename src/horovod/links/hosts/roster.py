@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -63,8 +63,16 @@ class _Refusal(msgspec.Struct, array_like=True, frozen=True):
     lost: int
 
 
-def await_places(remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float) -> list[int]:
+def await_places(
+    remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float, check: Callable[[], None] = lambda: None
+) -> list[int]:
     """Return the ranks of this host, in the order of their local ranks.
+
+    Args:
+        remote: where they say so.
+        pid_fds: a pidfd of each.
+        timeout_s: seconds that it may take.
+        check: raises when waiting has become useless.
 
     Raises:
         PeerLostError: one of them has ended.
@@ -72,6 +80,7 @@ def await_places(remote: RemoteRanks, pid_fds: Sequence[int], timeout_s: float) 
     """
     deadline = time.monotonic() + timeout_s
     while (ranks := remote.places()) is None:
+        check()
         if dead := ended(pid_fds):
             raise PeerLostError(f"local rank {dead[0]} of this host died inside init()", rank=-1)
         if time.monotonic() > deadline:
@@ -96,20 +105,28 @@ def publish_refusal(remote: RemoteRanks, error: BaseException) -> None:
     remote.publish(REFUSED, msgspec.msgpack.encode(_Refusal(text, is_loss, lost)))
 
 
-def await_roster(remote: RemoteRanks, leader_fd: int, timeout_s: float) -> Roster:
+def await_roster(
+    remote: RemoteRanks, leader_fd: int, timeout_s: float, check: Callable[[], None] = lambda: None
+) -> Roster:
     """Return who takes part, as the leader of this host says.
 
     Args:
         remote: where it says so.
         leader_fd: a pidfd of the leader.
         timeout_s: seconds that it may take.
+        check: raises when waiting has become useless.
 
     Raises:
         InitError: there is no job.
         PeerLostError: a rank has ended.
     """
     deadline = time.monotonic() + timeout_s + _GRACE_S
-    verdict, text = remote.wait(lambda: bool(ended([leader_fd])) or time.monotonic() > deadline)
+
+    def is_over() -> bool:
+        check()
+        return bool(ended([leader_fd])) or time.monotonic() > deadline
+
+    verdict, text = remote.wait(is_over)
     if not verdict:
         if ended([leader_fd]):
             raise PeerLostError("the first rank of this host died inside init()", rank=-1)

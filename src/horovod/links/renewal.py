@@ -1,0 +1,150 @@
+"""How a process gets its link: once in most jobs; in an elastic job again for each generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from horovod.config import Config
+from horovod.engine.engine import Engine
+from horovod.engine.ports import Link, Observer
+from horovod.errors import HorovodInternalError, InitError
+from horovod.links import local
+from horovod.links.shm import link as shm
+from horovod.rendezvous import process_tree
+from horovod.world import World
+
+if TYPE_CHECKING:
+    from horovod.rendezvous.member_messages import Place
+    from horovod.rendezvous.membership_client import MembershipClient
+
+__all__ = ["assemble", "connect", "renew"]
+
+#: How long the service may take to notice a loss that a meeting has failed of, and how many failures it need not know.
+_VERDICT_S, _TRIES = 10.0, 3
+
+
+def assemble(world: World, settings: Config, number: int, observer: Observer) -> Link:
+    """Meet the other ranks, if there are any, and return this rank's link.
+
+    Args:
+        world: who this process is.
+        settings: the settings.
+        number: counts the meetings of this job that came about.
+        observer: knows of stalls.
+
+    Raises:
+        InitError: this machine cannot do it, or the ranks did not find each other.
+        PeerLostError: another rank died meanwhile.
+
+    Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
+    """
+    if world.size == 1:
+        return local.assemble(settings)
+    if world.is_spread:
+        # ZeroMQ takes a while to load, and one host does not need it.
+        from horovod.links.hosts import meeting
+
+        return meeting.assemble(world, settings, number, observer)
+    return shm.assemble(world, settings, number, observer)
+
+
+def connect(world: World, settings: Config, on_loss: Callable[[int, str], None]) -> tuple[MembershipClient, World]:
+    """Connect this process of an elastic job with the job service.
+
+    Args:
+        world: who it is as its launcher says.
+        settings: the settings.
+        on_loss: as for ``MembershipClient``.
+
+    Returns:
+        The connection, and who this process is until it has joined a generation.
+
+    Raises:
+        InitError: this is no process of an elastic job, or no service answers.
+
+    Blocks until the service has answered, or HOROVOD_START_TIMEOUT seconds.
+    """
+    if world.launcher != "horovodrun":
+        raise InitError(f"HOROVOD_ELASTIC=1 is set, and this is no process of horovodrun ({world.launcher}): unset it")
+    if parent := process_tree.rank_above(world.job):
+        raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
+    # ZeroMQ takes a while to load, and other jobs on one host do not need it.
+    from horovod.rendezvous.membership_client import MembershipClient
+
+    slot = (world.hostname, world.local_rank)
+    client = MembershipClient(world.meeting.places, world.key, slot, settings.start_timeout_s, on_loss)
+    if client.status.begun:  # a newcomer, which is not rank 0
+        size = max(2, client.status.size)
+        world = dataclasses.replace(world, rank=size - 1, size=size)
+    return client, world
+
+
+def renew(
+    client: MembershipClient, base: World, settings: Config, observer: Observer, progress: int, digest: str
+) -> tuple[World, Engine, Place]:
+    """Join the next generation of an elastic job.
+
+    Args:
+        client: this process at the job service.
+        base: who it is: host, job and key.
+        settings: the settings.
+        observer: watches the engine.
+        progress: number of steps that it has completed.
+        digest: hash of its state.
+
+    Returns:
+        Who this process is in that generation, its engine, which is to be started, and its place.
+
+    Raises:
+        DismissedError: this process is no member any more.
+        InitError: the job is over, or this machine cannot do it.
+
+    Blocks until all members of a generation have met.
+    """
+    from horovod.rendezvous.membership_client import Superseded
+
+    client.ready(progress, digest)
+    failures = 0
+    while True:
+        place = client.await_place()
+        world = _at(place, base, client)
+        engine = None
+        try:
+            engine = Engine(assemble(world, settings, place.generation, observer), settings, observer)
+            client.joined(place)
+            return world, engine, place
+        except Superseded:
+            _discard(engine)
+        except HorovodInternalError as error:
+            _discard(engine)
+            # A loss is an ordinary event, which the service hears of, too. Of what else has gone wrong it does not.
+            if client.is_superseded(_VERDICT_S):
+                continue
+            failures += 1
+            if isinstance(error, InitError) or failures >= _TRIES:
+                raise
+            client.ready(progress, digest)
+        except BaseException:
+            _discard(engine)
+            raise
+
+
+def _at(place: Place, base: World, client: MembershipClient) -> World:
+    return dataclasses.replace(
+        base,
+        rank=place.rank,
+        size=place.size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        cross_rank=place.cross_rank,
+        cross_size=place.cross_size,
+        job=f"{base.job}#{place.generation}",  # so that no meeting is taken for another one
+        meeting=dataclasses.replace(base.meeting, generation=place.generation, check=client.check),
+    )
+
+
+def _discard(engine: Engine | None) -> None:
+    if engine is not None:
+        engine.stop("its generation did not come about")
