@@ -95,7 +95,7 @@ def renew(
         digest: hash of its state.
 
     Returns:
-        Who this process is in that generation, its engine, which is to be started, and its place.
+        The world of this process in that generation, its engine, which is to be started, and its place.
 
     Raises:
         DismissedError: this process is no member any more.

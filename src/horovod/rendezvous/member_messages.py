@@ -19,7 +19,7 @@ _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class News(msgspec.Struct, array_like=True, frozen=True, tag="news"):
-    """What a process says.
+    """Word of a process.
 
     Attributes:
         host, number: its slot.
@@ -69,7 +69,7 @@ class Place(msgspec.Struct, array_like=True, tag="place"):
 
 
 class Status(msgspec.Struct, array_like=True, frozen=True, tag="status"):
-    """What a process needs to know at any time.
+    """All that a process needs to know at any time.
 
     Attributes:
         placed: the generation in which it has a place, 0 for none.
