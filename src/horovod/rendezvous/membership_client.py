@@ -279,7 +279,7 @@ class MembershipClient:
             elif message.attempt == self._news.attempt or not self._has_answered:
                 if isinstance(message, Place):
                     self._place = message
-                    # What the service said before does not know of it.
+                    # An earlier status does not know of it.
                     self.status = msgspec.structs.replace(self.status, placed=message.generation)
                 else:
                     self._refused = message
