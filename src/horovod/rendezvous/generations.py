@@ -20,7 +20,7 @@ from horovod.core.membership_events import (
     Refuse,
     Slot,
 )
-from horovod.rendezvous.member_messages import News, Place, Refused, Status
+from horovod.rendezvous.member_messages import MemberNews, MemberStatus, RankPlace, Refused
 from horovod.rendezvous.protocol import Answer, Fate
 
 __all__ = ["Generations"]
@@ -37,7 +37,7 @@ class _Process:
     nonce: bytes
     sender: bytes
     attempt: int = 0
-    answer: Place | Refused | None = None
+    answer: RankPlace | Refused | None = None
     wants_out: bool = False
 
 
@@ -66,7 +66,7 @@ class Generations:
         """The oldest generation of which something is still known."""
         return min(self._ranks, default=0)
 
-    def hear(self, sender: bytes, news: News) -> _Answers:
+    def hear(self, sender: bytes, news: MemberNews) -> _Answers:
         """Take what a process says.
 
         Args:
@@ -98,7 +98,7 @@ class Generations:
             answers += self.handle(Left(slot))
         return [*answers, (sender, self._status(slot))]
 
-    def _objection(self, slot: Slot, news: News) -> str:
+    def _objection(self, slot: Slot, news: MemberNews) -> str:
         """Why a process that is not known may not speak for a slot; empty when it may."""
         if not self._membership.is_open(slot):
             return f"slot {slot} belongs to another process, or none was started there"
@@ -159,14 +159,14 @@ class Generations:
         previous = [position.previous for position in positions.values()]
         answers: _Answers = []
         for slot, at in positions.items():
-            place = Place(
+            place = RankPlace(
                 0, number, at.rank, len(positions), at.local_rank, at.local_size, at.cross_rank, at.cross_size,
                 behind, previous,
             )  # fmt: skip
             answers += self._answer(slot, place)
         return answers
 
-    def _answer(self, slot: Slot, answer: Place | Refused) -> _Answers:
+    def _answer(self, slot: Slot, answer: RankPlace | Refused) -> _Answers:
         """Answer the last attempt of the process in a slot."""
         process = self._processes.get(slot)
         if process is None:
@@ -188,9 +188,9 @@ class Generations:
                     answers += [(self._processes[slot].sender, fate) for slot in ranks if slot in self._processes]
         return answers
 
-    def _status(self, slot: Slot) -> Status:
+    def _status(self, slot: Slot) -> MemberStatus:
         placed = self._membership.generation if slot in self._placed else 0
-        return Status(placed, self._begun, self._size, self._wants_change)
+        return MemberStatus(placed, self._begun, self._size, self._wants_change)
 
     def _tell_all(self) -> _Answers:
         return [(process.sender, self._status(slot)) for slot, process in self._processes.items()]

@@ -1,9 +1,9 @@
 """Messages between the processes of an elastic job and its service.
 
-    process to service   News: what it wants; again every second, so that nothing is lost with a connection
-    service to process   Status, at each change too     Place: its rank in a generation     Refused
+    process to service   MemberNews: what it wants; again every second, so that nothing is lost with a connection
+    service to process   MemberStatus, at each change too     RankPlace: its rank in a generation     Refused
 
-The process counts its attempts to join a generation; a ``Place`` that answers an earlier one has no effect.
+The process counts its attempts to join a generation; a ``RankPlace`` that answers an earlier one has no effect.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-__all__ = ["News", "Place", "Refused", "Status"]
+__all__ = ["MemberNews", "MemberStatus", "RankPlace", "Refused"]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
-class News(msgspec.Struct, array_like=True, frozen=True, tag="news"):
+class MemberNews(msgspec.Struct, array_like=True, frozen=True, tag="news"):
     """Word of a process.
 
     Attributes:
@@ -45,7 +45,7 @@ class News(msgspec.Struct, array_like=True, frozen=True, tag="news"):
     wants_out: bool = False
 
 
-class Place(msgspec.Struct, array_like=True, tag="place"):
+class RankPlace(msgspec.Struct, array_like=True, tag="place"):
     """The place of a process in a generation.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place(msgspec.Struct, array_like=True, tag="place"):
     previous: list[int]
 
 
-class Status(msgspec.Struct, array_like=True, frozen=True, tag="status"):
+class MemberStatus(msgspec.Struct, array_like=True, frozen=True, tag="status"):
     """All that a process needs to know at any time.
 
     Attributes:

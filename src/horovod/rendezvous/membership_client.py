@@ -21,7 +21,7 @@ from horovod.errors import DismissedError, HorovodInternalError, InitError
 from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
-from horovod.rendezvous.member_messages import News, Place, Refused, Status
+from horovod.rendezvous.member_messages import MemberNews, MemberStatus, RankPlace, Refused
 from horovod.rendezvous.protocol import Fate, pack, unpack, version_of
 from horovod.rendezvous.waiting import Patience
 
@@ -72,9 +72,9 @@ class MembershipClient:
         on_loss: Callable[[int, str], None] = lambda rank, how: None,
     ) -> None:
         self._on_loss = on_loss
-        self._news = News(*slot, _own_identity()[1], os.getpid())
-        self.status = Status(0, 0, 0, False)
-        self._place: Place | None = None
+        self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
+        self.status = MemberStatus(0, 0, 0, False)
+        self._place: RankPlace | None = None
         self._refused: Refused | None = None
         self._failure = ""
         self._has_answered = self._is_closed = self._wants_out = False
@@ -122,7 +122,7 @@ class MembershipClient:
             self._place = self._refused = None
             self._say("ready", attempt=_attempts, progress=progress, digest=digest)
 
-    def await_place(self) -> Place:
+    def await_place(self) -> RankPlace:
         """Return the place of this process in the next generation.
 
         Raises:
@@ -158,7 +158,7 @@ class MembershipClient:
             return False
         return True
 
-    def joined(self, place: Place) -> None:
+    def joined(self, place: RankPlace) -> None:
         """Say that this process has met the other members, and wait for all of them.
 
         Args:
@@ -260,7 +260,9 @@ class MembershipClient:
             self._socket.send(pack(msgspec.structs.replace(self._news, wants_out=self._wants_out)), zmq.NOBLOCK)
 
     def _hear(self, data: bytes) -> None:
-        message: Status | Place | Refused | Fate | None = unpack(data, Status | Place | Refused | Fate)  # type: ignore[arg-type]
+        message: MemberStatus | RankPlace | Refused | Fate | None = unpack(
+            data, MemberStatus | RankPlace | Refused | Fate
+        )  # type: ignore[arg-type]
         if message is None:
             if (version := version_of(data)) not in ("", __version__):
                 self._fail(
@@ -274,10 +276,10 @@ class MembershipClient:
                 self._on_loss(message.rank, message.how)
             return
         with self._changed:
-            if isinstance(message, Status):
+            if isinstance(message, MemberStatus):
                 self.status = message
             elif message.attempt == self._news.attempt or not self._has_answered:
-                if isinstance(message, Place):
+                if isinstance(message, RankPlace):
                     self._place = message
                     # An earlier status does not know of it.
                     self.status = msgspec.structs.replace(self.status, placed=message.generation)

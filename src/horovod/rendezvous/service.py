@@ -23,7 +23,7 @@ from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
-from horovod.rendezvous.member_messages import News, Refused
+from horovod.rendezvous.member_messages import MemberNews, Refused
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
     AllHere,
@@ -231,7 +231,7 @@ class Service:
         elif isinstance(question, Ask):
             rank, number = question.rank, question.generation
             self._send([(sender, generations.fate(rank, number) if generations and number else meetings.fate(rank))])
-        elif isinstance(question, News):
+        elif isinstance(question, MemberNews):
             refused = Refused(question.attempt, _NOT_ELASTIC, False)
             self._send(generations.hear(sender, question) if generations is not None else [(sender, refused)])
         else:
