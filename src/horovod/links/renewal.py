@@ -16,7 +16,7 @@ from horovod.rendezvous import process_tree
 from horovod.world import World
 
 if TYPE_CHECKING:
-    from horovod.rendezvous.member_messages import RankPlace
+    from horovod.rendezvous.member_messages import MemberPlace
     from horovod.rendezvous.membership_client import MembershipClient
 
 __all__ = ["assemble", "connect", "renew"]
@@ -83,7 +83,7 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
 
 def renew(
     client: MembershipClient, base: World, settings: Config, observer: Observer, progress: int, digest: str
-) -> tuple[World, Engine, RankPlace]:
+) -> tuple[World, Engine, MemberPlace]:
     """Join the next generation of an elastic job.
 
     Args:
@@ -131,7 +131,7 @@ def renew(
             raise
 
 
-def _at(place: RankPlace, base: World, client: MembershipClient) -> World:
+def _at(place: MemberPlace, base: World, client: MembershipClient) -> World:
     return dataclasses.replace(
         base,
         rank=place.rank,

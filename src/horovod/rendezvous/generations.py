@@ -20,7 +20,7 @@ from horovod.core.membership_events import (
     Refuse,
     Slot,
 )
-from horovod.rendezvous.member_messages import MemberNews, MemberStatus, RankPlace, Refused
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
 from horovod.rendezvous.protocol import Answer, Fate
 
 __all__ = ["Generations"]
@@ -37,7 +37,7 @@ class _Process:
     nonce: bytes
     sender: bytes
     attempt: int = 0
-    answer: RankPlace | Refused | None = None
+    answer: MemberPlace | Refused | None = None
     wants_out: bool = False
 
 
@@ -159,14 +159,14 @@ class Generations:
         previous = [position.previous for position in positions.values()]
         answers: _Answers = []
         for slot, at in positions.items():
-            place = RankPlace(
+            place = MemberPlace(
                 0, number, at.rank, len(positions), at.local_rank, at.local_size, at.cross_rank, at.cross_size,
                 behind, previous,
             )  # fmt: skip
             answers += self._answer(slot, place)
         return answers
 
-    def _answer(self, slot: Slot, answer: RankPlace | Refused) -> _Answers:
+    def _answer(self, slot: Slot, answer: MemberPlace | Refused) -> _Answers:
         """Answer the last attempt of the process in a slot."""
         process = self._processes.get(slot)
         if process is None:

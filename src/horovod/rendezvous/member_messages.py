@@ -1,9 +1,9 @@
 """Messages between the processes of an elastic job and its service.
 
     process to service   MemberNews: what it wants; again every second, so that nothing is lost with a connection
-    service to process   MemberStatus, at each change too     RankPlace: its rank in a generation     Refused
+    service to process   MemberStatus, at each change too     MemberPlace: its rank in a generation     Refused
 
-The process counts its attempts to join a generation; a ``RankPlace`` that answers an earlier one has no effect.
+The process counts its attempts to join a generation; a ``MemberPlace`` that answers an earlier one has no effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-__all__ = ["MemberNews", "MemberStatus", "RankPlace", "Refused"]
+__all__ = ["MemberNews", "MemberPlace", "MemberStatus", "Refused"]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -45,7 +45,7 @@ class MemberNews(msgspec.Struct, array_like=True, frozen=True, tag="news"):
     wants_out: bool = False
 
 
-class RankPlace(msgspec.Struct, array_like=True, tag="place"):
+class MemberPlace(msgspec.Struct, array_like=True, tag="place"):
     """The place of a process in a generation.
 
     Attributes:

@@ -21,13 +21,14 @@ from horovod.errors import DismissedError, HorovodInternalError, InitError
 from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
-from horovod.rendezvous.member_messages import MemberNews, MemberStatus, RankPlace, Refused
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
 from horovod.rendezvous.protocol import Fate, pack, unpack, version_of
 from horovod.rendezvous.waiting import Patience
 
 __all__ = ["MembershipClient", "Superseded"]
 
 Socket = zmq.Socket[bytes]
+_Message = MemberStatus | MemberPlace | Refused | Fate
 #: How often the process says that it is there, and after how many words without an answer the service counts as lost.
 _BEAT_S, _BEATS = 1.0, 10
 #: How long the last word may take.
@@ -74,7 +75,7 @@ class MembershipClient:
         self._on_loss = on_loss
         self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
         self.status = MemberStatus(0, 0, 0, False)
-        self._place: RankPlace | None = None
+        self._place: MemberPlace | None = None
         self._refused: Refused | None = None
         self._failure = ""
         self._has_answered = self._is_closed = self._wants_out = False
@@ -122,7 +123,7 @@ class MembershipClient:
             self._place = self._refused = None
             self._say("ready", attempt=_attempts, progress=progress, digest=digest)
 
-    def await_place(self) -> RankPlace:
+    def await_place(self) -> MemberPlace:
         """Return the place of this process in the next generation.
 
         Raises:
@@ -158,7 +159,7 @@ class MembershipClient:
             return False
         return True
 
-    def joined(self, place: RankPlace) -> None:
+    def joined(self, place: MemberPlace) -> None:
         """Say that this process has met the other members, and wait for all of them.
 
         Args:
@@ -260,9 +261,7 @@ class MembershipClient:
             self._socket.send(pack(msgspec.structs.replace(self._news, wants_out=self._wants_out)), zmq.NOBLOCK)
 
     def _hear(self, data: bytes) -> None:
-        message: MemberStatus | RankPlace | Refused | Fate | None = unpack(
-            data, MemberStatus | RankPlace | Refused | Fate
-        )  # type: ignore[arg-type]
+        message: _Message | None = unpack(data, _Message)  # type: ignore[arg-type]
         if message is None:
             if (version := version_of(data)) not in ("", __version__):
                 self._fail(
@@ -279,7 +278,7 @@ class MembershipClient:
             if isinstance(message, MemberStatus):
                 self.status = message
             elif message.attempt == self._news.attempt or not self._has_answered:
-                if isinstance(message, RankPlace):
+                if isinstance(message, MemberPlace):
                     self._place = message
                     # An earlier status does not know of it.
                     self.status = msgspec.structs.replace(self.status, placed=message.generation)

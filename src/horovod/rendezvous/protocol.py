@@ -19,7 +19,7 @@ import msgspec
 
 from horovod._version import __version__
 from horovod.errors import InitError, PeerLostError
-from horovod.rendezvous.member_messages import MemberNews, MemberStatus, RankPlace, Refused
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
 
 __all__ = [
     "MAX_BYTES",
@@ -237,7 +237,7 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
 
 
 Question = Join | GiveUp | Failed | Ask | Table | MemberNews
-Answer = StillMissing | AllHere | Refusal | Fate | Value | MemberStatus | RankPlace | Refused
+Answer = StillMissing | AllHere | Refusal | Fate | Value | MemberStatus | MemberPlace | Refused
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
