@@ -1,7 +1,8 @@
-"""Hooks of mkdocs: take the pages of the root into the site, and choose the members of the API pages."""
+"""Hooks of mkdocs: take the pages of the root into the site, list modules, and choose the members of the API pages."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import posixpath
 import re
@@ -40,7 +41,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return text if is_in_repository else match[0]
 
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
+    markdown = re.sub(r"^<!-- modules: (\S+) -->$", _modules, markdown, flags=re.MULTILINE)
     return re.sub(r"^::: (\S+)$", _members, markdown, flags=re.MULTILINE)
+
+
+def _modules(match: re.Match[str]) -> str:
+    """List the modules of a package with the first sentence of their docstrings."""
+    rows = []
+    for path in sorted((ROOT / "src" / match[1].replace(".", "/")).glob("[!_]*.py")):
+        words = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+        summary = re.sub(r"``(.+?)``", r"`\1`", " ".join(words.split())).replace("|", "\\|")
+        rows.append(f"| `{path.stem}` | {summary} |\n")
+    return f"| `{match[1]}` | |\n|---|---|\n{''.join(rows)}\n"
 
 
 def _members(match: re.Match[str]) -> str:
