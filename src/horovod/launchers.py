@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from horovod.config import RANK_VARIABLES
 from horovod.errors import InitError
 
-__all__ = ["LAUNCHERS", "Launcher", "aprun_size", "is_of_srun", "slurm_counts", "slurm_hosts", "slurm_run"]
+__all__ = [
+    "LAUNCHERS",
+    "Launcher",
+    "aprun_size",
+    "is_of_srun",
+    "run_lengths",
+    "slurm_counts",
+    "slurm_hosts",
+    "slurm_run",
+]
 
 
 @dataclass(frozen=True)
@@ -176,10 +185,7 @@ def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[
     """
     spec = environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))
     try:
-        counts: list[int] = []
-        for part in spec.split(","):
-            count, _, times = part.rstrip(")").partition("(x")
-            counts += [int(count)] * int(times or 1)
+        counts = run_lengths(spec)
         node = int(environ.get("SLURM_NODEID", "0"))
         if not 0 <= int(environ["SLURM_LOCALID"]) < counts[node]:
             raise ValueError(node)
@@ -188,6 +194,22 @@ def slurm_counts(size: int, environ: Mapping[str, str]) -> tuple[int, int, list[
         names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID")
         said = ", ".join(f"{name}={environ.get(name)!r}" for name in names)
         raise InitError(f"cannot tell the local rank under srun from {said}") from None
+
+
+def run_lengths(spec: str) -> list[int]:
+    """Return the numbers of a list as Slurm writes it, ``4(x2),3``.
+
+    Args:
+        spec: the list.
+
+    Raises:
+        ValueError: it is none.
+    """
+    counts: list[int] = []
+    for part in spec.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        counts += [int(count)] * int(times or 1)
+    return counts
 
 
 def slurm_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -141,3 +141,78 @@ def test_strangers_read_no_key_and_cannot_pass_for_rank_0(slurm: Slurm, other_py
         assert said.startswith("read Credential(")  # the same user; each host reads a credential once
         assert "taken: Offer(run='run', key=b'kkkk" in said
         assert offering.stdout.read() == "all have it\n"
+
+
+HOROVODRUN = [sys.executable, "-m", "horovod.launch.cli"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "expected"),
+    [
+        (["-N2", "-n3"], [], UNEVEN),
+        (["-N2", "-n2"], ["-np", "3"], UNEVEN),
+        (["-N1", "-n2", ":", "-N1", "-n1"], [], UNEVEN),
+    ],
+    ids=["as many as tasks", "spread evenly", "heterogeneous"],
+)
+def test_horovodrun_takes_the_allocation_without_ssh(
+    asked: list[str], given: list[str], expected: list[str], slurm: Slurm, train: str
+) -> None:
+    ended = slurm.run("salloc", *asked, *HOROVODRUN, *given, sys.executable, train, PATH=without_ssh(slurm))
+    assert "horovodrun: hosts from Slurm: a:" in ended.stderr
+    assert ranks(ended.stdout) == expected
+
+
+def without_ssh(slurm: Slurm) -> str:
+    """A PATH without ssh."""
+    folder = slurm.folder / "bin"
+    if not folder.exists():
+        folder.mkdir()
+        for place in ("/usr/bin", "/bin"):
+            for program in Path(place).iterdir():
+                if program.name != "ssh" and not (folder / program.name).exists():
+                    (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
+KILLED = """
+import os, signal
+import horovod.numpy as hvd
+import numpy as np
+from horovod.errors import PeerLostError
+hvd.init()
+hvd.allreduce(np.ones(2))
+if hvd.rank() == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        hvd.allreduce(np.ones(2))
+except PeerLostError as error:
+    print(f"rank {hvd.rank()} lost rank {error.rank}\\n", end="", flush=True)
+"""
+
+
+def test_a_killed_task_is_named_by_all_others(slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-N2", "-n3", sys.executable, "-c", KILLED, check=False)
+    assert sorted(ended.stdout.splitlines()) == ["rank 0 lost rank 2", "rank 1 lost rank 2"], ended.stderr
+    assert ended.returncode == 137
+
+
+def test_a_node_that_goes_down_is_named(own_slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import horovod.numpy as hvd, numpy as np\nhvd.init()\nprint('begun', flush=True)\n"
+        "while True:\n    hvd.allreduce(np.ones(2))\n"
+    )
+    words = ["salloc", "--no-kill", "-N3", "-n3", *HOROVODRUN, sys.executable, str(script)]
+    with own_slurm.start(*words, stderr=subprocess.STDOUT) as job:
+        assert job.stdout is not None
+        begun = 0
+        while begun < 3:
+            line = job.stdout.readline()
+            assert line, "ended too soon"
+            begun += "begun" in line
+        own_slurm.crash("c")
+        said = job.stdout.read()
+    assert "rank 2 on c" in said
+    assert job.returncode != 0

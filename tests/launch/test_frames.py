@@ -43,7 +43,7 @@ def test_a_frame_longer_than_the_pipe_is_sent_in_parts(wires: tuple[AgentWire, A
     assert found == [frames.CallPart(data)]
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"], ids=["too long", "no frame"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1\n"], ids=["too long", "no frame"])
 def test_what_is_no_frame_is_an_error(wires: tuple[AgentWire, AgentWire], data: bytes) -> None:
     launcher, agent = wires
     os.write(launcher.outgoing, data)

@@ -171,15 +171,22 @@ class Slurm:
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self.logs()}"
         return done
 
-    def start(self, *words: str, host: str = "login", **environ: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, host: str = "login", stderr: int | None = None, **environ: str
+    ) -> subprocess.Popen[str]:
         """Start a program on a host, with a pipe for its output; the caller waits for it."""
         return subprocess.Popen(
             self._cluster.machines[host].command(*words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={**self.environ, **environ},
         )
+
+    def crash(self, name: str) -> None:
+        """Kill everything on a node, at once and for good."""
+        self._cluster.crash(name)
 
     def close(self) -> None:
         """Leave nothing."""
@@ -188,14 +195,13 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait()
-        for name in self._cluster.machines:
-            subprocess.run(
-                self._cluster.machines[name].command("sh", "-c", "umount -l /run/munge; umount -l /sys/fs/cgroup"),
-                capture_output=True,
-            )
 
     def _end_in(self, name: str) -> None:
-        for pid, command in self._cluster.processes(name).items():
+        try:
+            running = self._cluster.processes(name)
+        except (OSError, IndexError):
+            return  # it has crashed
+        for pid, command in running.items():
             if "slurm" in command.split()[0]:
                 try:
                     os.kill(pid, 9)

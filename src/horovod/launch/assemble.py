@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod import config
 from horovod.errors import InitError, LaunchError
+from horovod.launch.allocation import find_allocation, spread
 from horovod.launch.flags import UsageError
 from horovod.launch.host_checks import CheckedHosts, check_hosts
 from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
@@ -22,7 +25,7 @@ from horovod.launch.ssh import Access
 if TYPE_CHECKING:
     from horovod.rendezvous.service import Service
 
-__all__ = ["Assembly", "assemble", "interface_settings", "named_hosts", "places"]
+__all__ = ["Assembly", "Chosen", "assemble", "choose_hosts", "interface_settings", "named_hosts"]
 
 
 class Assembly:
@@ -93,21 +96,54 @@ def named_hosts(hosts: str, hostfile: str) -> list[HostSlots]:
         raise UsageError(f"-hostfile {hostfile}: {error.strerror}") from error
 
 
-def places(hosts: str, hostfile: str, num_proc: int) -> list[Place]:
-    """Which hosts get how many ranks; this one all of them where the user named none.
+@dataclass(frozen=True)
+class Chosen:
+    """The hosts of a job.
+
+    Attributes:
+        num_proc: number of ranks.
+        named: hosts that the user or the scheduler named, with their slots; empty for this host alone.
+        places: which hosts get how many ranks.
+        starters: as ``Access.starters``.
+        note: a line for the user; empty where the scheduler has not named the hosts.
+    """
+
+    num_proc: int
+    named: Sequence[HostSlots]
+    places: Sequence[Place]
+    starters: Mapping[str, tuple[str, ...]]
+    note: str = ""
+
+
+def choose_hosts(hosts: str, hostfile: str, num_proc: int | None, has_script: bool = False) -> Chosen:
+    """Say which hosts get how many ranks: those that the user named, else those of the scheduler, else this one.
 
     Args:
         hosts: value of ``-H``, or empty.
         hostfile: path of a host file, or empty.
-        num_proc: number of ranks.
+        num_proc: number of ranks; None stands for the scheduler's.
+        has_script: whether a script names the hosts, later.
 
     Raises:
         ValueError: they do not fit, or the text is no list of hosts.
     """
+    allocation = find_allocation(os.environ)
+    if num_proc is None and (allocation is None or hosts or hostfile or has_script):
+        raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
+    if num_proc is None:
+        assert allocation is not None
+        num_proc = sum(host.slots for host in allocation.hosts)
     if num_proc < 1:
         raise UsageError(f"-np must be at least 1; received {num_proc}")
-    named = named_hosts(hosts, hostfile)
-    return place(named, num_proc, is_this_host) if named else [Place("localhost", num_proc, True)]
+    there = {} if allocation is None else allocation.starters
+    starters = {name: words for name, words in there.items() if shutil.which(words[0])}
+    if has_script:
+        return Chosen(num_proc, (), (), starters)
+    named, note = named_hosts(hosts, hostfile), ""
+    if not named and allocation is not None and not all(is_this_host(host.name) for host in allocation.hosts):
+        named, note = spread(allocation, num_proc), f"hosts from {allocation}"
+    where = place(named, num_proc, is_this_host) if named else [Place("localhost", num_proc, True)]
+    return Chosen(num_proc, named, where, starters, note)
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:

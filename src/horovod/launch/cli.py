@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from horovod import config
 from horovod._version import __version__
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
-from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
+from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings, named_hosts
 from horovod.launch.console import open_standard_files, own_sinks, runnable, with_own_python
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.host_checks import CheckedHosts
@@ -76,25 +77,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _assemble(options: Options) -> Assembly | ElasticAssembly:
-    if options.num_proc is None:
-        raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
-    if not options.command:
-        raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
     if shutil.which("aprun") and options.controller != "jsrun":
         raise LaunchError(LOGIN_NODE)
+    if (
+        not (options.controller or options.hosts or options.hostfile)
+        and "LSB_JOBID" in os.environ
+        and shutil.which("jsrun")
+    ):
+        _say("LSF with jsrun, which starts the ranks; name hosts with -H to start them without it")
+        options = replace(options, controller="jsrun")
     has_script = options.elastic is not None and bool(options.elastic.script)
-    where = [] if has_script else places(options.hosts, options.hostfile, options.num_proc)
+    chosen = choose_hosts(options.hosts, options.hostfile, options.num_proc, has_script)
+    options, where = replace(options, num_proc=chosen.num_proc), chosen.places
+    if not options.command:
+        raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")
+    is_ours = options.controller not in ("mpi", "jsrun")
+    if chosen.note and is_ours:
+        _say(chosen.note)
     cores = usable_cores()
-    if options.num_proc > _MOST_PER_CORE * cores and not (options.oversubscribe or options.hosts or options.hostfile):
+    is_here = not (options.hosts or options.hostfile or chosen.note)
+    if chosen.num_proc > _MOST_PER_CORE * cores and is_here and not options.oversubscribe:
         raise UsageError(
-            f"-np {options.num_proc} is more than {_MOST_PER_CORE} ranks for each of {cores} cores; if that is what "
+            f"-np {chosen.num_proc} is more than {_MOST_PER_CORE} ranks for each of {cores} cores; if that is what "
             f"you want, add --oversubscribe"
         )
     environ = with_own_python(os.environ)
     is_one_host = all(place.is_here for place in where) and options.elastic is None
     request = LaunchRequest(
         command=runnable(options.command, environ["PATH"], is_needed=any(place.is_here for place in where)),
-        num_proc=options.num_proc,
+        num_proc=chosen.num_proc,
         environ=environ,
         job=secrets.token_hex(16),
         key=secrets.token_hex(32),
@@ -106,8 +117,9 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         timestamps=options.timestamps,
     )
     access = Access(
-        options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces
-    )
+        options.python or sys.executable, options.ssh_port, options.ssh_identity_file, interfaces=options.interfaces,
+        starters=chosen.starters,
+    )  # fmt: skip
     if options.controller == "mpi" and is_one_host and not has_mpirun(environ):
         _say("--mpi ignored: single host, and mpirun not found in PATH")
     elif options.controller in ("mpi", "jsrun"):
@@ -117,7 +129,7 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         # Jobs of a fixed size on one host need no ZeroMQ.
         from horovod.launch.elastic_assembly import ElasticAssembly
 
-        return ElasticAssembly(request, options.elastic, named_hosts(options.hosts, options.hostfile), access)
+        return ElasticAssembly(request, options.elastic, chosen.named, access)
     return assemble(request, where, access)
 
 

@@ -62,6 +62,8 @@ CHUNK_BYTES = 1 << 16
 _FEWEST_UNANSWERED = 2
 _MOST_NOISE = 1 << 20
 _LONGEST = 32 << 20
+#: srun passes output on by the line.
+_END = b"\n"
 _HEADER = 4
 Environ = dict[bytes, bytes]
 
@@ -241,7 +243,7 @@ class AgentWire:
     def send(self, frame: msgspec.Struct) -> None:
         """Send a frame, now or with the next ``flush``; safe in a signal handler."""
         data = msgspec.msgpack.encode(frame)
-        self._waiting.append(len(data).to_bytes(_HEADER, "big") + data)
+        self._waiting.append(len(data).to_bytes(_HEADER, "big") + data + _END)
         self.flush()
 
     def flush(self) -> None:
@@ -304,12 +306,12 @@ class AgentWire:
         if self._seeks_mark and not self._find_mark():
             return
         while len(self._received) >= _HEADER:
-            end = _HEADER + int.from_bytes(self._received[:_HEADER], "big")
+            end = _HEADER + int.from_bytes(self._received[:_HEADER], "big") + len(_END)
             if end > _LONGEST:
                 raise FrameError(f"a frame of {end} bytes")
             if len(self._received) < end:
                 return
-            body = bytes(self._received[_HEADER:end])
+            body = bytes(self._received[_HEADER : end - len(_END)])
             del self._received[:end]
             try:
                 yield self._decoder.decode(body)

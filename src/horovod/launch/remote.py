@@ -44,7 +44,7 @@ class Connection:
     def __init__(self, host: str, access: Access) -> None:
         self.host, self._access = host, access
         self._gone_by = 0.0
-        if shutil.which("ssh") is None:
+        if host not in access.starters and shutil.which("ssh") is None:
             raise LaunchError("there is no ssh in PATH; install OpenSSH's client on this host")
         self._stderr = os.memfd_create("horovodrun-ssh")
         try:
@@ -58,7 +58,7 @@ class Connection:
             )
         except OSError as error:
             os.close(self._stderr)
-            raise LaunchError(f"cannot run ssh ({error.strerror})") from error
+            raise LaunchError(f"cannot run {command_line(host, access)[0]} ({error.strerror})") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self.wire = frames.AgentWire(self._process.stdout.fileno(), self._process.stdin.fileno(), is_launcher=True)
 
@@ -74,7 +74,7 @@ class Connection:
         if not self.wire.is_closed:
             return diagnose(self.host, self._access, None, self.stderr, noise)
         status = self._wait()
-        unfit = unfit_setting(self._settings())
+        unfit = "" if self.host in self._access.starters else unfit_setting(self._settings())
         return f"{self.host}: {unfit}" if unfit else diagnose(self.host, self._access, status, self.stderr, noise)
 
     def _settings(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
-from horovod.launch.assemble import Assembly, assemble, interface_settings, named_hosts, places
+from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings
 from horovod.launch.elastic_options import ElasticOptions, elastic_options
 from horovod.launch.hosts import HostSlots, Place
 from horovod.launch.job import Job
@@ -76,7 +76,8 @@ def run(
         slots: slots of a host for which the script prints no number; 1.
         reset_limit: end the job instead of starting another generation after so many.
         cooldown_range: seconds until a slot whose process failed is used again, and their limit; ``(1, 600)``.
-        hosts: where, such as ``localhost:n`` or ``a:2,b:2``; this machine when omitted.
+        hosts: where, such as ``localhost:n`` or ``a:2,b:2``; when omitted, the hosts of the scheduler's allocation that
+            this process is in, else this machine.
         hostfile: path of a file with lines ``host slots=n``.
         host_discovery_script: command that prints the hosts that may be used now, one ``host:slots`` a line.
         start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
@@ -124,13 +125,13 @@ def run(
     settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     interfaces = _names(network_interfaces or network_interface or ())
     python = executable or sys.executable
-    access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
     try:
+        chosen = choose_hosts(hosts or "", hostfile or "", size, elastic is not None and bool(elastic.script))
+        access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces, starters=chosen.starters)
         request = _request(size, python, settings, output_filename or "")
         if elastic is not None:
-            return _run_elastic(request, elastic, named_hosts(hosts or "", hostfile or ""), access, func, args, kwargs)
-        where = places(hosts or "", hostfile or "", size)
-        assembly = _ready(request, where, access, bool(use_mpi))
+            return _run_elastic(request, elastic, chosen.named, access, func, args, kwargs)
+        assembly = _ready(request, chosen.places, access, bool(use_mpi))
         try:
             return _Call(assembly, bool(verbose)).make(func, tuple(args), dict(kwargs or {}))
         finally:

@@ -1,11 +1,11 @@
-"""The command line of the system's ssh client, and what its errors mean. Pure."""
+"""The command line of ssh, or of the scheduler, that starts an agent, and what its errors mean. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 __all__ = ["Access", "command_line", "diagnose", "settings_line", "unfit_setting"]
 
@@ -26,6 +26,7 @@ class Access:
         identity_file: private key; empty leaves it to ssh.
         timeout_s: for all checks together, in seconds; sshd must answer within 30 s.
         interfaces: names of network interfaces that each host must have.
+        starters: by name of the host, the start of a command line that runs a program there instead of ssh.
     """
 
     python: str
@@ -33,6 +34,7 @@ class Access:
     identity_file: str = ""
     timeout_s: float = 30.0
     interfaces: tuple[str, ...] = ()
+    starters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def command_line(host: str, access: Access) -> list[str]:
@@ -46,6 +48,8 @@ def command_line(host: str, access: Access) -> list[str]:
         Program and arguments. Nothing is asked, no unknown key is trusted, and what the user's configuration says
         about forwarding or terminals does not disturb.
     """
+    if host in access.starters:
+        return [*access.starters[host], access.python, "-m", AGENT]
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(max(1, min(_CONNECT_S, round(access.timeout_s)))),
@@ -110,7 +114,8 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
     lines = [text.strip().splitlines()[-1].strip() for text in (stderr, noise) if text.strip()]
     fatal = re.search(r"^Fatal Python error: .*|^.*Bad configuration option.*|^.* line \d+: Bad .*", stderr, re.M)
     last = fatal[0].strip() if fatal else "; ".join(lines)[:_MOST_QUOTED] if lines else f"exit code {status}"
-    try_it = " ".join(["ssh", *_shown(access), host])
+    starter = access.starters.get(host, ())
+    try_it = " ".join(starter or ["ssh", *_shown(access), host])
     if status in (_NO_COMMAND, _NOT_EXECUTABLE):
         return (
             f"{host}: there is no Python at {access.python}; install it there at the same path, or name one that all "
@@ -126,6 +131,8 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
             f"{host} did not answer within {access.timeout_s:g} s{f' ({last})' if lines else ''}; see whether "
             f"`{try_it} true` ends, or give more time with --start-timeout"
         )
+    if starter:
+        return f"{host}: {starter[0]} could not start an agent there ({last}); see what `{try_it} hostname` says"
     tried = re.search(r"port (\d+)", last)
     port = tried[1] if tried else access.port or 22
     for marks, text in _MEANINGS:

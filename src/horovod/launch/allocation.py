@@ -1,0 +1,145 @@
+"""Hosts and slots that a scheduler has given to this job, for ``horovodrun`` without ``-H``. Pure.
+
+Sources: salloc(1), sbatch(1) and srun(1) of Slurm; "PBS Professional User's Guide" (PBS_NODEFILE); IBM Spectrum LSF,
+"Environment variables set for job execution" and blaunch(1); sge_pe(5) and qrsh(1) of Grid Engine; Kubeflow's MPI
+operator, ``/etc/mpi/hostfile`` of MPIJob v2beta1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from horovod.launch.hosts import HostSlots, parse_hostfile
+from horovod.launchers import run_lengths, slurm_hosts
+
+__all__ = ["Allocation", "find_allocation", "spread"]
+
+_MPI_JOB_HOSTS = "/etc/mpi/hostfile"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Hosts that a scheduler has given to this job.
+
+    Attributes:
+        scheduler: its name.
+        hosts: with one slot for each task that was asked for.
+        starters: by name of the host, the start of a command line that runs a program there; ssh for all others.
+    """
+
+    scheduler: str
+    hosts: tuple[HostSlots, ...]
+    starters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.scheduler}: {','.join(f'{host.name}:{host.slots}' for host in self.hosts)}"
+
+
+def find_allocation(
+    environ: Mapping[str, str], read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8")
+) -> Allocation | None:
+    """Return the allocation that this process is in; None where it is in none.
+
+    Args:
+        environ: environment of the process.
+        read: returns the text of a file.
+
+    Raises:
+        ValueError: the scheduler's variables or files make no sense.
+    """
+    for find in (_slurm, _grid_engine, _pbs, _lsf, _mpi_job):
+        try:
+            found = find(environ, read)
+        except OSError as error:
+            raise ValueError(f"cannot read the scheduler's list of hosts: {error}") from error
+        if found is not None:
+            return found
+    return None
+
+
+def spread(allocation: Allocation, num_proc: int) -> list[HostSlots]:
+    """Return hosts with slots for so many ranks: those of the scheduler, or where they are too few, evenly more.
+
+    Args:
+        allocation: the scheduler's.
+        num_proc: number of ranks.
+    """
+    hosts = list(allocation.hosts)
+    if num_proc <= sum(host.slots for host in hosts):
+        return hosts
+    each, more = divmod(num_proc, len(hosts))
+    return [HostSlots(host.name, each + (i < more)) for i, host in enumerate(hosts)]
+
+
+def _slurm(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    if "SLURM_JOB_ID" not in environ or environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return None  # one of several tasks shares the allocation with the others
+    hosts: list[HostSlots] = []
+    starters: dict[str, tuple[str, ...]] = {}
+    groups = [f"_HET_GROUP_{i}" for i in range(int(environ.get("SLURM_HET_SIZE", "0")))] or [""]
+    for number, group in enumerate(groups):
+        names = slurm_hosts({"SLURM_JOB_NODELIST": environ.get(f"SLURM_JOB_NODELIST{group}", "")})
+        cpus = run_lengths(environ.get(f"SLURM_JOB_CPUS_PER_NODE{group}", f"1(x{len(names)})"))
+        tasks = run_lengths(environ.get(f"SLURM_TASKS_PER_NODE{group}", f"1(x{len(names)})"))
+        if not len(names) == len(cpus) == len(tasks):
+            raise ValueError(
+                f"Slurm lists {len(names)} nodes in SLURM_JOB_NODELIST{group}, {len(tasks)} in "
+                f"SLURM_TASKS_PER_NODE{group} and {len(cpus)} in SLURM_JOB_CPUS_PER_NODE{group}; name the hosts with -H"
+            )
+        for name, slots, cores in zip(names, tasks, cpus, strict=True):
+            hosts.append(HostSlots(name, slots))
+            starters[name] = (
+                "srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={name}",
+                f"--cpus-per-task={cores}", "--cpu-bind=none", "--mem=0", "--mpi=none", "--quiet",
+                *([f"--het-group={number}"] if group else []),
+            )  # fmt: skip
+    return Allocation("Slurm", _merged(hosts), starters) if hosts else None
+
+
+def _grid_engine(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    if "PE_HOSTFILE" not in environ:
+        return None
+    lines = [line.split() for line in read(environ["PE_HOSTFILE"]).splitlines() if line.strip()]
+    if any(len(line) < 2 or not line[1].isdecimal() for line in lines):
+        raise ValueError(f"{environ['PE_HOSTFILE']}: expected lines `host slots queue processors` of Grid Engine")
+    hosts = _merged(HostSlots(line[0], int(line[1])) for line in lines)
+    return Allocation("Grid Engine", hosts, {host.name: ("qrsh", "-inherit", host.name) for host in hosts})
+
+
+def _pbs(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    if "PBS_NODEFILE" not in environ:
+        return None
+    return Allocation("PBS", _counted(read(environ["PBS_NODEFILE"]).split()))
+
+
+def _lsf(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    if "LSB_JOBID" not in environ:
+        return None
+    if environ.get("LSB_DJOB_HOSTFILE"):
+        hosts = _counted(read(environ["LSB_DJOB_HOSTFILE"]).split())
+    elif environ.get("LSB_MCPU_HOSTS"):
+        words = environ["LSB_MCPU_HOSTS"].split()
+        hosts = _merged(HostSlots(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True))
+    else:
+        hosts = _counted(environ.get("LSB_HOSTS", "").split())
+    return Allocation("LSF", hosts, {host.name: ("blaunch", host.name) for host in hosts}) if hosts else None
+
+
+def _mpi_job(environ: Mapping[str, str], read: Callable[[str], str]) -> Allocation | None:
+    if environ.get("K_MPI_JOB_ROLE") != "launcher":
+        return None
+    return Allocation("MPIJob", tuple(parse_hostfile(read(_MPI_JOB_HOSTS), _MPI_JOB_HOSTS)))
+
+
+def _counted(names: Sequence[str]) -> tuple[HostSlots, ...]:
+    """A slot for each time that a host is named."""
+    return _merged(HostSlots(name, 1) for name in names)
+
+
+def _merged(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(HostSlots(name, count) for name, count in slots.items())

@@ -1,0 +1,100 @@
+"""Hosts and slots of allocations: variables and files as each scheduler's manual has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.launch.allocation import find_allocation, spread
+from horovod.launch.hosts import HostSlots
+from horovod.launch.ssh import Access, command_line, diagnose
+
+SALLOC = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "n[1-2],gpu07",
+    "SLURM_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
+}
+HETEROGENEOUS = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "a",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3,1",
+    "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "3,1",
+}
+FILES = {
+    "/pe": "n1.site 2 all.q@n1.site UNDEFINED\nn2.site 1 all.q@n2.site <NULL>\n",
+    "/nodes": "n1\nn1\nn2\n",
+    "/etc/mpi/hostfile": "job-worker-0.job.default.svc slots=2\njob-worker-1.job.default.svc:3\njob-worker-2.job\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "said", "starter"),
+    [
+        (SALLOC, "Slurm: n1:2,n2:2,gpu07:1", "srun"),
+        (HETEROGENEOUS, "Slurm: a:1,b:3,c:1", "srun"),
+        ({"PE_HOSTFILE": "/pe"}, "Grid Engine: n1.site:2,n2.site:1", "qrsh"),
+        ({"PBS_NODEFILE": "/nodes"}, "PBS: n1:2,n2:1", "ssh"),
+        ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/nodes"}, "LSF: n1:2,n2:1", "blaunch"),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2 2"}, "LSF: n1:4,n2:2", "blaunch"),
+        ({"LSB_JOBID": "7", "LSB_HOSTS": "n1 n1 n2"}, "LSF: n1:2,n2:1", "blaunch"),
+        ({"K_MPI_JOB_ROLE": "launcher"}, "MPIJob: job-worker-0.job.default.svc:2,job-worker-1.job.default.svc:3,"
+         "job-worker-2.job:1", "ssh"),
+        ({"K_MPI_JOB_ROLE": "worker"}, "None", ""),
+        ({**SALLOC, "SLURM_STEP_NUM_TASKS": "4"}, "None", ""),
+        ({"PATH": "/bin"}, "None", ""),
+    ],
+    ids=["Slurm", "heterogeneous", "Grid Engine", "PBS", "LSF file", "LSF counts", "LSF names", "MPIJob",
+         "worker of an MPIJob", "one of several tasks", "none"],
+)  # fmt: skip
+def test_hosts_and_slots(environ: dict[str, str], said: str, starter: str) -> None:
+    found = find_allocation(environ, FILES.__getitem__)
+    assert str(found) == said
+    if found is not None:
+        access = Access("/usr/bin/python", starters=found.starters)
+        assert command_line(found.hosts[-1].name, access)[0] == starter
+
+
+def test_agents_of_slurm_get_all_cores_of_their_node_beside_other_steps() -> None:
+    found = find_allocation(SALLOC)
+    assert found is not None
+    words = command_line("gpu07", Access("/usr/bin/python", starters=found.starters))
+    assert {"--overlap", "--nodelist=gpu07", "--cpus-per-task=8", "--mpi=none"} < set(words)
+    assert words[-3:] == ["/usr/bin/python", "-m", "horovod.launch.agent"]
+    both = find_allocation(HETEROGENEOUS)
+    assert both is not None
+    assert [words[-1] for words in both.starters.values()] == ["--het-group=0", "--het-group=1", "--het-group=1"]
+    why = diagnose("gpu07", Access("python", starters=found.starters), 1, "srun: error: Node gpu07 is down\n")
+    assert why.startswith(
+        "gpu07: srun could not start an agent there (srun: error: Node gpu07 is down); see what `srun "
+    )
+
+
+def test_more_ranks_than_tasks_are_spread_evenly() -> None:
+    found = find_allocation(SALLOC)
+    assert found is not None
+    assert spread(found, 5) == [HostSlots("n1", 2), HostSlots("n2", 2), HostSlots("gpu07", 1)]
+    assert spread(found, 8) == [HostSlots("n1", 3), HostSlots("n2", 3), HostSlots("gpu07", 2)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**SALLOC, "SLURM_TASKS_PER_NODE": "2"}, ("3 nodes", "-H")),
+        ({"PE_HOSTFILE": "/nodes"}, ("/nodes", "Grid Engine")),
+    ],
+    ids=["Slurm", "Grid Engine"],
+)
+def test_lists_that_make_no_sense_are_refused(environ: dict[str, str], words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as error:
+        find_allocation(environ, FILES.__getitem__)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("none") / "nodes"
+    with pytest.raises(ValueError, match=str(path)):
+        find_allocation({"PBS_NODEFILE": str(path)})
