@@ -12,7 +12,6 @@ _ELASTIC = "elastic jobs, which go on when hosts come and go"
 
 #: Name below ``horovod`` to feature.
 LATER: dict[str, str] = {
-    "torch.elastic": _ELASTIC,
     "tensorflow.elastic": _ELASTIC,
     "tensorflow.keras.elastic": _ELASTIC,
     "keras.elastic": _ELASTIC,

@@ -7,6 +7,7 @@ from horovod.bindings.collectives import Collectives
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object, broadcast_object
+from horovod.numpy import elastic
 
 _collectives = Collectives(NumpyAdapter())
 
@@ -55,6 +56,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "elastic",
     "empty",
     "grouped_allgather",
     "grouped_allgather_async",

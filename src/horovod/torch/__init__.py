@@ -5,6 +5,7 @@
     optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
     gradient_adapter    torch for horovod.bindings.gradients
     sync_batch_norm     BatchNorm over all ranks' batches
+    elastic             states and samplers that survive losses
     uneven              ranks with different numbers of batches
     compression         Horovod's import path of the compressors
     adapter             torch for horovod.bindings
@@ -27,7 +28,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "torch", "torch") from None
 
-from horovod.torch import mpi_ops
+from horovod.torch import elastic, mpi_ops
 from horovod.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -46,6 +47,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
 ]
 __all__ += mpi_ops.__all__
 

@@ -249,8 +249,28 @@ class HostMethods(OptimizerMethods):
             )
         if self._works_alone() or not self._shards:
             return own()
+        return self._with_whole_state(own, to_all=False)
+
+    def _whole_state_dict(self) -> dict[str, Any]:
+        """Return ``state_dict()`` with the whole state on every rank. Collective."""
+        own: Callable[[], dict[str, Any]] = super().state_dict  # type: ignore[misc]
+        return own() if self._works_alone() or not self._shards else self._with_whole_state(own, to_all=True)
+
+    def _gather_shards(self) -> None:
+        """Put the whole state together on every rank, before the ranks change. Collective."""
+        if self._shards and not self._works_alone():
+            self._whole_state()
+            self._forget_shards()
+
+    def _forget_shards(self) -> None:
+        """Let go of this rank's part of the state; parameters keep their values."""
+        self._shards = {}
+        if self._inner is not None:
+            self._inner.state.clear()
+
+    def _with_whole_state(self, own: Callable[[], dict[str, Any]], to_all: bool) -> dict[str, Any]:
         before = dict(self.state)
-        whole = gather(self._sharded(), self._pieces(), self.process_set, to_all=False)
+        whole = gather(self._sharded(), self._pieces(), self.process_set, to_all)
         try:
             self.state.update(whole or {})
             found = own()

@@ -90,7 +90,9 @@ def DistributedOptimizer(
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     together = check_groups(learning, groups, lambda entry: isinstance(entry, torch.Tensor))
     factor = float(gradient_predivide_factor)
-    members: type = AdasumMethods if op is ReduceOp.ADASUM and (process_set.size() or 1) > 1 else OptimizerMethods
+    # The size of an elastic job is known later.
+    has_others = (process_set.size() or 1) > 1 or context.is_elastic()
+    members: type = AdasumMethods if op is ReduceOp.ADASUM and has_others else OptimizerMethods
     settings = ReduceSettings(op, 1.0 / factor, factor, compression, process_set, sparse_as_dense)
     if host_optimizer:
         check_shardable(optimizer, settings, host_optimizer)

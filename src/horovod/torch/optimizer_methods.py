@@ -168,7 +168,7 @@ class OptimizerMethods:
 
     def _others_count_on_gradients(self) -> bool:
         reducer = self._reducer
-        if reducer is None or reducer.fresh or not context.is_initialized():
+        if reducer is None or reducer.fresh or not context.is_initialized() or reducer.is_stale:
             return False
         # Before the ranks have agreed on buckets nothing is in flight, and yet this step's gradients would be lost.
         return reducer.in_flight or any(slot.passes_left <= 0 for slot in reducer.slots.values())

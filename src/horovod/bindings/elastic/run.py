@@ -103,9 +103,12 @@ def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..
 
 def _repeat(job: _Job, func: Callable[..., R], state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
     job.enter(state)
-    is_renewed = is_synced = False
+    is_renewed = is_synced = is_change = False
     while True:
         try:
+            if is_change:
+                is_change = False
+                state.before_change()
             if is_renewed:
                 job.renew(state)
                 state.on_reset()
@@ -123,7 +126,7 @@ def _repeat(job: _Job, func: Callable[..., R], state: State, args: Sequence[Any]
                 state._sync_present = False
             is_synced = False
         except HostsUpdatedInterrupt as interrupt:
-            is_synced = interrupt.skip_sync
+            is_synced, is_change = interrupt.skip_sync, True
             state._sync_present = True
         is_renewed = True
 

@@ -154,6 +154,9 @@ class State:
     def confirm(self) -> None:
         """Count the samples that were handed out as used; called at each boundary."""
 
+    def before_change(self) -> None:
+        """Do what needs the present members, before they change without a loss. Collective."""
+
     def checkpoint(self) -> dict[str, Any]:
         """Return what to write to a file: arrays of numpy, numbers and texts, in dicts and lists."""
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -12,7 +13,7 @@ from horovod import context
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.state import State
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from horovod.logs import logger
 
 __all__ = ["step"]
@@ -62,9 +63,10 @@ def step(function: Callable[P, R]) -> Callable[P, R]:
                 )
                 state._keeps_steps = False
             raise
-        # The step is done here, even if the agreement on changes fails.
         _complete(state)
-        state._change_is_due = view.wait()
+        # The step is done here, even if a rank is lost now: the next collective will say so.
+        with contextlib.suppress(PeerLostError):
+            state._change_is_due = view.wait()
         return result
 
     return wrapper

@@ -114,6 +114,11 @@ class Reducer:
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
     @property
+    def is_stale(self) -> bool:
+        """Whether the ranks have met anew since the last gradient came, so that it counts no more."""
+        return self._generation != context.init_count()
+
+    @property
     def has_unbucketed(self) -> bool:
         """Whether there are gradients that travel in no bucket: sparse ones, and those that a compressor packs."""
         return bool(self._unbucketed)

@@ -1,0 +1,152 @@
+"""The batches of one rank, of arrays and of anything that can be iterated over, while the number of ranks changes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from horovod import context
+from horovod.bindings.elastic.sampler import Deal, Dealer
+
+__all__ = ["Shard", "StreamShard", "shard"]
+
+
+def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
+    """Return this rank's batches of some data; every sample is used once in an epoch, while ranks are lost and join.
+
+    Make it an attribute of the state, and iterate over it: a loop goes over the rest of the epoch, and counts a batch
+    as used when a step of ``hvd.elastic.step`` is done, or at ``commit()``. All ranks get the same number of batches.
+    Call ``set_epoch`` to begin the next epoch.
+
+    Args:
+        data: an array, or a tuple, list or dict of arrays of one length, whose rows are samples; or a sequence of
+            samples; or an iterable of samples that begins anew each time, the same on all ranks.
+        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
+        shuffle: whether each epoch has another random order; not for iterables without a length.
+        seed: of that order; the same on all ranks.
+
+    Returns:
+        An iterable of batches: rows of the arrays, or lists of samples.
+
+    Raises:
+        ValueError: arrays of different lengths; an iterable without a length is to be shuffled, or cannot begin anew.
+    """
+    columns = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple) else [data]
+    if isinstance(data, list) and data and all(_is_array(each) for each in data):
+        columns = data
+    if not all(hasattr(column, "__len__") and hasattr(column, "__getitem__") for column in columns):
+        if shuffle or iter(data) is data:
+            raise ValueError(
+                f"a {type(data).__name__} without a length cannot be shuffled, and must begin anew each time it is "
+                "iterated over; pass a sequence, or an object whose __iter__ makes a new iterator"
+            )
+        return StreamShard(data, batch_size)
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"arrays must have one length. Received: {[len(column) for column in columns]}")
+    if columns is data:
+        pick: Callable[[Sequence[int]], Any] = lambda rows: [_rows(column, rows) for column in data]  # noqa: E731
+    elif isinstance(data, Mapping):
+        pick = lambda rows: {key: _rows(column, rows) for key, column in data.items()}  # noqa: E731
+    elif isinstance(data, tuple):
+        pick = lambda rows: tuple(_rows(column, rows) for column in data)  # noqa: E731
+    else:
+        pick = lambda rows: _rows(data, rows)  # noqa: E731
+    return Shard(Dealer(len(columns[0]), batch_size, shuffle, seed), pick)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _rows(column: Any, rows: Sequence[int]) -> Any:
+    return column[rows] if _is_array(column) else [column[row] for row in rows]
+
+
+class Shard:
+    """This rank's batches of data with a length; see ``shard``.
+
+    Args:
+        dealer: deals the indices.
+        pick: makes a batch of indices.
+    """
+
+    def __init__(self, dealer: Dealer, pick: Callable[[Sequence[int]], Any]) -> None:
+        self._dealer, self._pick = dealer, pick
+        self.set_epoch, self.confirm, self.reset = dealer.set_epoch, dealer.confirm, dealer.reset
+        self.state_dict, self.load_state_dict = dealer.state_dict, dealer.load_state_dict
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self._dealer.epoch
+
+    def __len__(self) -> int:
+        """Return how many batches are left in this epoch."""
+        return self._dealer.steps(context.world().size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rest of this epoch."""
+        world = context.world()
+        return map(self._pick, self._dealer.batches(world.rank, world.size))
+
+
+class StreamShard:
+    """This rank's batches of an iterable; see ``shard``. The samples before are skipped when an epoch goes on.
+
+    Args:
+        data: the iterable.
+        batch_size: samples of one rank in a step.
+
+    Attributes:
+        epoch: number of the epoch.
+        taken: samples of it that all ranks have used.
+    """
+
+    def __init__(self, data: Iterable[Any], batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more. Received: {batch_size}")
+        self._data, self._batch_size = data, batch_size
+        self.epoch = self.taken = self._handed = 0
+        self._is_done = self._ends = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; does nothing if this epoch has begun and is not done."""
+        if epoch != self.epoch or self._is_done:
+            self.epoch, self.taken, self._is_done = epoch, 0, False
+        self.reset()
+
+    def confirm(self) -> None:
+        """Count the batches that were handed out as used."""
+        self.taken, self._is_done = self._handed, self._is_done or self._ends
+
+    def reset(self) -> None:
+        """Forget batches that were handed out and not confirmed."""
+        self._handed, self._ends = self.taken, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Return epoch and number of samples used; the same on all ranks."""
+        return {"epoch": self.epoch, "taken": self.taken, "is_done": self._is_done}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go on where ``state_dict()`` was called."""
+        self.epoch, self.taken = state_dict["epoch"], state_dict["taken"]
+        self._is_done = bool(state_dict["is_done"])
+        self.reset()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Iterate over the rest of this epoch."""
+        world = context.world()
+        samples = itertools.islice(iter(self._data), self.taken, None)
+        whole = world.size * self._batch_size
+        block = list(itertools.islice(samples, whole))
+        while block:
+            ahead = list(itertools.islice(samples, whole))
+            if len(ahead) < world.size:
+                # Too few for a step of their own.
+                block, ahead = block + ahead, []
+            deal = Deal(len(block), world.size, self._batch_size)
+            self._handed += len(block)
+            self._ends = not ahead
+            yield [block[position] for position in deal.share(0, world.rank)]
+            block = ahead

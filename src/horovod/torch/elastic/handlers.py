@@ -1,0 +1,220 @@
+"""How a model, an optimizer and a sampler are saved, restored and sent, by type; users may add types."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from horovod.bindings.objects import broadcast_object
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from horovod.torch.host_optimizer import HostMethods
+from horovod.torch.optimizer_state import tensors_of
+
+__all__ = [
+    "ModelStateHandler",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "get_handler_registry",
+    "set_handler_registry",
+]
+
+
+class StateHandler:
+    """Keeps one value of a state.
+
+    Args:
+        value: the value.
+
+    Attributes:
+        value: the value.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Copy the value."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Set the value that was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks rank 0's value. Collective."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value."""
+        self.value = value
+        self.save()
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that are equal on all ranks."""
+        yield from ()
+
+    def state(self) -> Any:
+        """Return the value for a file, or None if it cannot be written."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Take what ``state`` returned."""
+
+
+class ModelStateHandler(StateHandler):
+    """Keeps a module.
+
+    Args:
+        model: the module.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        """Copy the parameters and buffers, into the memory of the last copy."""
+        with torch.no_grad():
+            self._saved = {name: _copied(v, self._saved.get(name)) for name, v in self.value.state_dict().items()}
+
+    def restore(self) -> None:
+        """Set the parameters and buffers that were saved last; gradients are dropped."""
+        self.value.load_state_dict(self._saved)
+        drop_gradients(self.value.parameters())
+
+    def sync(self) -> None:
+        """Give all ranks rank 0's parameters and buffers, in place. Collective."""
+        tensors = {name: v for name, v in self.value.state_dict().items() if isinstance(v, torch.Tensor)}
+        broadcast_parameters(tensors, root_rank=0)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield parameters and buffers."""
+        yield from (v for v in self.value.state_dict().values() if isinstance(v, torch.Tensor))
+
+    def state(self) -> Any:
+        """Return parameters and buffers."""
+        return self.value.state_dict()
+
+    def load(self, state: Any) -> None:
+        """Set parameters and buffers."""
+        self.value.load_state_dict(state)
+
+
+class OptimizerStateHandler(StateHandler):
+    """Keeps an optimizer.
+
+    With ``host_optimizer`` each rank has a part of the state; saving it puts it together on every rank. Collective.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        """Copy the state and the options."""
+        self._saved = copy.deepcopy(self.state())
+
+    def restore(self) -> None:
+        """Set the state and the options that were saved last."""
+        self.load(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Give all ranks rank 0's state and options. Collective."""
+        broadcast_optimizer_state(self.value, root_rank=0)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield all tensors of the state."""
+        yield from (tensor for _, tensor in tensors_of(self.value))
+
+    def state(self) -> Any:
+        """Return the whole state and the options."""
+        in_parts = isinstance(self.value, HostMethods)
+        return self.value._whole_state_dict() if in_parts else self.value.state_dict()
+
+    def load(self, state: Any) -> None:
+        """Set state and options."""
+        if isinstance(self.value, HostMethods):
+            self.value._forget_shards()
+        self.value.load_state_dict(state)
+
+
+class SamplerStateHandler(StateHandler):
+    """Keeps a sampler.
+
+    Args:
+        sampler: the sampler.
+    """
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        super().__init__(sampler)
+        self._saved: Mapping[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        """Note the samples that were processed."""
+        self._saved = dict(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Go back to where ``save`` was called."""
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        """Take what rank 0 has processed. Collective."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+    def state(self) -> Any:
+        """Return the number of samples that were processed."""
+        return self.value.state_dict()
+
+    def load(self, state: Any) -> None:
+        """Go on there."""
+        self.value.load_state_dict(state)
+
+
+Registry = Sequence[tuple[type, Any]]
+
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Return pairs of a type and its handler; the first that fits a value of a new ``TorchState`` is taken."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replace the pairs of a type and its handler.
+
+    Args:
+        registry: pairs; a handler is a subclass of ``StateHandler`` that is made with a value of the type.
+    """
+    global _registry
+    _registry = registry
+
+
+def drop_gradients(parameters: Any) -> None:
+    """Forget gradients, which a failed step may have reduced in part."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _copied(value: Any, old: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    fits = isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (
+        value.shape, value.dtype, value.device,
+    )  # fmt: skip
+    return old.copy_(value) if fits and old.layout is value.layout is torch.strided else value.detach().clone()

@@ -1,0 +1,187 @@
+"""A state of models, optimizers, samplers and plain objects."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod.bindings.elastic import generators
+from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.objects import broadcast_object
+from horovod.torch.elastic.capture import Capture
+from horovod.torch.elastic.handlers import StateHandler, get_handler_registry
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.host_optimizer import HostMethods
+from horovod.torch.runtime import comm
+
+__all__ = ["TorchState"]
+
+
+def _read_cuda() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def _write_cuda(states: list[torch.Tensor]) -> None:
+    if states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
+
+
+_GENERATORS = (
+    generators.Generator(lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s)),
+                         torch.manual_seed),
+    generators.Generator(_read_cuda, _write_cuda, torch.cuda.manual_seed_all),
+)  # fmt: skip
+
+
+class TorchState(ObjectState):
+    """A state of PyTorch objects: each keyword becomes an attribute.
+
+    Modules, optimizers and samplers are kept by their handlers, see ``get_handler_registry``; all other values as
+    ``ObjectState`` keeps them. Assigning another object to such an attribute saves that one.
+
+    Args:
+        model: a module, optional.
+        optimizer: an optimizer, optional; made before or after ``DistributedOptimizer``.
+        **kwargs: more modules, optimizers and samplers, and plain objects.
+    """
+
+    _generators = (*generators.BUILT_IN, *_GENERATORS)
+    _handlers: Mapping[str, StateHandler]
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        kwargs.update(model=model, optimizer=optimizer)
+        found = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value)) is not None}
+        for name, handler in found.items():
+            handler.save()  # a user's handler may not do so by itself
+            object.__setattr__(self, name, handler.value)
+        self._handlers, self._capture = found, Capture()
+        plain = {name: value for name, value in kwargs.items() if name not in found}
+        super().__init__(bcast_object=broadcast_object, get_rank=comm.rank, **plain)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = self.__dict__.get("_handlers", {}).get(name)
+        if handler is not None:
+            handler.set_value(value)
+        object.__setattr__(self, name, value)
+
+    def save(self) -> None:
+        """Copy everything."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Set everything to what was saved last."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Give all ranks rank 0's values. Collective."""
+        if not self._all_equal:
+            for handler in self._handlers.values():
+                handler.sync()
+        super().sync()
+        for value in self._values():
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def digest(self) -> str:
+        """Return a hash of parameters, buffers, optimizer states and plain attributes."""
+        tensors = [tensor for handler in self._handlers.values() for tensor in handler.tensors()]
+        hashed = hashlib.blake2b(super().digest().encode(), digest_size=16)
+        hashed.update(np.array(_sums(tensors), np.int64).tobytes())
+        self._capture.forget()
+        return hashed.hexdigest()
+
+    def capture(self) -> None:
+        """Note buffers and random generators, for ``undo``; parameters are not copied."""
+        super().capture()
+        self._capture.take(self._models())
+
+    def undo(self) -> bool:
+        """Set buffers and random generators back, and drop gradients.
+
+        Returns:
+            False if parameters were changed, or may have been.
+        """
+        super().undo()
+        return self._capture.undo() and not any(isinstance(value, HostMethods) for value in self._values())
+
+    def before_change(self) -> None:
+        """Put states together of which each rank has a part."""
+        for value in self._values():
+            if isinstance(value, HostMethods):
+                value._gather_shards()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return everything, tensors as arrays."""
+        states = {name: handler.state() for name, handler in self._handlers.items()}
+        handled = {name: _to_arrays(state) for name, state in states.items() if state is not None}
+        return {**_to_arrays(super().checkpoint()), "handled": handled}
+
+    def load_checkpoint(self, values: Mapping[str, Any]) -> None:
+        """Set everything that is in the file and in this state."""
+        super().load_checkpoint(_to_tensors(values))
+        for name, state in values["handled"].items():
+            if (handler := self._handlers.get(name)) is not None:
+                handler.load(_to_tensors(state))
+
+    def _models(self) -> list[torch.nn.Module]:
+        return [value for value in self._values() if isinstance(value, torch.nn.Module)]
+
+    def _values(self) -> Iterator[Any]:
+        yield from super()._values()
+        yield from (handler.value for handler in self._handlers.values())
+
+
+def _handler_of(value: Any) -> Any:
+    return next((make(value) for kind, make in get_handler_registry() if isinstance(value, kind)), None)
+
+
+def _sums(tensors: list[torch.Tensor]) -> list[int]:
+    """Return the sum of the bits of each tensor, and of its length."""
+    found = []
+    with torch.no_grad():
+        for tensor in tensors:
+            flat = (tensor.to_dense() if tensor.layout is not torch.strided else tensor).detach().contiguous()
+            raw = flat.reshape(-1).view(torch.uint8)
+            whole = raw.numel() // 8 * 8
+            words = raw[:whole].view(torch.int64) if raw.storage_offset() % 8 == 0 else raw[:whole].clone().view(
+                torch.int64
+            )  # fmt: skip
+            found.append(words.sum() + raw[whole:].sum(dtype=torch.int64) + raw.numel())
+        if not found:
+            return []
+        totals: list[int] = torch.stack([total.to(found[0].device) for total in found]).tolist()
+        return totals
+
+
+def _to_arrays(value: Any) -> Any:
+    """Return a value with arrays for tensors; those of dtypes that numpy lacks as their bits."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().to("cpu").contiguous()
+        bits = {torch.bfloat16: torch.int16}.get(plain.dtype)
+        return {"tensor": plain.view(bits or plain.dtype).numpy(), "bits_of": "bfloat16" if bits else ""}
+    if isinstance(value, Mapping):
+        return {key: _to_arrays(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_arrays(item) for item in value)
+    return value
+
+
+def _to_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"tensor", "bits_of"}:
+            tensor = torch.from_numpy(value["tensor"])
+            return tensor.view(torch.bfloat16) if value["bits_of"] else tensor
+        return {key: _to_tensors(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_tensors(item) for item in value)
+    return value

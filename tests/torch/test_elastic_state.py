@@ -1,0 +1,272 @@
+"""States of PyTorch objects, in one process: what is saved, undone, restored and written to a file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from elastic_double import Job, make_job
+
+import horovod.torch as hvd
+from horovod import context
+from horovod.errors import InitError, PeerLostError
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """An elastic job."""
+    hvd.init()
+    yield make_job(monkeypatch)
+    hvd.shutdown()
+
+
+def parts(seed: int = 0) -> tuple[torch.nn.Module, Any]:
+    """A model with everything that a step changes, and its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+    )
+    return model, hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters())
+
+
+def step_of(state: Any, optimizer: Any, failure: Exception | None = None) -> None:
+    """Train with numbers that depend on the random generator; fail as a lost rank makes it."""
+    loss = state.model(torch.randn(16, 4)).square().mean()
+    loss.backward()
+    if failure is not None:
+        raise failure
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def everything(state: Any) -> list[Any]:
+    """All values of a state, to compare."""
+    found = {**state.model.state_dict(), "rng": torch.get_rng_state()}
+    for number, values in state.optimizer.state_dict()["state"].items():
+        found.update({f"{number}.{key}": value for key, value in values.items()})
+    return [(name, torch.as_tensor(value).tolist()) for name, value in found.items()]
+
+
+def test_a_run_with_failures_is_equal_to_one_without(job: Job) -> None:
+    """Steps fail in their forward and backward passes; batch norm, dropout and Adam must not notice."""
+    results = []
+    for failing in ((), (2, 3, 7)):
+        model, optimizer = parts()
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+        calls = [0]
+
+        @hvd.elastic.step
+        def one(state: Any, calls: list[int] = calls, failing: Any = failing, optimizer: Any = optimizer) -> None:
+            calls[0] += 1
+            state.batch += 1
+            step_of(state, optimizer, PeerLostError("x") if calls[0] in failing else None)
+
+        @hvd.elastic.run
+        def train(state: Any, one: Any = one) -> None:
+            while state.batch < 6:
+                one(state)
+
+        train(state)
+        assert state.progress == 6
+        assert calls[0] == 6 + len(failing)
+        results.append(everything(state))
+    assert results[0] == results[1]
+    assert job.number == 5
+
+
+def test_a_commit_is_restored_to_the_bit(job: Job) -> None:
+    model, optimizer = parts()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, more=[])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state.other = "untracked"
+    step_of(state, optimizer)
+    scheduler.step()
+    state.commit()
+    before = everything(state)
+    weight = model[0].weight
+    for _ in range(2):
+        step_of(state, optimizer)
+        scheduler.step()
+        state.batch += 1
+        state.more.append(1)
+        state._go_back()
+        assert everything(state) == before
+        assert (state.batch, state.more) == (0, [])
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+        assert model[0].weight is weight
+        assert weight.grad is None
+
+
+def test_a_step_that_changed_parameters_is_not_kept(job: Job) -> None:
+    model, optimizer = parts()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.capture()
+    step_of(state, optimizer)
+    assert not state.undo()
+    state.capture()
+    with pytest.raises(PeerLostError):
+        step_of(state, optimizer, PeerLostError("x"))
+    assert state.undo()
+
+
+def test_an_assigned_buffer_is_set_back(job: Job) -> None:
+    class Average(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("none", None)
+
+        def forward(self, x: Any) -> Any:
+            self.mean = 0.9 * self.mean + 0.1 * x
+            return x
+
+    model = Average()
+    state = hvd.elastic.TorchState(model=model)
+    model(torch.ones(2))
+    state.capture()
+    held = model.mean
+    model(torch.ones(2))
+    assert state.undo()
+    assert model.mean is held
+    torch.testing.assert_close(held, torch.full((2,), 0.1))
+
+
+def test_handlers_go_by_type_and_users_may_add_some(job: Job) -> None:
+    class Handler(hvd.elastic.StateHandler):
+        def save(self) -> None:
+            self.saved = list(self.value)
+
+        def restore(self) -> None:
+            self.value[:] = self.saved
+
+        def sync(self) -> None:
+            self.value.append("synced")
+
+    before = hvd.elastic.get_handler_registry()
+    hvd.elastic.set_handler_registry([(list, Handler), *before])
+    try:
+        model, optimizer = parts()
+        sampler = hvd.elastic.ElasticSampler(range(10))
+        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, names=["a"], epoch=1)
+    finally:
+        hvd.elastic.set_handler_registry(before)
+    assert sorted(state._handlers) == ["model", "names", "optimizer", "sampler"]
+    state.names.append("b")
+    state.restore()
+    assert state.names == ["a"]
+    state.sync()
+    assert state.names == ["a", "synced"]
+    state.names = ["new"]
+    state.names.append("lost")
+    state.restore()
+    assert state.names == ["new"]
+    other = copy.deepcopy(model)
+    state.model = other
+    assert state._handlers["model"].value is other
+    empty = hvd.elastic.TorchState(epoch=2)
+    assert (empty.model, empty.optimizer, empty.epoch) == (None, None, 2)
+
+
+def test_a_state_goes_through_a_file(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settings:
+        checkpoint_dir = str(tmp_path)
+        bucket_bytes = 1 << 20
+
+    monkeypatch.setattr(context, "config", Settings)
+
+    def make(seed: int) -> Any:
+        model, optimizer = parts(seed)
+        model.register_buffer("bits", torch.full((3,), seed + 0.5, dtype=torch.bfloat16))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        sampler = hvd.elastic.ElasticSampler(range(10), seed=4)
+        return hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, sampler=sampler, epoch=seed)
+
+    def train(state: Any) -> Any:
+        if state.progress:
+            return state
+        step_of(state, state.optimizer)
+        state.scheduler.step()
+        state.sampler.record_batch(0, 3)
+        state.epoch = 5
+        state.commit()
+        raise PeerLostError("x")
+
+    first, second = make(1), make(2)
+    job.answers = [None, InitError("too few")]
+    with pytest.raises(InitError):
+        hvd.elastic.run(train)(first)
+    assert hvd.elastic.run(train)(second) is second
+    assert [found[:-1] for found in everything(first)] == [found[:-1] for found in everything(second)]
+    assert everything(first)[:-1] == everything(second)[:-1], "random generators are not in the file"
+    assert second.model.bits.tolist() == [1.5] * 3
+    assert (second.epoch, second.sampler.processed_num, second.progress) == (5, 3, 1)
+    assert second.scheduler.state_dict() == first.scheduler.state_dict()
+
+
+def test_digests_tell_states_apart(job: Job) -> None:
+    model, optimizer = parts()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1)
+    digests = [state.digest()]
+    assert state.digest() == digests[0]
+    with torch.no_grad():
+        model[0].weight.view(torch.int32)[0, 0] ^= 1
+    digests.append(state.digest())
+    state.epoch = 2
+    digests.append(state.digest())
+    step_of(state, optimizer)
+    digests.append(state.digest())
+    model[1].num_batches_tracked += 1
+    digests.append(state.digest())
+    assert len(set(digests)) == 5
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_sampler_deals_what_is_left(batch_size: int, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three ranks remain in the middle of an epoch; a data loader makes the batches."""
+    count = 50
+    used: list[int] = []
+
+    def epoch(state: dict[str, int], size: int, batches: int) -> dict[str, int]:
+        ends, taken = [], []
+        for rank in range(size):
+            world = context.world()
+            monkeypatch.setattr(context, "world", lambda: type("W", (), {"rank": rank, "size": size}))
+            sampler = hvd.elastic.ElasticSampler(range(count), seed=5)
+            sampler.load_state_dict(state)
+            loader = torch.utils.data.DataLoader(range(count), batch_size, sampler=sampler)
+            taken.append([])
+            for number, batch in enumerate(loader):
+                if number == batches:
+                    break
+                taken[-1].append(batch.tolist())
+                sampler.record_batch(number, batch_size)
+            ends.append(sampler.state_dict())
+            monkeypatch.setattr(context, "world", lambda: world)
+        assert len({len(each) for each in taken}) == 1, "all ranks have the same number of batches"
+        used.extend(sample for own in taken for batch in own for sample in batch)
+        assert all(end == ends[0] for end in ends)
+        return ends[0]
+
+    state = epoch({"epoch": 1, "processed_num": 0, "batch_size": batch_size}, 3, 2)
+    epoch(state, 2, count)
+    assert sorted(used) == list(range(count))
+
+
+def test_a_sampler_keeps_an_epoch_that_has_begun(job: Job) -> None:
+    sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
+    assert (list(sampler), len(sampler), sampler.total_size) == (list(range(8)), 8, 8)
+    sampler.set_epoch(3)
+    sampler.record_batch(0, 3)
+    sampler.set_epoch(3)
+    assert (list(sampler), sampler.remaining_indices) == ([3, 4, 5, 6, 7], [3, 4, 5, 6, 7])
+    assert sampler.get_indices(1, 2) == [5, 6]
+    sampler.record_indices([3, 4, 5, 6, 7])
+    sampler.set_epoch(3)
+    assert len(sampler) == 8
+    sampler.record_batch(0, 3)
+    sampler.set_epoch(4)
+    assert sampler.processed_num == 0
