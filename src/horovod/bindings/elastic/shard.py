@@ -9,7 +9,7 @@ from typing import Any
 from horovod import context
 from horovod.bindings.elastic.sampler import Deal, Dealer
 
-__all__ = ["Shard", "StreamShard", "shard"]
+__all__ = ["ArrayShard", "StreamShard", "shard"]
 
 
 def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
@@ -52,7 +52,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
         pick = lambda rows: tuple(_rows(column, rows) for column in data)  # noqa: E731
     else:
         pick = lambda rows: _rows(data, rows)  # noqa: E731
-    return Shard(Dealer(len(columns[0]), batch_size, shuffle, seed), pick)
+    return ArrayShard(Dealer(len(columns[0]), batch_size, shuffle, seed), pick)
 
 
 def _is_array(value: Any) -> bool:
@@ -63,7 +63,7 @@ def _rows(column: Any, rows: Sequence[int]) -> Any:
     return column[rows] if _is_array(column) else [column[row] for row in rows]
 
 
-class Shard:
+class ArrayShard:
     """This rank's batches of data with a length; see ``shard``.
 
     Args:
