@@ -169,6 +169,9 @@ class Agent:
                 self._finish("lost" in event)
                 self._wire.send(frames.News(event))
                 return
+            for fd in [fd for fd, (rank, _) in self._pipes.items() if rank == event.get("ended")]:
+                while self._pass_on(fd):  # its last words come before the news of its end
+                    pass
             result = self._job.results.pop(event.get("ended", -1), b"")
             for i in range(0, len(result), frames.CHUNK_BYTES):
                 self._wire.send(frames.Returned(event["ended"], result[i : i + frames.CHUNK_BYTES]))

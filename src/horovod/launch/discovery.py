@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import threading
 import time
@@ -28,6 +29,7 @@ LIMIT_S = 10.0
 """How long the script may run."""
 _MOST_BYTES = 1 << 20
 _MOST_QUOTED = 200
+_NAME = re.compile(r"[\w.:@%-]+")  # narrower than that of -H: a script may print an error or a page instead
 
 
 class HostOffer(NamedTuple):
@@ -74,6 +76,8 @@ def read_answer(
         return ScriptAnswer({}, f"printed no host{last}")
     try:
         named = parse_hostfile(out, "its output", slots)
+        if wrong := [host.name for host in named if not _NAME.fullmatch(host.name)]:
+            raise ValueError(f"{wrong[0]!r} is no name of a host")
     except ValueError as problem:
         return ScriptAnswer({}, f"printed what is no list of hosts: {problem}"[: 2 * _MOST_QUOTED])
     return ScriptAnswer(read_hosts(named, is_here, own))

@@ -229,6 +229,7 @@ class ElasticJob(Supervision):
         failure = None
         if how:
             code = 128 - status if status < 0 else status
+            self.streams.catch_up(process)
             error = signature(self.streams.tail(process)) if status > 0 else ""
             failure = Loss(who, how, self._ledger.generation, code, error)
         if rank is not None or process in self.members:

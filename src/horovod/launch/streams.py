@@ -133,6 +133,13 @@ class RankStreams:
             stream.feed(data)
         return bool(data) and stream.wanted  # else the rank gets a broken pipe, as if it wrote there itself
 
+    def catch_up(self, rank: int) -> None:
+        """Take what a rank that has ended has left in its pipes."""
+        own = self._ranks[rank]
+        for fd in [fd for fd, stream in self.pipes.items() if stream in own]:
+            while self.read(fd, is_last=True):
+                pass
+
     def drop(self, fd: int) -> None:
         """Stop reading a pipe."""
         self._poll.unregister(fd)
