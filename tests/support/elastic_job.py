@@ -174,7 +174,7 @@ class ElasticJob:
                     if is_it(decision):
                         return decision
                 assert self.finish is None, f"the job ended before {what}: {self.finish}\n{self._errors()}"
-                assert self._changed.wait(deadline - time.monotonic()), f"{what} did not come; {self.decisions}"
+                assert self._changed.wait(deadline - time.monotonic()), f"{what} did not come; {self.decisions[-9:]}"
 
     def ends(self) -> list[End]:
         """Wait until the job is over and all processes have ended; return how, in the order of their ends."""
@@ -195,7 +195,7 @@ class ElasticJob:
         return {end.slot: end.outcome.value for end in ends if not end.how}
 
     def _errors(self) -> str:
-        return "\n".join(f"--- slot {end.slot}, {end.how}\n{end.outcome.text}" for end in self._ends)
+        return "\n".join(f"--- slot {end.slot}, {end.how}\n{end.outcome.text}" for end in self._ends[-9:])
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class ElasticJob:
             if self.finish is not None:
                 ended_at = min(ended_at, time.monotonic())
             if self._is_closed or time.monotonic() - ended_at > _GRACE_S:
-                for one in running:
+                for one in list(self._running.values()):
                     one.process.kill()
 
     def _look_after(self, one: _Process) -> None:
@@ -243,7 +243,7 @@ class ElasticJob:
         if isinstance(decision, Start) and not self._is_closed:
             self._start(decision.slot)
         elif isinstance(decision, Fence):
-            self._running[decision.slot].process.kill()
+            self._running[decision.slot].process.kill()  # also one that is stopped
         with self._changed:
             self.decisions.append(decision)
             if isinstance(decision, Finish):

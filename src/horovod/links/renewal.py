@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ def renew(
         except HorovodInternalError as error:
             _discard(engine)
             # A loss is an ordinary event, which the service hears of, too. Of what else has gone wrong it does not.
-            if client.is_superseded(_VERDICT_S):
+            if client.is_superseded(place, _VERDICT_S):
                 continue
             failures += 1
             if isinstance(error, InitError) or failures >= _TRIES:
@@ -141,7 +142,9 @@ def _at(place: MemberPlace, base: World, client: MembershipClient) -> World:
         cross_rank=place.cross_rank,
         cross_size=place.cross_size,
         job=f"{base.job}#{place.generation}",  # so that no meeting is taken for another one
-        meeting=dataclasses.replace(base.meeting, generation=place.generation, check=client.check),
+        meeting=dataclasses.replace(
+            base.meeting, generation=place.generation, check=functools.partial(client.check, place)
+        ),
     )
 
 

@@ -136,28 +136,28 @@ class MembershipClient:
         assert self._place is not None
         return self._place
 
-    def check(self) -> None:
-        """Raise when the present place does not hold any more.
+    def check(self, place: MemberPlace) -> None:
+        """Raise when a place does not hold any more.
+
+        Args:
+            place: of this process.
 
         Raises:
             Superseded: wait for another one.
             InitError: the job is over, or the service lost.
         """
         self._enforce()
-        place, status = self._place, self.status
-        if place is None or place.generation != status.placed:
+        if place.generation != self.status.placed:
             raise Superseded("a rank was lost while the ranks met")
 
-    def is_superseded(self, timeout_s: float) -> bool:
-        """Wait for so long, at most, and return whether the present place does not hold any more."""
+    def is_superseded(self, place: MemberPlace, timeout_s: float) -> bool:
+        """Wait for ``timeout_s``, at most, and return whether a place does not hold any more."""
         deadline = time.monotonic() + timeout_s
-        with contextlib.suppress(Superseded):
-            while time.monotonic() < deadline:
-                self.check()
-                with self._changed:
-                    self._changed.wait(_LOOK_S)
-            return False
-        return True
+        with self._changed:
+            while place.generation == self.status.placed and time.monotonic() < deadline:
+                self._enforce()
+                self._changed.wait(_LOOK_S)
+            return place.generation != self.status.placed
 
     def joined(self, place: MemberPlace) -> None:
         """Say that this process has met the other members, and wait for all of them.
@@ -175,7 +175,7 @@ class MembershipClient:
         def has_begun() -> bool:
             if self.status.begun == place.generation:
                 return True
-            self.check()
+            self.check(place)
             return False
 
         with self._changed:
