@@ -17,16 +17,12 @@ from conformance import (
     DTYPES,
     HOSTS,
     LARGE,
-    OPS,
-    SHAPES,
     allreduce,
     between,
+    collectives,
     everything,
     in_64_bits,
-    moves,
     on_a_paper_device,
-    reducescatter,
-    scaled,
 )
 from harness import run_ranks
 from overlapping import overlapping
@@ -36,30 +32,19 @@ SIZES = [1, 2, 3, 5]
 JAX_DTYPES, JAX_SIZES = ["bool", "int64", "bfloat16", "float32", "complex64"], [1, 3]
 
 
-def _cases(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Any]:
-    """The product with all libraries, without what does not exist; a small part of it is quick."""
+def _cases() -> list[Any]:
+    """The product of libraries, dtypes and sizes, without what does not exist; a small part of it is quick."""
     cases = []
-    for library, dtype, op, size in itertools.product(["torch", "numpy", "tensorflow", "jax"], dtypes, ops, sizes):
+    for library, dtype, size in itertools.product(["torch", "numpy", "tensorflow", "jax"], DTYPES, SIZES):
         if library == "numpy" and dtype == "bfloat16":
             continue  # numpy has no such dtype
         if library == "jax" and (dtype not in JAX_DTYPES or size not in JAX_SIZES):
             continue
-        if (dtype == "bool" and op == "Average") or (dtype.startswith("complex") and op in ("Min", "Max")):
-            continue  # not defined
         if library == "tensorflow" and size > 3:
             continue  # the engine is the same; what differs is one rank's business
-        thin = dtype == "float32" and size == 2 and op in ("", "Sum", "Average") and library in ("torch", "numpy")
-        names = [library, dtype, op, str(size)]
-        cases.append(
-            pytest.param(
-                library,
-                dtype,
-                op,
-                size,
-                marks=[pytest.mark.quick] if thin else [],
-                id="-".join(name for name in names if name),
-            )
-        )
+        thin = dtype == "float32" and size == 2 and library in ("torch", "numpy")
+        marks = [pytest.mark.quick] if thin else []
+        cases.append(pytest.param(library, dtype, size, marks=marks, id=f"{library}-{dtype}-{size}"))
     return cases
 
 
@@ -70,9 +55,9 @@ def _run(size: int, function: Callable[..., None], library: str, *args: Any) -> 
         run_ranks(size, function, library, *args, framework="torch" if library == "numpy" else library)
 
 
-@pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, OPS, SIZES))
-def test_allreduce(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, allreduce, library, dtype, op, SHAPES)
+@pytest.mark.parametrize(("library", "dtype", "size"), _cases())
+def test_every_collective(library: str, dtype: str, size: int) -> None:
+    _run(size, collectives, library, dtype)
 
 
 @pytest.mark.slow
@@ -80,26 +65,6 @@ def test_allreduce(library: str, dtype: str, op: str, size: int) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "float32", "float64"])
 def test_large_allreduce(dtype: str, size: int) -> None:
     _run(size, allreduce, "torch", dtype, "Average", LARGE)
-
-
-@pytest.mark.parametrize(("library", "dtype", "op", "size"), _cases(DTYPES, [""], SIZES))
-def test_moves(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, moves, library, dtype)
-
-
-@pytest.mark.parametrize(
-    ("library", "dtype", "op", "size"), _cases(["int32", "float16", "float32", "float64"], OPS, SIZES)
-)
-def test_reducescatter(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, reducescatter, library, dtype, op)
-
-
-@pytest.mark.parametrize(
-    ("library", "dtype", "op", "size"),
-    _cases(["int32", "int64", "float16", "bfloat16", "float32", "float64"], [""], [1, 2, 3]),
-)
-def test_scaling(library: str, dtype: str, op: str, size: int) -> None:
-    _run(size, scaled, library, dtype)
 
 
 @pytest.mark.slow
