@@ -18,12 +18,17 @@ from typing import Any, Protocol
 
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Buffer", "Copier", "Kernels", "Reducer", "scale_on_entry"]
+__all__ = [
+    "BLOCK", "Buffer", "Copier", "Kernels", "Reducer", "divisor_and_factor", "followed_by", "in_blocks", "pair_by_pair",
+    "scale_on_entry",
+]  # fmt: skip
 
 Buffer = Any
 Copier = Callable[[Buffer, Buffer], object]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
 
+#: Elements of which a few arrays fit into a core's own cache.
+BLOCK = 32 << 10
 _SCALED_ON_ENTRY = frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"})
 #: Further down, small values would lose bits that their sum would have kept.
 _LEAST_FACTOR = 2.0**-16
@@ -42,6 +47,53 @@ def scale_on_entry(dtype: str, op: ReduceOp, prescale: float, postscale: float, 
         return 1.0
     factor = prescale * postscale / by
     return factor if _LEAST_FACTOR <= factor < 1.0 else 1.0
+
+
+def divisor_and_factor(postscale: float, divide: int) -> tuple[int, float]:
+    """Return the divisor and the factor of a sum; a power of two is a factor, which rounds nothing."""
+    return (1, postscale / divide) if divide & (divide - 1) == 0 else (divide, postscale)
+
+
+def pair_by_pair(pair: Any, copy: Copier) -> Reducer:
+    """Return a reducer that combines arrays by ``pair(first, second, out=...)``, in their order."""
+
+    def reduce(dst: Buffer, srcs: Sequence[Buffer]) -> None:
+        if len(srcs) == 1:
+            copy(dst, srcs[0])
+            return
+        pair(srcs[0], srcs[1], out=dst)
+        for src in srcs[2:]:
+            pair(dst, src, out=dst)
+
+    return reduce
+
+
+def followed_by(reducer: Reducer, factor: float, times: Any) -> Reducer:
+    """Return a reducer whose result is multiplied by ``times``, which is ``factor`` as the library wants it."""
+    if factor == 1.0:
+        return reducer
+
+    def reduce(dst: Buffer, srcs: Sequence[Buffer]) -> None:
+        reducer(dst, srcs)
+        dst *= times
+
+    return reduce
+
+
+def in_blocks(reducer: Reducer, block: int = BLOCK) -> Reducer:
+    """Return a reducer that makes arrays on its way, so that they stay in a core's own cache."""
+
+    def reduce(dst: Buffer, srcs: Sequence[Buffer]) -> None:
+        count = math.prod(dst.shape)
+        if count <= block:
+            reducer(dst, srcs)
+            return
+        dst, srcs = dst.reshape(-1), [src.reshape(-1) for src in srcs]
+        for start in range(0, count, block):
+            part = slice(start, start + block)
+            reducer(dst[part], [src[part] for src in srcs])
+
+    return reduce
 
 
 class Kernels(Protocol):

@@ -14,14 +14,19 @@ from typing import Any
 import numpy as np
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Copier, Reducer
+from horovod.transports.kernels import (
+    Copier,
+    Reducer,
+    divisor_and_factor,
+    followed_by,
+    in_blocks,
+    pair_by_pair,
+)
 
 __all__ = ["NumpyKernels", "numpy_dtype"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Elements of which a few arrays fit into a core's own cache.
-_BLOCK = 32 << 10
 _HALF = ("float16", "bfloat16")
 #: In which averages are added and divided.
 _WIDER: dict[str, Any] = {
@@ -104,7 +109,7 @@ class NumpyKernels:
         if factor == 1.0:
             return self.copy
         if dtype in _HALF:
-            scaled = _silent(_in_blocks(_wide_sum(np.float32, factor, 1)))
+            scaled = _silent(in_blocks(_wide_sum(np.float32, factor, 1)))
 
             def copy_half(dst: Array, src: Array) -> None:
                 scaled(dst, (src,))
@@ -126,14 +131,14 @@ class NumpyKernels:
         if op in (ReduceOp.SUM, ReduceOp.AVERAGE) and (dtype in _HALF or kind.kind in "fc"):
             return _silent(_rounding_sum(dtype, prescale, postscale, divisor if op is ReduceOp.AVERAGE else 1))
         if op is ReduceOp.AVERAGE and prescale == postscale == 1.0:
-            return _in_blocks(_integer_average(kind, divisor))
+            return in_blocks(_integer_average(kind, divisor))
         if op is ReduceOp.AVERAGE or (op is ReduceOp.SUM and postscale != 1.0):
             by = divisor if op is ReduceOp.AVERAGE else 1
-            return _silent(_in_blocks(_scaled_integer_sum(prescale, postscale, by)))
+            return _silent(in_blocks(_scaled_integer_sum(prescale, postscale, by)))
         if prescale != 1.0 or postscale != 1.0:
-            return _silent(_in_blocks(_scaled(_pair(dtype, op), kind, prescale, postscale)))
+            return _silent(in_blocks(_scaled(_pair(dtype, op), kind, prescale, postscale)))
         plain = _plain(_pair(dtype, op))
-        return _silent(_in_blocks(plain) if dtype in _HALF else plain)
+        return _silent(in_blocks(plain) if dtype in _HALF else plain)
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:
@@ -168,66 +173,19 @@ def _pair(dtype: str, op: ReduceOp) -> Any:
 
 
 def _rounding_sum(dtype: str, prescale: float, postscale: float, divide: int) -> Reducer:
-    factor = postscale
-    if divide & (divide - 1) == 0:
-        factor, divide = factor / divide, 1
+    divide, factor = divisor_and_factor(postscale, divide)
     if dtype in _HALF:
         # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
-        return _in_blocks(_wide_sum(np.float32, prescale * factor, divide))
+        return in_blocks(_wide_sum(np.float32, prescale * factor, divide))
     if divide == 1:
-        return _prescaled(_float_sum(factor), prescale)
-    return _prescaled(_in_blocks(_mean(_WIDER[dtype], factor, divide)), prescale)
-
-
-def _in_blocks(reducer: Reducer) -> Reducer:
-    """Return a reducer that makes arrays on its way, so that they stay in a core's own cache."""
-
-    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        count = dst.size
-        if count <= _BLOCK:
-            reducer(dst, srcs)
-            return
-        dst, srcs = dst.reshape(-1), [src.reshape(-1) for src in srcs]
-        for start in range(0, count, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            reducer(dst[part], [src[part] for src in srcs])
-
-    return reduce
+        return _prescaled(followed_by(_plain(np.add), factor, factor), prescale)
+    # The average is rounded once, so that equal arrays average to themselves; then it is scaled.
+    mean = followed_by(_wide_sum(_WIDER[dtype], 1.0, divide), factor, factor)
+    return _prescaled(in_blocks(mean), prescale)
 
 
 def _plain(pair: Any) -> Reducer:
-    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        if len(srcs) == 1:
-            np.copyto(dst, srcs[0])
-            return
-        pair(srcs[0], srcs[1], out=dst)
-        for src in srcs[2:]:
-            pair(dst, src, out=dst)
-
-    return reduce
-
-
-def _float_sum(factor: float) -> Reducer:
-    plain = _plain(np.add)
-
-    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        plain(dst, srcs)
-        if factor != 1.0:
-            dst *= factor
-
-    return reduce
-
-
-def _mean(wide: Any, factor: float, divide: int) -> Reducer:
-    """Return an average that is rounded once, so that equal arrays average to themselves; then it is scaled."""
-    mean = _wide_sum(wide, 1.0, divide)
-
-    def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        mean(dst, srcs)
-        if factor != 1.0:
-            dst *= factor
-
-    return reduce
+    return pair_by_pair(pair, np.copyto)
 
 
 def _wide_sum(wide: Any, factor: float, divide: int) -> Reducer:
@@ -252,7 +210,7 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         reducer(dst, [src * src.dtype.type(factor) for src in srcs])
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
 
 
 def _integer_average(kind: np.dtype[Any], divisor: int) -> Reducer:

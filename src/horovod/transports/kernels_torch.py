@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from horovod.core.requests import ReduceOp
-from horovod.transports.kernels import Copier, Reducer
+from horovod.transports.kernels import (
+    Copier,
+    Reducer,
+    divisor_and_factor,
+    followed_by,
+    in_blocks,
+    pair_by_pair,
+)
 from horovod.transports.kernels_numpy import NumpyKernels
 
 __all__ = ["DTYPES", "TorchKernels"]
@@ -33,8 +40,6 @@ DTYPES: dict[str, torch.dtype] = {
     "complex64": torch.complex64,
     "complex128": torch.complex128,
 }
-#: Elements of which a few tensors fit into a core's own cache.
-_BLOCK = 32 << 10
 _HALF = (torch.float16, torch.bfloat16)
 #: In which averages are added and divided; for others numpy has a wider dtype.
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -137,9 +142,7 @@ class TorchKernels:
         floating = kind.is_floating_point or kind.is_complex
         pair = _PAIR[op]
         if floating and op in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            factor, divide = postscale, divisor if op is ReduceOp.AVERAGE else 1
-            if divide & (divide - 1) == 0:
-                factor, divide = factor / divide, 1
+            divide, factor = divisor_and_factor(postscale, divisor if op is ReduceOp.AVERAGE else 1)
             if kind in _HALF:
                 # Float32 has room for the sum, so that one factor at the end does for both, and rounds less.
                 return _half_sum(kind, prescale * factor, divide)
@@ -147,7 +150,9 @@ class TorchKernels:
                 return _prescaled(_float_sum(kind, factor), prescale)
             if kind not in _WIDER:
                 return _through_numpy(NumpyKernels().reducer(dtype, op, prescale, postscale, divisor))
-            return _prescaled(_in_blocks(_mean(kind, factor, divide)), prescale)
+            # The average is rounded once, so that equal tensors average to themselves; then it is scaled.
+            mean = followed_by(_wide_sum(_WIDER[kind], 1.0, divide), factor, _constant(factor, kind))
+            return _prescaled(in_blocks(mean), prescale)
         if op is ReduceOp.AVERAGE and prescale == postscale == 1.0:
             return _integer_average(kind, divisor)
         if op is ReduceOp.AVERAGE or (op is ReduceOp.SUM and postscale != 1.0):
@@ -187,61 +192,16 @@ def _constant(value: float, kind: torch.dtype) -> Any:
 
 
 def _plain(pair: Any) -> Reducer:
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        if len(srcs) == 1:
-            dst.copy_(srcs[0])
-            return
-        pair(srcs[0], srcs[1], out=dst)
-        for src in srcs[2:]:
-            pair(dst, src, out=dst)
+    return pair_by_pair(pair, torch.Tensor.copy_)
 
-    return reduce
+
+def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
+    return followed_by(_plain(torch.add), factor, _constant(factor, kind))
 
 
 def _through_numpy(reducer: Reducer) -> Reducer:
     def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
         reducer(dst.numpy(), [src.numpy() for src in srcs])
-
-    return reduce
-
-
-def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
-    plain = _plain(torch.add)
-    if factor == 1.0:
-        return plain
-    times = _constant(factor, kind)
-
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        plain(dst, srcs)
-        dst.mul_(times)
-
-    return reduce
-
-
-def _mean(kind: torch.dtype, factor: float, divide: int) -> Reducer:
-    """Return an average that is rounded once, so that equal tensors average to themselves; then it is scaled."""
-    mean, times = _wide_sum(_WIDER[kind], 1.0, divide), _constant(factor, kind)
-
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        mean(dst, srcs)
-        if factor != 1.0:
-            dst.mul_(times)
-
-    return reduce
-
-
-def _in_blocks(reducer: Reducer, block: int = _BLOCK) -> Reducer:
-    """Return a reducer that makes tensors on its way, so that they stay in a core's own cache."""
-
-    def reduce(dst: torch.Tensor, srcs: Sequence[torch.Tensor]) -> None:
-        count = dst.numel()
-        if count <= block:
-            reducer(dst, srcs)
-            return
-        dst, srcs = dst.view(-1), [src.view(-1) for src in srcs]
-        for start in range(0, count, block):
-            part = slice(start, start + block)
-            reducer(dst[part], [src[part] for src in srcs])
 
     return reduce
 
@@ -257,11 +217,11 @@ def _prescaled(reducer: Reducer, factor: float) -> Reducer:
             dst, srcs = dst.view(1), [src.view(1) for src in srcs]
         reducer(dst, [src * times for src in srcs])
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
 
 
 def _half_sum(kind: torch.dtype, factor: float, divide: int) -> Reducer:
-    wide = _in_blocks(_wide_sum(torch.float32, factor, divide))
+    wide = in_blocks(_wide_sum(torch.float32, factor, divide))
     power_of_two = divide == 1 and math.frexp(factor)[0] == 0.5
     if factor == 1.0 and divide == 1:
         pair = _plain(torch.add)
@@ -294,7 +254,7 @@ def _half_pair_mean() -> Reducer:
             # Between a finite number and infinity, torch finds NaN.
             wide(dst, srcs)
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
 
 
 def _wide_sum(wide: torch.dtype, factor: float, divide: int) -> Reducer:
@@ -331,7 +291,7 @@ def _integer_average(kind: torch.dtype, divisor: int) -> Reducer:
         quotients += (quotients < 0) & (remainders != carry * divisor)
         dst.copy_(quotients)
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
 
 
 def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reducer:
@@ -341,7 +301,7 @@ def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reduc
             total += (src.to(torch.float64) * prescale).trunc_()
         dst.copy_((total * postscale / divide).trunc_())
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
 
 
 def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Reducer:
@@ -356,4 +316,4 @@ def _scaled(pair: Any, prescale: float, postscale: float, floating: bool) -> Red
             total = pair(total, scale(src, prescale))
         dst.copy_(scale(total, postscale))
 
-    return _in_blocks(reduce)
+    return in_blocks(reduce)
