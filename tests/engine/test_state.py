@@ -39,8 +39,6 @@ def _declare(state: EngineState, key: int, handle: Handle, members: tuple[int, .
 def _submit(state: EngineState, handle: Handle) -> Handle:
     state.submit(handle)
     assert state.accept() is handle
-    if handle.cached.name is None:
-        state.sent(handle)
     return handle
 
 

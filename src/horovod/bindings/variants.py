@@ -23,10 +23,15 @@ Method = Callable[Concatenate[Any, P], R]
 def synchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[P, Any]:
     """Return the method that waits for the result, of one tensor."""
 
-    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+    name = next(iter(inspect.signature(describe).parameters))
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Without the wrapper of ``derive``, which would cost a small operation as much as its description.
+        if not args and name in kwargs:
+            args = (kwargs.pop(name),)
         return self._run_one(describe(*args, **kwargs), args[0], in_place)
 
-    return derive(method, describe, in_place=in_place, is_method=True)
+    return _label(method, describe, in_place=in_place, is_method=True)
 
 
 def asynchronous(describe: Callable[P, Call], in_place: bool = False) -> Method[P, int]:
@@ -72,16 +77,25 @@ def derive(
         is_grouped: whether it takes several tensors.
         is_method: whether it takes ``self`` first.
     """
-    name = plain.__name__.lstrip("_")
-    first, *others = inspect.signature(plain).parameters.values()
-    key = f"{first.name}s" if is_grouped else first.name
-    before = [inspect.Parameter("self", first.kind)] if is_method else []
+    first = next(iter(inspect.signature(plain).parameters))
+    key = f"{first}s" if is_grouped else first
 
     def variant(*args: Any, **kwargs: Any) -> R:
-        if key in kwargs and len(args) == len(before):
+        if key in kwargs and len(args) == is_method:
             args = (*args, kwargs.pop(key))
         return function(*args, **kwargs)
 
+    return _label(variant, plain, begins=begins, in_place=in_place, is_grouped=is_grouped, is_method=is_method)
+
+
+def _label(
+    variant: Callable[..., R], plain: Callable[P, Any], *, begins: bool = False, in_place: bool = False,
+    is_grouped: bool = False, is_method: bool = False,
+) -> Callable[..., R]:  # fmt: skip
+    """Give a variant its name, signature and docstring; see ``derive``."""
+    name = plain.__name__.lstrip("_")
+    first, *others = inspect.signature(plain).parameters.values()
+    before = [inspect.Parameter("self", first.kind)] if is_method else []
     variant.__name__ = f"{'grouped_' * is_grouped}{name}{'_async' * begins}{'_' * in_place}"
     variant.__qualname__ = f"{'Collectives.' * is_method}{variant.__name__}"  # where it is found, for the docs
     variant.__module__ = plain.__module__
@@ -90,6 +104,7 @@ def derive(
         what = "several tensors as one operation" if is_grouped else "a tensor"
         how = f"{', in place' * in_place}{', for ``synchronize``' * begins}"
         variant.__doc__ = f"{'Start' if begins else 'Run'} {name} of {what}{how}. See ``{name}``."
+    key = f"{first.name}s" if is_grouped else first.name
     signature = inspect.Signature([*before, first.replace(name=key), *others])
     variant.__signature__ = signature  # type: ignore[attr-defined]
     return variant

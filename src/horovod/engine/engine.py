@@ -22,7 +22,7 @@ from horovod.engine.ports import SILENT, Link, Observer
 from horovod.engine.request_cache import RequestCache
 from horovod.engine.state import LEFT
 from horovod.engine.stats import Stats
-from horovod.engine.times import ENDED, WAITED, now
+from horovod.engine.times import ENDED, SUBMITTED, WAITED, now
 from horovod.transports.kernels import Buffer
 
 __all__ = ["Engine"]
@@ -150,7 +150,13 @@ class Engine:
         An operation that takes longer than ``limit_s`` goes on in the background; then the handle is not done.
         """
         handle = self._describe(call, allocator, inputs, outputs, transfer, callsite.user_frame())
-        self._wait(handle, self._loop.run, limit_s)
+        times = handle.times
+        began = times[WAITED] = times[SUBMITTED]
+        self._waits += 1
+        self._loop.run(handle, limit_s)
+        self._wait_ns += max(0, times[ENDED] - began)
+        if handle.error is not None:
+            raise handle.error
         return handle
 
     def _describe(
@@ -182,18 +188,15 @@ class Engine:
         Raises:
             HorovodInternalError: what went wrong, see ``horovod.errors``.
         """
-        self._wait(handle, self._loop.wait, math.inf)
-        return handle.outputs
-
-    def _wait(self, handle: Handle, block: Callable[[Handle, float], None], limit_s: float) -> None:
         if not handle.done:
             times = handle.times
             began = times[WAITED] = now()
             self._waits += 1
-            block(handle, limit_s)
+            self._loop.wait(handle)
             self._wait_ns += max(0, times[ENDED] - began)
         if handle.error is not None:
             raise handle.error
+        return handle.outputs
 
     def linger(self, handle: Handle, limit_s: float) -> bool:
         """Wait for a limited time, after a patient submission; return whether it is done."""

@@ -114,8 +114,6 @@ class Execution:
                     state.rejected(handle)
                     self._fail(handle, error)
                     continue
-            if cached.name is None:
-                state.sent(handle)
             self._channel.submit(cached.id, note, patient)
 
     def advance(self) -> None:

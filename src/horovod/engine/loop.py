@@ -254,15 +254,15 @@ class Loop:
         wait: ThreadWait | None = None
         is_working = False
         try:
-            doorbell.awake()
+            heard = doorbell.awake()
             while True:
-                heard = doorbell.heard()
                 is_working = True
                 execution.step(awaited=True)
                 is_working = False
                 if handle.done or signals.is_pending or state.reason is not None:
                     break
                 if doorbell.look(execution.has_news):
+                    heard = doorbell.heard()
                     continue
                 if wait is None:
                     wait = ThreadWait(get_ident(), handle, now())
@@ -272,7 +272,7 @@ class Loop:
                 doorbell.announce(execution.goal())
                 if not (execution.has_news() or self._is_alarmed()):
                     doorbell.sleep(seen, min(self._slice_s(), limit_s), parked=False)
-                doorbell.awake()
+                heard = doorbell.awake()
                 clock = time.monotonic()
                 started = started or clock
                 if clock - started >= limit_s:
@@ -289,9 +289,9 @@ class Loop:
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
-            state.waits.pop(id(wait), None)
+            if wait is not None:
+                state.waits.pop(id(wait), None)
             doorbell.park()
-            doorbell.ring_deferred()
             self._turn.release()
             try:
                 # Another thread may have left its work to this one, and a peer that rang found this rank awake.
@@ -362,8 +362,8 @@ class Loop:
             self._last_look = clock
             execution.tick(self._state.waited_s(now(), _LOOK_S))
         slice_s = self._slice_s()
-        doorbell.ring_deferred()
         if self._is_awaited():
+            doorbell.ring_deferred()
             doorbell.announce(execution.goal())
             self._is_asleep = True
             if not execution.has_news() and self._state.reason is None:

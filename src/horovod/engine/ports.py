@@ -95,12 +95,13 @@ class Doorbell(Protocol):
     def ring_deferred(self) -> None:
         """Wake those whom ``Channel.submit`` left for later; before this rank sleeps or does other things."""
 
-    def awake(self) -> None:
-        """Say that this rank's engine looks by itself: nobody need wake it."""
+    def awake(self) -> int:
+        """Say that this rank's engine looks by itself, so that nobody need wake it; return what ``heard`` does."""
 
     def park(self) -> None:
-        """Say that the engine is going to sleep while its rank does something else; what it sleeps for must be looked
-        at once more.
+        """Say that the engine is going to sleep while its rank does something else, and ``ring_deferred``.
+
+        What it sleeps for must be looked at once more.
         """
 
     def announce(self, goal: int) -> None:

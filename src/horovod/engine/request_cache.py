@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from operator import is_
+from operator import attrgetter, is_
 from types import FrameType
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = ["RequestCache"]
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: Here members write to each other's results, unless a framework makes these in memory of its own.
 _EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
+_SPEC = attrgetter("dtype", "shape")
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4
 
@@ -96,8 +97,7 @@ class RequestCache:
             placement = self._fresh * len(inputs) if makes_result or outputs is not None else ()
         if is_placed:
             placement = self._transport.place([*map(allocator.address, inputs)])
-        tensors = tuple([(tensor.dtype, tensor.shape) for tensor in inputs])
-        key = (call, tensors, placement, self._sets.version, id(code), frame.f_lasti)
+        key = (call, tuple(map(_SPEC, inputs)), placement, self._sets.version, id(code), frame.f_lasti)
         cached = self._known.get(key)
         if cached is not None:
             return cached

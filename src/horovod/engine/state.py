@@ -71,7 +71,7 @@ class EngineState:
         ring: the records of the latest operations.
         inbox: submissions that the engine has not taken over yet.
         named: those that are not executed, by process set and name.
-        unnamed: the same for those without a name, by process set; no queue is empty.
+        unnamed: the same for those without a name, by process set.
         unsettled: what this rank has done its part of: fence, members and handles.
         executing: what the transport executes at this moment.
         waits: the threads that sleep until an operation is done.
@@ -148,18 +148,23 @@ class EngineState:
                 inbox.remove(handle)
             except (IndexError, ValueError):  # it was withdrawn at this moment
                 continue
-            if not handle.done:
-                return handle
+            if handle.done:
+                continue
+            cached = handle.cached
+            if cached.name is None:
+                queue = self.unnamed.get(cached.request.process_set)
+                if queue is None:
+                    queue = self.unnamed[cached.request.process_set] = collections.deque()
+                queue.append(handle)
+            return handle
         return None
 
-    def sent(self, handle: Handle) -> None:
-        """Keep a submission without a name, which was sent to the coordinator, until the log answers it."""
-        self.unnamed.setdefault(handle.cached.request.process_set, collections.deque()).append(handle)
-
     def rejected(self, handle: Handle) -> None:
-        """Forget a submission that could not be sent."""
+        """Forget the submission taken over last, which could not be sent."""
         if handle.cached.name is not None:
             del self.named[handle.cached.name]
+        else:
+            self.unnamed[handle.cached.request.process_set].pop()
 
     # -- the log -------------------------------------------------------------------------------------------------
 
@@ -188,12 +193,7 @@ class EngineState:
         """Take out the submission that an entry of the log answers."""
         if entry.name is not None:
             return self.named.pop(entry.name)
-        process_set = entry.response.process_set
-        queue = self.unnamed[process_set]
-        handle = queue.popleft()
-        if not queue:
-            del self.unnamed[process_set]
-        return handle
+        return self.unnamed[entry.response.process_set].popleft()
 
     def put_back(self, handle: Handle) -> None:
         """Keep an operation whose execution failed, so that it fails with all others."""
@@ -288,7 +288,7 @@ class EngineState:
 
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not (self.inbox or self.named or self.unnamed or self.unsettled)
+        return not (self.inbox or self.named or self.unsettled or any(self.unnamed.values()))
 
     def is_awaited(self) -> bool:
         """Whether a thread sleeps until something is done that is not."""

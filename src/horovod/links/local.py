@@ -12,7 +12,7 @@ from typing import Protocol
 from horovod.config import Config
 from horovod.core.coordinator import Coordinator, LogEntry
 from horovod.core.generation import Generation, Member
-from horovod.core.requests import NO_NOTE, Request
+from horovod.core.requests import Request
 from horovod.engine.ports import Link
 from horovod.transports.local import LocalTransport
 
@@ -43,16 +43,17 @@ class LocalChannel:
     def __init__(self, coordinator: Decider, rank: int) -> None:
         self._coordinator = coordinator
         self._rank = rank
-        self._inbox: collections.deque[tuple[int, int, Request | None]] = collections.deque()
+        self._has_come = False  # submissions of which the coordinator has not been asked for the answer yet
         self._log: collections.deque[LogEntry] = collections.deque()
 
     def declare(self, signature: int, request: Request) -> None:
         """Let a number stand for a request."""
-        self._inbox.append((signature, NO_NOTE, request))
+        self._coordinator.declare(self._rank, signature, request)
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
         """Submit a declared request."""
-        self._inbox.append((signature, note, None))
+        self._coordinator.submit(self._rank, signature, note)
+        self._has_come = True
 
     def leave(self, reason: str) -> None:
         """Answer who waits for this rank, through the log."""
@@ -62,16 +63,13 @@ class LocalChannel:
 
     def has_news(self) -> bool:
         """Whether ``next`` has something, or the coordinator has work."""
-        return bool(self._inbox or self._log)
+        return self._has_come or bool(self._log)
 
     def next(self) -> LogEntry | None:
         """Return the next log entry, or None."""
-        log = self._log
-        if not log:
-            if not self._inbox:
-                return None
+        if not self._log:
             self._serve()
-        return log.popleft() if log else None
+        return self._log.popleft() if self._log else None
 
     def is_behind(self) -> bool:
         """Return False: nobody has to read anything."""
@@ -82,23 +80,13 @@ class LocalChannel:
         self._publish()
 
     def _serve(self) -> None:
-        """Let the coordinator take what has come."""
-        if self._take_own():
+        """Let the coordinator answer what has come."""
+        if self._has_come:
             self._publish()
-
-    def _take_own(self) -> bool:
-        coordinator, inbox, rank = self._coordinator, self._inbox, self._rank
-        came = bool(inbox)
-        while inbox:
-            signature, note, request = inbox.popleft()
-            if request is None:
-                coordinator.submit(rank, signature, note)
-            else:
-                coordinator.declare(rank, signature, request)
-        return came
 
     def _publish(self) -> None:
         """Append what the coordinator decided to everybody's log."""
+        self._has_come = False
         self._log.extend(self._coordinator.take())
 
 
@@ -126,8 +114,9 @@ class LocalDoorbell:
     def ring_deferred(self) -> None:
         """Nobody was left for later."""
 
-    def awake(self) -> None:
-        """Nobody needs to know."""
+    def awake(self) -> int:
+        """Return how often this rank was rung for; nobody needs to know."""
+        return self._rings
 
     def park(self) -> None:
         """Nobody needs to know."""

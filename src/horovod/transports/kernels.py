@@ -19,13 +19,14 @@ from typing import Any, Protocol
 from horovod.core.requests import ReduceOp
 
 __all__ = [
-    "BLOCK", "Buffer", "Copier", "Kernels", "Reducer", "divisor_and_factor", "followed_by", "in_blocks", "pair_by_pair",
+    "BLOCK", "Buffer", "Copier", "Kernels", "Maker", "Reducer", "divisor_and_factor", "followed_by", "in_blocks", "pair_by_pair",
     "scale_on_entry",
 ]  # fmt: skip
 
 Buffer = Any
 Copier = Callable[[Buffer, Buffer], object]
 Reducer = Callable[[Buffer, Sequence[Buffer]], None]
+Maker = Callable[[Sequence[Buffer]], Buffer]
 
 #: Elements of which a few arrays fit into a core's own cache.
 BLOCK = 32 << 10
@@ -130,6 +131,12 @@ class Kernels(Protocol):
         """Return ``fn(dst, srcs)``: dst = postscale * op(prescale * srcs) / divisor.
 
         ``dst`` may be one of the first two ``srcs``, and no other. The order of ``srcs`` fixes the bits.
+        """
+
+    def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
+        """Return ``fn(srcs)``, which makes the result of ``reducer`` for at least two ``srcs``.
+
+        None where that is no cheaper than to write to an empty one.
         """
 
     def gram(self, srcs: Sequence[Buffer]) -> list[list[float]]:

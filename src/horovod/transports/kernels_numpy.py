@@ -16,6 +16,7 @@ import numpy as np
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels import (
     Copier,
+    Maker,
     Reducer,
     divisor_and_factor,
     followed_by,
@@ -139,6 +140,10 @@ class NumpyKernels:
             return _silent(in_blocks(_scaled(_pair(dtype, op), kind, prescale, postscale)))
         plain = _plain(_pair(dtype, op))
         return _silent(in_blocks(plain) if dtype in _HALF else plain)
+
+    def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
+        """Return None: an adapter may want its results aligned."""
+        return None
 
     @_silent
     def gram(self, srcs: Sequence[Array]) -> list[list[float]]:

@@ -13,6 +13,7 @@ import torch
 from horovod.core.requests import ReduceOp
 from horovod.transports.kernels import (
     Copier,
+    Maker,
     Reducer,
     divisor_and_factor,
     followed_by,
@@ -46,6 +47,7 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 #: How many factors and divisors are kept as tensors.
 _MOST_CONSTANTS = 64
 _constants: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+_is_inferring = torch.is_inference_mode_enabled
 # Torch has these dtypes, but no arithmetic for them.
 _NOT_IN_TORCH = ("uint16", "uint32", "uint64")
 _PAIR: dict[ReduceOp, Any] = {
@@ -161,6 +163,11 @@ class TorchKernels:
             return _plain(pair)
         return _scaled(pair, prescale, postscale, floating)
 
+    def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
+        """Return ``fn(srcs)``, see ``Kernels.maker``."""
+        is_plain = prescale == postscale == 1.0 and op is not ReduceOp.AVERAGE
+        return _new(_PAIR[op]) if is_plain and DTYPES[dtype].is_floating_point and DTYPES[dtype] not in _HALF else None
+
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""
         matrix = torch.stack([src.to(torch.float64) for src in srcs])
@@ -197,6 +204,25 @@ def _plain(pair: Any) -> Reducer:
 
 def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
     return followed_by(_plain(torch.add), factor, _constant(factor, kind))
+
+
+def _new(pair: Any) -> Maker:
+    plain, kind = _plain(pair), torch.Tensor
+
+    def make(srcs: Sequence[torch.Tensor]) -> torch.Tensor:
+        first, second = srcs[0], srcs[1]
+        if type(first) is kind is type(second) and not _is_inferring():
+            # A tensor that is made empty first takes twice as long.
+            total: torch.Tensor = pair(first, second)
+            for src in srcs[2:]:
+                pair(total, src, out=total)
+            return total
+        with torch.inference_mode(False):
+            total = torch.empty(first.shape, dtype=first.dtype, device="cpu")
+        plain(total, srcs)
+        return total
+
+    return make
 
 
 def _through_numpy(reducer: Reducer) -> Reducer:

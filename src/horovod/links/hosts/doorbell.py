@@ -67,16 +67,16 @@ class WireDoorbell(ShmDoorbell):
         for sleeper in list(self._asleep):
             os.eventfd_write(sleeper.fd, 1)
 
-    def awake(self) -> None:
-        """Say that a thread of this rank looks by itself."""
-        super().awake()
+    def awake(self) -> int:
+        """Say that a thread of this rank looks by itself; return how often it was rung for."""
         if not self._is_awake:
             self._is_awake = True
             for sleeper in list(self._parked):
                 sleeper.watch(False)
+        return super().awake()
 
     def park(self) -> None:
-        """Say that only the background thread sleeps here."""
+        """Say that only the background thread sleeps here, and ring those left for later."""
         super().park()
         if self._is_awake:
             self._is_awake = False

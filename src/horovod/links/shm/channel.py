@@ -128,7 +128,7 @@ class CoordinatorChannel(LocalChannel):
 
     def has_news(self) -> bool:
         """Whether ``next`` has something, or the coordinator has work."""
-        if self._inbox or self._log:
+        if self._has_come or self._log:
             return True
         for _, reader in self._readers:  # noqa: SIM110  spun on: a generator costs more than the look
             if reader.has_more():
@@ -175,11 +175,10 @@ class CoordinatorChannel(LocalChannel):
 
     def _serve(self) -> None:
         coordinator = self._coordinator
-        came = self._take_own()
         for rank, reader in self._readers:
             record = reader.get()
             while record is not None:
-                came = True
+                self._has_come = True
                 kind, words = record
                 if kind == SUBMIT:
                     coordinator.submit(rank, words[0], words[1])
@@ -189,10 +188,11 @@ class CoordinatorChannel(LocalChannel):
                     self._departed.add(rank)
                     coordinator.leave(rank, bytes_of(words, 0).decode())
                 record = reader.get()
-        if came:
+        if self._has_come:
             self._publish()
 
     def _publish(self) -> None:
+        self._has_come = False
         log = self._coordinator.take()
         if not log:
             return

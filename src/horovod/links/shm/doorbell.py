@@ -37,14 +37,17 @@ class ShmDoorbell:
         """Wake this rank's own sleepers."""
         self._control.ring(self._control.rank)
 
-    def awake(self) -> None:
-        """Say that a thread of this rank looks by itself."""
-        self._words[self._mode] = 0
+    def awake(self) -> int:
+        """Say that a thread of this rank looks by itself; return how often it was rung for."""
+        words = self._words
+        words[self._mode] = 0
+        return words[self._bell]
 
     def park(self) -> None:
-        """Say that only the background thread sleeps here."""
+        """Say that only the background thread sleeps here, and ring those left for later."""
         self._words[self._mode] = PARKED
         futex.fence()
+        self.ring_deferred()
 
     def announce(self, goal: int) -> None:
         """Say that the lock's holder is going to sleep."""

@@ -9,7 +9,7 @@ from horovod.core.collectives import is_reduction
 from horovod.core.requests import Kind
 from horovod.splits import part_of
 from horovod.transports.base import Entry, Work
-from horovod.transports.kernels import Buffer, Reducer
+from horovod.transports.kernels import Buffer, Maker, Reducer
 from horovod.transports.libraries import kernels_named
 from horovod.transports.shm.arena import Arena
 from horovod.transports.shm.reuse import Budget
@@ -27,10 +27,12 @@ class _Reduction(NamedTuple):
     Attributes:
         reduce: does it.
         own: which source is this rank's own tensor instead of the copy that it has sent; -1 if none.
+        make: does it into a new tensor; None if ``reduce`` must write to an empty one.
     """
 
     reduce: Reducer
     own: int
+    make: Maker | None
 
 
 class Plan:
@@ -68,7 +70,9 @@ class Plan:
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
-                self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own))
+                self._reductions.append(
+                    _Reduction(library.reducer(spec.dtype, *how), own, library.maker(spec.dtype, *how))
+                )
         # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
         self._taken = self._rows_for_each()
         self._routine = ROUTINES[request.kind]
@@ -118,14 +122,19 @@ class Plan:
                 known.clear()
 
     def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
-        for index, (reduce, own) in enumerate(self._reductions):
+        for index, (reduce, own, make) in enumerate(self._reductions):
             srcs = views[index]
             if own >= 0:
                 # To what is kept this rank's own tensor must not be added.
                 srcs = srcs.copy()
                 srcs[own] = work.inputs[index]
             outputs = work.outputs
-            reduce(outputs[index] if index < len(outputs) else work.allocate(index, tuple(srcs[0].shape)), srcs)
+            if index < len(outputs):
+                reduce(outputs[index], srcs)
+            elif make is not None and work.lend is None:
+                work.outputs = [*outputs, make(srcs)]
+            else:
+                reduce(work.allocate(index, tuple(srcs[0].shape)), srcs)
 
     def _broadcast(self, work: Work, views: list[list[Buffer]]) -> None:
         root = self._entry.response.members.index(self._entry.response.requests[0].root)
@@ -151,7 +160,7 @@ class Plan:
 
     def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
         for index, srcs in enumerate(_own(views)):
-            reduce, own = self._reductions[index]
+            reduce, own, _ = self._reductions[index]
             if own >= 0:
                 srcs[own] = self._input(work, index)
             out = work.allocate(index, tuple(srcs[0].shape))
