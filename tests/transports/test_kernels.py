@@ -61,6 +61,9 @@ def _reduce(
         np.testing.assert_array_equal(_back(srcs[place]), _back(fresh), err_msg=f"in place of source {place}")
         for other in set(range(len(rows))) - {place}:
             np.testing.assert_array_equal(_back(srcs[other]), _back(_make(library, dtype, rows[other])))
+    make = kernels.maker(dtype, op, prescale, postscale, len(rows)) if len(rows) > 1 else None
+    if make is not None:
+        np.testing.assert_array_equal(_back(make([_make(library, dtype, row) for row in rows])), _back(fresh))
     return _back(fresh)
 
 
@@ -71,6 +74,19 @@ def _rows(values: Any, ranks: int) -> Any:
 
 def _trunc_div(value: int, by: int) -> int:
     return math.trunc(Fraction(value, by))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter, type("Mine", (torch.Tensor,), {})])
+def test_a_result_that_torch_makes_is_an_ordinary_tensor(kind: Any) -> None:
+    make = kernels_named("torch").maker("float32", ReduceOp.SUM, 1.0, 1.0, 2)
+    assert make is not None
+    source = torch.ones(3).as_subclass(kind)
+    with torch.inference_mode():
+        inside = make([source, torch.ones(3)])
+    for found in (inside, make([source, torch.ones(3)])):
+        assert type(found) is torch.Tensor
+        assert not found.is_inference()
+        assert found.tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

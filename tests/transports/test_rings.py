@@ -45,8 +45,8 @@ def _put(pipe: Pipe, record: tuple[object, ...]) -> bool:
     return pipe.writer.put_bytes(*record)  # type: ignore[arg-type]
 
 
-def _decode(record: tuple[int, list[int]], like: tuple[object, ...]) -> tuple[object, ...]:
-    kind, found = record
+def _decode(record: tuple[int, tuple[int, ...]], like: tuple[object, ...]) -> tuple[object, ...]:
+    kind, found = record[0], list(record[1])
     if len(like) == 2:
         return kind, found
     prefix = like[1]
@@ -60,7 +60,7 @@ def test_every_record_arrives_intact(
     plan: list[tuple[object, ...]], capacity: int, readers: int, rng: random.Random
 ) -> None:
     pipe = Pipe(capacity, readers)
-    received: list[list[tuple[int, list[int]]]] = [[] for _ in range(readers)]
+    received: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(readers)]
     unsent = list(plan)
     while unsent or pipe.writer.backlog or any(end.has_more() for end in pipe.ends):
         action = rng.randrange(readers + 2)
@@ -86,13 +86,13 @@ def test_a_full_ring_keeps_records_back_until_the_slowest_reader_has_read() -> N
     assert pipe.writer.backlog
     fast, slow = pipe.ends
     for i in range(8):
-        assert fast.get() == (1, [i])
+        assert fast.get() == (1, (i,))
     assert not pipe.writer.flush()
     assert fast.get() is None
-    assert slow.get() == (1, [0])
+    assert slow.get() == (1, (0,))
     assert pipe.writer.flush()
     assert not pipe.writer.backlog
-    assert fast.get() == (1, [8])
+    assert fast.get() == (1, (8,))
 
 
 def test_a_reader_that_is_gone_can_be_forgotten() -> None:
@@ -127,7 +127,7 @@ def test_long_byte_strings_travel_in_pieces(length: int) -> None:
     while (record := pipe.ends[0].get()) is None:
         pipe.writer.flush()
     kind, found = record
-    assert (kind, found[:2], bytes_of(found, 2)) == (3, [11, 12], data)
+    assert (kind, found[:2], bytes_of(found, 2)) == (3, (11, 12), data)
     assert pipe.ends[0].get() is None
 
 
@@ -135,11 +135,11 @@ def test_an_end_that_comes_later_goes_on_where_the_words_say() -> None:
     pipe = Pipe(64, 1)
     pipe.writer.put(1, (1,))
     pipe.writer.put(1, (2,))
-    assert pipe.ends[0].get() == (1, [1])
+    assert pipe.ends[0].get() == (1, (1,))
     again = RecordReader(pipe.ring, pipe.words64, 0, 1)
-    assert again.get() == (1, [2])
+    assert again.get() == (1, (2,))
     RecordWriter(pipe.ring, pipe.words64, 0, [1]).put(1, (3,))
-    assert again.get() == (1, [3])
+    assert again.get() == (1, (3,))
 
 
 @settings(max_examples=150)
@@ -147,21 +147,21 @@ def test_an_end_that_comes_later_goes_on_where_the_words_say() -> None:
 def test_records_of_one_kind_may_be_read_many_at_a_time(rng: random.Random, capacity: int) -> None:
     pipe = Pipe(capacity, 1)
     [end] = pipe.ends
-    written: list[tuple[int, list[int]]] = []
-    read: list[tuple[int, list[int]]] = []
+    written: list[tuple[int, tuple[int, ...]]] = []
+    read: list[tuple[int, tuple[int, ...]]] = []
     for _ in range(60):
         kind, count = rng.choice([(2, 2), (2, 2), (2, 2), (2, 1), (3, 2)])
         # A word may look like a header.
-        record = (kind, [rng.choice([0, 7, 2 << 24 | 3]) for _ in range(count)])
+        record = (kind, tuple(rng.choice([0, 7, 2 << 24 | 3]) for _ in range(count)))
         written.append(record)
         pipe.writer.put(*record)
         while rng.random() < 0.4 or pipe.writer.backlog:
             pipe.writer.flush()
             alike = end.get_alike(2, 2)
             if alike is not None:
-                read += [(2, list(words)) for words in zip(*alike, strict=True)]
+                read += [(2, words) for words in zip(*alike, strict=True)]
             elif (one := end.get()) is not None:
                 read.append(one)
     while (alike := end.get_alike(2, 2)) is not None or (one := end.get()) is not None:
-        read += [(2, list(words)) for words in zip(*alike, strict=True)] if alike is not None else [one]
+        read += [(2, words) for words in zip(*alike, strict=True)] if alike is not None else [one]
     assert read == written

@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -57,12 +56,6 @@ class _CachedRequest(NamedTuple):
     join: Request | None
 
 
-@dataclass(slots=True)
-class _Rank:
-    signatures: dict[int, _CachedRequest] = field(default_factory=dict)
-    unnamed: dict[int, int] = field(default_factory=dict)
-
-
 class CachedResponse(NamedTuple):
     """A response that the coordinator remembers.
 
@@ -100,7 +93,9 @@ class Coordinator:
         self.joined: list[int] = []
         self._threshold = fusion_threshold_bytes
         self._capacity = max(1, capacity)
-        self._ranks = [_Rank() for _ in range(size)]
+        # By rank: what its signatures stand for; and the number of its unnamed requests, by process set.
+        self._signatures: list[dict[int, _CachedRequest]] = [{} for _ in range(size)]
+        self._unnamed: list[dict[int, int]] = [{} for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
         self.join_request = Request("join", Kind.JOIN)
         # Why, in the order in which they went: the first one is why the others did.
@@ -119,7 +114,7 @@ class Coordinator:
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
-        table = self._ranks[rank].signatures
+        table = self._signatures[rank]
         old = table.get(signature)
         if old is not None:
             del self._requests[old.serial]
@@ -137,22 +132,21 @@ class Coordinator:
             signature: which request.
             note: what its transport sends along, for those of the other members.
         """
-        state = self._ranks[rank]
-        serial, process_set, match, join = state.signatures[signature]
+        serial, process_set, match, join = self._signatures[rank][signature]
         if join is not None:
             self._join(rank, join)
             return
         if match is None:
-            order = state.unnamed.get(process_set, 0)
-            state.unnamed[process_set] = order + 1
+            counts = self._unnamed[rank]
+            counts[process_set] = order = counts.get(process_set, 0) + 1
             match = (process_set, order)
         pending = self._pending.get(match)
         if pending is None:
             pending = self._pending[match] = PendingRequest(process_set, [None] * self.size, [NO_NOTE] * self.size)
         pending.serials[rank] = serial
         pending.notes[rank] = note
-        pending.count += 1
-        if pending.count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
+        pending.count = count = pending.count + 1
+        if count >= self._needed.get(process_set, 0) and not (self.joined and self._missing(pending)):
             self._complete(match, pending)
         elif self._gone:
             self._fail_if_hopeless(match, pending)
@@ -292,8 +286,8 @@ class Coordinator:
                 )
                 self.fail_pending(match, error, "MismatchError")
         # The id will be given to another set, which counts its unnamed requests from the beginning.
-        for state in self._ranks:
-            state.unnamed.pop(key, None)
+        for counts in self._unnamed:
+            counts.pop(key, None)
         self.sets.remove(key)
         del self._needed[key]
 
@@ -311,8 +305,8 @@ class Coordinator:
         elif len(self.joined) == self.size:
             self._end_joins()
             # Nothing is pending, so all ranks can count their unnamed requests from the beginning.
-            for state in self._ranks:
-                state.unnamed.clear()
+            for counts in self._unnamed:
+                counts.clear()
             members = tuple(range(self.size))
             self._run_once(Response(Kind.JOIN, request.name, 0, members, self.size, (request,), result=rank))
 

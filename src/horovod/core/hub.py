@@ -26,7 +26,7 @@ class HubCoordinator(Coordinator):
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
-        old = self._ranks[rank].signatures.get(signature)
+        old = self._signatures[rank].get(signature)
         if old is not None:
             self._numbers.redeclare(old.serial)
             del self._signature_of[old.serial]
@@ -35,7 +35,7 @@ class HubCoordinator(Coordinator):
 
     def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
         """Take one submission of ``rank``; the log grows when it was the last one missing."""
-        match = self._ranks[rank].signatures[signature].key
+        match = self._signatures[rank][signature].key
         if match is not None and match not in self._pending:
             self._take_numbers()
             self._numbers.open(match)

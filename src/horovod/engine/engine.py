@@ -154,7 +154,8 @@ class Engine:
         began = times[WAITED] = times[SUBMITTED]
         self._waits += 1
         self._loop.run(handle, limit_s)
-        self._wait_ns += max(0, times[ENDED] - began)
+        if times[ENDED]:
+            self._wait_ns += times[ENDED] - began
         if handle.error is not None:
             raise handle.error
         return handle

@@ -214,8 +214,9 @@ def _new(pair: Any) -> Maker:
         if type(first) is kind is type(second) and not _is_inferring():
             # A tensor that is made empty first takes twice as long.
             total: torch.Tensor = pair(first, second)
-            for src in srcs[2:]:
-                pair(total, src, out=total)
+            if len(srcs) > 2:
+                for src in srcs[2:]:
+                    pair(total, src, out=total)
             return total
         with torch.inference_mode(False):
             total = torch.empty(first.shape, dtype=first.dtype, device="cpu")

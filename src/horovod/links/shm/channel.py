@@ -76,10 +76,10 @@ class WorkerChannel:
             return None
         kind, words = record
         if kind == _RUN:
-            return LogEntry((words[0],), tuple(words[1:]))
+            return LogEntry(words[:1], words[1:])
         if kind == _RUN_FUSED:
-            return LogEntry(tuple(words))
-        return LogEntry((words[0],), response=_decode_response(bytes_of(words, 1)))
+            return LogEntry(words)
+        return LogEntry(words[:1], response=_decode_response(bytes_of(words, 1)))
 
     def tend(self, fate: Callable[[int], str]) -> None:
         """Nothing to do here."""
@@ -147,7 +147,7 @@ class CoordinatorChannel(LocalChannel):
         self._serve()
         if writer.backlog and not self._flush(writer):
             # An entry that the others cannot see yet must not be executed: it would wait for them.
-            self._ring()
+            self._control.ring_all(self._others)
             return None
         if not log:
             return None
@@ -205,9 +205,6 @@ class CoordinatorChannel(LocalChannel):
                 writer.put(_RUN, entry.ids + entry.notes)
             else:
                 writer.put(_RUN_FUSED, entry.ids)
-        self._ring()
-
-    def _ring(self) -> None:
         if self.patient:
             self._control.ring_later(self._others)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class Plan:
 
     Attributes:
         me: this rank's place among the members.
+        run: executes the entry for a work; every member's data lies at its offset.
     """
 
     def __init__(self, arenas: Sequence[Arena], budget: Budget, entry: Entry, kernels: str) -> None:
@@ -70,16 +72,11 @@ class Plan:
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
-                self._reductions.append(
-                    _Reduction(library.reducer(spec.dtype, *how), own, library.maker(spec.dtype, *how))
-                )
+                make = library.maker(spec.dtype, *how) if len(members) > 1 else None
+                self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, make))
         # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
         self._taken = self._rows_for_each()
-        self._routine = ROUTINES[request.kind]
-
-    def run(self, work: Work, offsets: tuple[int, ...]) -> None:
-        """Execute the entry; every member's data lies at its offset."""
-        self._routine(self, work, self._rows.get(offsets) or self._find(offsets))
+        self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
 
     def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         try:
@@ -121,7 +118,8 @@ class Plan:
             for known in row:
                 known.clear()
 
-    def _reduce(self, work: Work, views: list[list[Buffer]]) -> None:
+    def _reduce(self, work: Work, offsets: tuple[int, ...]) -> None:
+        views = self._rows.get(offsets) or self._find(offsets)
         for index, (reduce, own, make) in enumerate(self._reductions):
             srcs = views[index]
             if own >= 0:
@@ -136,7 +134,8 @@ class Plan:
             else:
                 reduce(work.allocate(index, tuple(srcs[0].shape)), srcs)
 
-    def _broadcast(self, work: Work, views: list[list[Buffer]]) -> None:
+    def _broadcast(self, work: Work, offsets: tuple[int, ...]) -> None:
+        views = self._rows.get(offsets) or self._find(offsets)
         root = self._entry.response.members.index(self._entry.response.requests[0].root)
         for index, srcs in enumerate(views):
             shown = srcs[root]
@@ -146,9 +145,9 @@ class Plan:
             elif out is not work.inputs[index]:
                 self._copy(out, work.inputs[index])
 
-    def _gather(self, work: Work, views: list[list[Buffer]]) -> None:
+    def _gather(self, work: Work, offsets: tuple[int, ...]) -> None:
         me = self._entry.me
-        for index, srcs in enumerate(_own(views)):
+        for index, srcs in enumerate(_own(self._rows.get(offsets) or self._find(offsets))):
             srcs[me] = self._input(work, index)
             rows = [src.shape[0] for src in srcs]
             out = work.allocate(index, (sum(rows), *srcs[0].shape[1:]))
@@ -158,8 +157,8 @@ class Plan:
                     self._copy(out[start : start + count], src)
                 start += count
 
-    def _scatter(self, work: Work, views: list[list[Buffer]]) -> None:
-        for index, srcs in enumerate(_own(views)):
+    def _scatter(self, work: Work, offsets: tuple[int, ...]) -> None:
+        for index, srcs in enumerate(_own(self._rows.get(offsets) or self._find(offsets))):
             reduce, own, _ = self._reductions[index]
             if own >= 0:
                 srcs[own] = self._input(work, index)
@@ -167,7 +166,7 @@ class Plan:
             if len(out):
                 reduce(out, srcs)
 
-    def _nothing(self, work: Work, views: list[list[Buffer]]) -> None:
+    def _nothing(self, work: Work, offsets: tuple[int, ...]) -> None:
         """Everybody has come: that is all a barrier is for."""
 
     def _learn(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
@@ -193,7 +192,7 @@ def _own(views: list[list[Buffer]]) -> list[list[Buffer]]:
     return [row.copy() for row in views]
 
 
-ROUTINES: dict[Kind, Callable[[Plan, Work, list[list[Buffer]]], None]] = {
+ROUTINES: dict[Kind, Callable[[Plan, Work, tuple[int, ...]], None]] = {
     Kind.ALLREDUCE: Plan._reduce,
     Kind.BROADCAST: Plan._broadcast,
     Kind.ALLGATHER: Plan._gather,

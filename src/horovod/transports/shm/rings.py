@@ -18,7 +18,7 @@ __all__ = ["RecordReader", "RecordWriter", "bytes_of"]
 _PAD = 0xFF
 _CONTINUED = 0x80
 _LENGTH = 0xFFFFFF
-#: To store short records in one step; most are.
+#: To store and to read short records in one step; most are.
 _SHORT = [struct.Struct(f"={count}I") for count in range(16)]
 
 
@@ -47,35 +47,9 @@ class RecordWriter:
 
     def put(self, kind: int, words: Sequence[int]) -> bool:
         """Append a record; False when it waits in the backlog because a reader is far behind."""
-        if self.backlog or not self._write(kind, words):
+        if self.backlog:
             self.backlog.append((kind, words))
             return False
-        return True
-
-    def put_bytes(self, kind: int, prefix: Sequence[int], data: bytes) -> bool:
-        """Append a record of ``prefix`` words, the length of ``data`` and ``data``, in pieces if it is long."""
-        padded = data + bytes(-len(data) % 4)
-        words = [*prefix, len(data), *memoryview(padded).cast("I")]
-        piece = self._capacity // 4
-        done = True
-        for start in range(0, len(words), piece):
-            last = start + piece >= len(words)
-            done = self.put(kind if last else kind | _CONTINUED, words[start : start + piece])
-        return done
-
-    def flush(self) -> bool:
-        """Write what waits in the backlog, as far as there is room; True when nothing waits any more."""
-        while self.backlog:
-            if not self._write(*self.backlog[0]):
-                return False
-            self.backlog.popleft()
-        return True
-
-    def forget(self, tail: int) -> None:
-        """Wait no more for the reader whose tail this is."""
-        self._tails = [other for other in self._tails if other != tail]
-
-    def _write(self, kind: int, words: Sequence[int]) -> bool:
         count = len(words) + 1
         position, capacity, ring = self._position, self._capacity, self._ring
         start = position % capacity
@@ -83,6 +57,7 @@ class RecordWriter:
         if position + pad + count > self._limit:
             self._limit = min([self._words64[tail] for tail in self._tails], default=position) + capacity
             if position + pad + count > self._limit:
+                self.backlog.append((kind, words))
                 return False
         if pad:
             ring[start] = _PAD << 24 | pad
@@ -100,6 +75,29 @@ class RecordWriter:
             futex.fence()
         self._words64[self._head] = self._position
         return True
+
+    def put_bytes(self, kind: int, prefix: Sequence[int], data: bytes) -> bool:
+        """Append a record of ``prefix`` words, the length of ``data`` and ``data``, in pieces if it is long."""
+        padded = data + bytes(-len(data) % 4)
+        words = [*prefix, len(data), *memoryview(padded).cast("I")]
+        piece = self._capacity // 4
+        done = True
+        for start in range(0, len(words), piece):
+            last = start + piece >= len(words)
+            done = self.put(kind if last else kind | _CONTINUED, words[start : start + piece])
+        return done
+
+    def flush(self) -> bool:
+        """Write what waits in the backlog, as far as there is room; True when nothing waits any more."""
+        waiting, self.backlog = self.backlog, collections.deque()
+        while waiting and self.put(*waiting[0]):
+            waiting.popleft()
+        self.backlog = waiting
+        return not waiting
+
+    def forget(self, tail: int) -> None:
+        """Wait no more for the reader whose tail this is."""
+        self._tails = [other for other in self._tails if other != tail]
 
 
 class RecordReader:
@@ -148,7 +146,7 @@ class RecordReader:
         self._words64[self._tail] = self._position = position + alike * step
         return [words[column : alike * step : step] for column in range(1, step)]
 
-    def get(self) -> tuple[int, list[int]] | None:
+    def get(self) -> tuple[int, tuple[int, ...]] | None:
         """Return the next record as (kind, words), or None."""
         ring, words64, position = self._ring, self._words64, self._position
         while words64[self._head] != position:
@@ -157,7 +155,10 @@ class RecordReader:
             start = position % self._capacity
             header = ring[start]
             kind, count = header >> 24, header & _LENGTH
-            words = ring[start + 1 : start + count].tolist() if kind != _PAD else []
+            if count <= len(_SHORT):
+                words = _SHORT[count - 1].unpack_from(ring, start * 4 + 4)
+            else:
+                words = tuple(ring[start + 1 : start + count]) if kind != _PAD else ()
             if not futex.is_strongly_ordered:
                 futex.fence()
             words64[self._tail] = self._position = position = position + count
@@ -167,7 +168,7 @@ class RecordReader:
                 self._parts += words
                 continue
             if self._parts:
-                words = self._parts + words
+                words = (*self._parts, *words)
                 self._parts = []
             return kind, words
         return None

@@ -42,7 +42,7 @@ _logger = logging.getLogger("horovod")
 #: more meeting of theirs.
 _ARENA_BYTES, _CROWDED_ARENA_BYTES = 4 << 10, 64 << 10
 #: From here on, two ranks that reduce into new tensors gain more by each reducing one half than they lose by meeting.
-_FRESH_BYTES = 2 << 20
+_FRESH_BYTES = LEAST_BYTES
 
 
 def inline_limit(size: int, kind: Kind) -> int:
