@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from horovod.core.requests import ReduceOp
 
 __all__ = [
-    "BLOCK", "Buffer", "Copier", "Kernels", "Maker", "Reducer", "divisor_and_factor", "followed_by", "in_blocks", "pair_by_pair",
-    "scale_on_entry",
+    "BLOCK", "Buffer", "Copier", "Kernels", "Maker", "Reducer", "divisor_and_factor", "followed_by", "in_blocks",
+    "pair_by_pair", "scale_on_entry",
 ]  # fmt: skip
 
 Buffer = Any
