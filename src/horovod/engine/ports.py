@@ -101,7 +101,7 @@ class Doorbell(Protocol):
     def park(self) -> None:
         """Say that the engine is going to sleep while its rank does something else, and ``ring_deferred``.
 
-        What it sleeps for must be looked at once more.
+        Look once more, after this call, for the news that it sleeps for.
         """
 
     def announce(self, goal: int) -> None:
