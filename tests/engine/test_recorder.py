@@ -15,6 +15,7 @@ import pytest
 from clocks import blame_only
 from commands import printed, run
 from harness import LIMIT_S, Ranks, run_ranks
+from heard import heard
 from kernel import tells_how_processes_end
 from launching import PATIENT
 
@@ -179,21 +180,11 @@ def test_a_stall_is_written_down_by_all_ranks(tmp_path: Path) -> None:
 
 
 def _write_nowhere() -> list[str]:
-    import logging
-
     import horovod.numpy as hvd
     from horovod import context
 
-    messages: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    collector = Collector()
-    logging.getLogger("horovod").addHandler(collector)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    logging.getLogger("horovod").removeHandler(collector)
+    with heard() as messages:
+        os.kill(os.getpid(), signal.SIGUSR1)
     hvd.allreduce(np.ones(1))
     assert context.engine().failure is None
     return messages

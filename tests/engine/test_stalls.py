@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
 import signal
@@ -17,24 +16,13 @@ import pytest
 from clocks import blame_only
 from commands import run
 from harness import LIMIT_S, Ranks
+from heard import heard
 from launching import PATIENT
 
 from horovod.errors import StallError
 
 SIZE, VICTIM = 3, 1
 TIMES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
-
-
-def _collect() -> list[str]:
-    """The warnings of this rank from now on."""
-    found: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    logging.getLogger("horovod").addHandler(Collector())
-    return found
 
 
 def _rank(
@@ -45,15 +33,16 @@ def _rank(
 
     if waiting:
         blame_only(victim, waiting)
-    warnings, raised = _collect(), []
-    hvd.allreduce(np.ones(3), name="before")
-    if hvd.rank() == victim:
-        misbehave()
-    for _ in range(2):
-        try:
-            follow()
-        except StallError as error:
-            raised.append(str(error))
+    raised = []
+    with heard() as warnings:
+        hvd.allreduce(np.ones(3), name="before")
+        if hvd.rank() == victim:
+            misbehave()
+        for _ in range(2):
+            try:
+                follow()
+            except StallError as error:
+                raised.append(str(error))
     return warnings, raised
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from heard import heard
 from jax_modes import with_64_bits
 
 STEPS = 6
@@ -150,31 +151,19 @@ def test_arguments_of_the_optimizer() -> None:
 
 
 def _without_broadcast(jit: bool) -> list[str]:
-    import logging
-
     import jax
     import jax.numpy as jnp
     import optax
 
     import horovod.jax as hvd
 
-    said: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    listener = Listener()
-    logging.getLogger("horovod").addHandler(listener)
-    try:
+    with heard() as said:
         params = {"same": jnp.ones(3), "layer": {"w": jnp.ones(2) * hvd.rank()}}
         optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
         update = jax.jit(optimizer.update) if jit else optimizer.update
         for _ in range(3):
             updates, _ = update(params, optimizer.init(params), params)
         jax.block_until_ready(updates)
-    finally:
-        logging.getLogger("horovod").removeHandler(listener)
     return said
 
 

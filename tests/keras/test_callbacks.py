@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness import run_ranks
+from heard import heard
 
 
 def _start() -> list[bool]:
@@ -73,20 +72,6 @@ def test_one_callback_serves_one_model_after_another(ranks: Callable[..., list[A
     assert ranks(_again) == [[True] * 4] * 2
 
 
-@contextlib.contextmanager
-def _said() -> Iterator[list[str]]:
-    """Collect what horovod logs."""
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("horovod")
-    logger.addHandler(handler)
-    try:
-        yield told
-    finally:
-        logger.removeHandler(handler)
-
-
 def _two_optimizers() -> tuple[list[bool], list[str]]:
     import keras
     import tensorflow as tf
@@ -110,7 +95,7 @@ def _two_optimizers() -> tuple[list[bool], list[str]]:
                 optimizer.apply_gradients(zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights))
             return {"loss": loss}
 
-    with _said() as told:
+    with heard() as told:
         keras.utils.set_random_seed(hvd.rank())
         pair = Pair()
         pair.compile()
@@ -128,7 +113,7 @@ def _missing() -> list[str]:
 
     import horovod.keras as hvd
 
-    with _said() as told:
+    with heard() as told:
         model = small(seed=hvd.rank())
         model.compile(hvd.DistributedOptimizer("sgd"), "mse")
         model.fit(*map(shard, data()), batch_size=8, verbose=0)

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from harness import Ranks, run_ranks
+from heard import heard
 
 
 def _until_somebody_dies() -> tuple[str, str]:
@@ -62,8 +63,6 @@ def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> Non
 
 
 def _interrupted() -> list[str]:
-    import logging
-
     import keras
     import numpy as np
 
@@ -74,15 +73,8 @@ def _interrupted() -> list[str]:
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     optimizer._reduction.combine = interrupt
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("horovod").addHandler(handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.apply([keras.ops.ones(3)], [keras.Variable(np.ones(3))])
-    finally:
-        logging.getLogger("horovod").removeHandler(handler)
+    with heard() as told, pytest.raises(KeyboardInterrupt):
+        optimizer.apply([keras.ops.ones(3)], [keras.Variable(np.ones(3))])
     return told
 
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 from harness import run_ranks
+from heard import heard
 
 
 def _said(level: str) -> list[str]:
     import horovod.numpy as hvd
 
-    found: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(f"{record.levelname} {record.getMessage()}")
-
-    logger, collector = logging.getLogger("horovod"), Collector()
-    before = logger.level
-    logger.addHandler(collector)
-    logger.setLevel(level)
-    try:
+    with heard(level, "%(levelname)s %(message)s") as found:
         hvd.init()
         hvd.allreduce(np.ones(256, np.float32), name="x")
         hvd.shutdown()
-    finally:
-        logger.setLevel(before)
-        logger.removeHandler(collector)
     return found
 
 

@@ -43,17 +43,22 @@ def steps_of(rank: int) -> list[Span]:
     return spans
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The timeline."""
-    trace = TraceFile(tmp_path / "t.json", Events.first(0))
-    for rank in (0, 1):
-        events = Events(rank, f"rank {rank}", 0, lambda process_set: rank == 0)
-        for span in steps_of(rank):
+def write(folder: Path, *ranks: list[Span]) -> Path:
+    """Write the timeline of some ranks."""
+    trace = TraceFile(folder / "t.json", Events.first(0))
+    for rank, spans in enumerate(ranks):
+        events = Events(rank, f"rank {rank}", 0, lambda process_set, rank=rank: rank == 0)  # type: ignore[misc]
+        for span in spans:
             events.add(span)
         trace.append(events.take())
     trace.finish()
     return trace.path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The timeline."""
+    return write(tmp_path, steps_of(0), steps_of(1))
 
 
 @pytest.fixture
@@ -101,55 +106,43 @@ def test_tensors(summary: Summary) -> None:
 
 
 def test_communication_that_nobody_waits_for_is_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = TraceFile(tmp_path / "t", Events.first(0))
-    events = Events(0, "rank 0", 0, lambda process_set: False)
+    spans = []
     for step in range(3):
         at = step * 10 * MS
-        events.add(Span(GRADIENT, at, at + 5 * MS, step + 1, at + 2 * MS, at + 6 * MS, 1, None, at + MS, 0))
-    trace.append(events.take())
-    trace.finish()
-    [first, _] = summarise(read(tmp_path / "t")).steps
+        spans.append(Span(GRADIENT, at, at + 5 * MS, step + 1, at + 2 * MS, at + 6 * MS, 1, None, at + MS, 0))
+    path = write(tmp_path, spans)
+    [first, _] = summarise(read(path)).steps
     assert (first.communication_ms, first.overlap) == pytest.approx((4, 0.75), abs=0.01)
-    assert main([str(tmp_path / "t")]) == 0
+    assert main([str(path)]) == 0
     assert "For 1.00 ms of an average step of 10.00 ms communication is waited for" in capsys.readouterr().out
 
 
 def test_a_name_may_hold_anything(tmp_path: Path) -> None:
     """Overlapping operations of one name have rows ``name (2)``; that is not to be cut off a name as it is."""
-    trace = TraceFile(tmp_path / "t", Events.first(0))
-    events = Events(0, "rank 0", 0, lambda process_set: False)
+    spans = []
     odd = Request("allreduce.w (of 2)", Kind.ALLREDUCE, 0, (TensorSpec("float32", (1,)),))
     for sequence in (1, 2):
-        events.add(Span(odd, sequence * MS, 0, sequence, 3 * MS, 4 * MS, 1, None, 2 * MS, 0))
-    trace.append(events.take())
-    trace.finish()
-    assert [op.name for op in read(tmp_path / "t")[0].ops] == ["allreduce.w (of 2)"] * 2
+        spans.append(Span(odd, sequence * MS, 0, sequence, 3 * MS, 4 * MS, 1, None, 2 * MS, 0))
+    assert [op.name for op in read(write(tmp_path, spans))[0].ops] == ["allreduce.w (of 2)"] * 2
 
 
 def test_a_step_is_what_most_names_do_once_in(tmp_path: Path) -> None:
     """Something that is called more often, or once in a while, is no measure."""
-    trace = TraceFile(tmp_path / "t", Events.first(0))
-    events = Events(0, "rank 0", 0, lambda process_set: False)
+    spans = []
     sequence = 0
     for step in range(6):
         for k, name in enumerate(["often", "often", "often", "w1", "w2"] + ["rare"] * (step % 3 == 0)):
             sequence += 1
             at = step * 10 * MS + k * MS
             request = Request(f"allreduce.{name}", Kind.ALLREDUCE, 0, (TensorSpec("float32", (1,)),))
-            events.add(Span(request, at, at, sequence, at, at + 1000, 1, None, at, 0))
-    trace.append(events.take())
-    trace.finish()
-    assert summarise(read(tmp_path / "t")).anchor == "allreduce.w1"
+            spans.append(Span(request, at, at, sequence, at, at + 1000, 1, None, at, 0))
+    assert summarise(read(write(tmp_path, spans))).anchor == "allreduce.w1"
 
 
 def test_nothing_repeated_is_one_step(tmp_path: Path) -> None:
-    trace = TraceFile(tmp_path / "t", Events.first(0))
-    events = Events(0, "rank 0", 0, lambda process_set: False)
-    events.add(Span(GRADIENT, 0, 0, 0, 0, 5 * MS, 0, "rank 1 died"))
-    events.add(Span(LOSS, MS, MS, 1, 2 * MS, 3 * MS, 1, None, 2 * MS, 0))
-    trace.append(events.take())
-    trace.finish()
-    summary = summarise(read(tmp_path / "t"))
+    failed = Span(GRADIENT, 0, 0, 0, 0, 5 * MS, 0, "rank 1 died")
+    spans = [failed, Span(LOSS, MS, MS, 1, 2 * MS, 3 * MS, 1, None, 2 * MS, 0)]
+    summary = summarise(read(write(tmp_path, spans)))
     assert summary.anchor == ""
     assert [step.number for step in summary.steps] == [0]
     assert summary.errors == ["rank 1 died"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections import OrderedDict
 
 import pytest
 import torch
 from harness import run_ranks
+from heard import heard
 from torch_models import linear, rows, same_on_all_ranks, train, wrapped
 
 import horovod.torch as hvd
@@ -281,15 +281,12 @@ def begins_somewhere(kind: str) -> list[str]:
     if kind == "broadcast":
         hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), list(net.named_parameters()))
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("horovod").addHandler(handler)
-    for _ in range(3):
-        optimizer.zero_grad()
-        # The last layer never works: what the ranks have not agreed on is asked about in every step.
-        net[:3](torch.ones(1, 2, 3, 3, dtype=parameters[0][1].dtype)).abs().sum().backward()
-        optimizer.step()
+    with heard() as said:
+        for _ in range(3):
+            optimizer.zero_grad()
+            # The last layer never works: what the ranks have not agreed on is asked about in every step.
+            net[:3](torch.ones(1, 2, 3, 3, dtype=parameters[0][1].dtype)).abs().sum().backward()
+            optimizer.step()
     return said
 
 
