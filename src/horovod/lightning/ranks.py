@@ -1,0 +1,187 @@
+"""Common to the strategies of Lightning and Fabric: this rank, collectives, distributed optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+import horovod.torch as hvd
+from horovod.errors import RequestError
+
+__all__ = ["Environment", "Ranks"]
+
+_OPS = {
+    "mean": hvd.Average,
+    "avg": hvd.Average,
+    "sum": hvd.Sum,
+    "min": hvd.Min,
+    "max": hvd.Max,
+    "product": hvd.Product,
+}
+#: More backward passes than any script accumulates: gradients travel when they are synchronized, not before.
+_ANY_NUMBER = 1 << 30
+
+
+class Environment(ClusterEnvironment):
+    """Ranks as Horovod numbers them; they exist before Lightning begins."""
+
+    def __init__(self) -> None:
+        hvd.init()
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Whether something else than Lightning starts the processes."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Address of rank 0's host; Horovod's ranks know each other without it."""
+        return "localhost"
+
+    @property
+    def main_port(self) -> int:
+        """Unused, as ``main_address``."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether to choose this environment where the user names none."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return int(hvd.size())
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher decides."""
+
+    def global_rank(self) -> int:
+        """Return this rank."""
+        return int(hvd.rank())
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher decides."""
+
+    def local_rank(self) -> int:
+        """Return this rank's number on its host."""
+        return int(hvd.local_rank())
+
+    def node_rank(self) -> int:
+        """Return the number of this rank's host."""
+        return int(hvd.cross_rank())
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Refuse a number of processes that the launcher did not start.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        if num_devices * num_nodes not in (1, hvd.size()):
+            raise ValueError(
+                f"devices={num_devices}, num_nodes={num_nodes} ask for {num_devices * num_nodes} processes, and the "
+                f"launcher started {hvd.size()}. Leave both out, and choose the number with: horovodrun -np N"
+            )
+
+
+class Ranks:
+    """Methods of a strategy that work by Horovod's collectives; a mixin in front of Lightning's own classes.
+
+    Attributes:
+        distributed: the optimizers whose gradients are combined.
+    """
+
+    is_distributed = True
+    parallel_devices: Any
+
+    def _begin(self) -> None:
+        self.distributed: list[Any] = []
+        self._is_blocked = False
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        kind = self.parallel_devices[0].type if self.parallel_devices else "cpu"
+        if kind != "cuda":
+            return torch.device(kind)
+        return torch.device(kind, hvd.local_rank() % torch.cuda.device_count())
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """The share of this rank in the data."""
+        return {"num_replicas": hvd.size(), "rank": hvd.rank()}
+
+    def set_world_ranks(self) -> None:
+        """Let only rank 0 log and save."""
+        rank_zero_only.rank = fabric_rank_zero_only.rank = hvd.rank()
+
+    def _configure_launcher(self) -> None:
+        """Have Lightning start no process."""
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for all ranks."""
+        hvd.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank ``src``."""
+        return hvd.broadcast_object(obj, src, name="lightning.broadcast")
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Return the tensors of all ranks, one after the other in a new first dimension.
+
+        Args:
+            tensor: same shape and dtype on every rank.
+            group: must be None.
+            sync_grads: whether gradients flow back to the rank that each tensor came from.
+        """
+        _no_group(group)
+        gathered: torch.Tensor = hvd.allgather(tensor.unsqueeze(0), name="lightning.all_gather")
+        return gathered if sync_grads else gathered.detach()
+
+    def _reduce(self, tensor: Any, group: Any, op: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        _no_group(group)
+        name = "mean" if op is None else op.lower() if isinstance(op, str) else str(op).rpartition(".")[2].lower()
+        if name not in _OPS:
+            raise RequestError(f"reduce_op must be one of {', '.join(_OPS)}. Received: {op!r}")
+        if _OPS[name] == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.to(torch.float32)  # the mean of counts need not be a whole number
+        return hvd.allreduce(tensor, op=_OPS[name], name="lightning.reduce")
+
+    def _distribute(self, optimizer: Any, names: dict[torch.Tensor, str]) -> Any:
+        """The optimizer with the gradients of all ranks; its state is that of rank 0."""
+        known = [(names[p], p) for group in optimizer.param_groups for p in group["params"] if p in names]
+        strange = sum(len(group["params"]) for group in optimizer.param_groups) > len(known)
+        made = hvd.DistributedOptimizer(optimizer, named_parameters=None if strange else known)
+        hvd.broadcast_optimizer_state(made, root_rank=0)
+        self.distributed.append(made)
+        return made
+
+    @contextmanager
+    def _blocked(self, passes_are_known: bool) -> Iterator[None]:
+        """Let backward passes in this context accumulate on this rank alone."""
+        for optimizer in self.distributed:
+            if not passes_are_known and optimizer.backward_passes_per_step != _ANY_NUMBER:
+                optimizer.set_backward_passes_per_step(_ANY_NUMBER)
+        before, self._is_blocked = self._is_blocked, True
+        try:
+            yield
+        finally:
+            self._is_blocked = before
+
+    def _after_backward(self) -> None:
+        """Combine the gradients, so that what follows, such as clipping, sees those of all ranks."""
+        if not self._is_blocked:
+            for optimizer in self.distributed:
+                optimizer.synchronize()
+
+
+def _no_group(group: Any) -> None:
+    if group is not None and type(group).__name__ != "group" and group != "WORLD":
+        raise RequestError(f"group must be None: the strategy knows all ranks only. Received: {group!r}")
