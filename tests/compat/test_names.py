@@ -13,7 +13,7 @@ from harness import run_ranks
 
 import horovod
 import horovod.torch as hvd
-from horovod.bindings.missing import LATER, NOT_PLANNED
+from horovod.bindings.missing import NOT_PLANNED
 from horovod.common.util import extension_available
 from horovod.core.requests import Kind
 from horovod.engine import calls as engine_calls
@@ -131,11 +131,11 @@ def test_import_path_has_the_names(module: str, names: str) -> None:
     # Where it should be is looked for in a binding, which loads its framework.
     [
         pytest.param(name, marks=pytest.mark.slow if name.startswith(("keras.", "tensorflow.", "jax.")) else ())
-        for name in sorted({**LATER, **NOT_PLANNED})
+        for name in sorted(NOT_PLANNED)
     ],
 )
 def test_what_is_not_there_says_so(name: str) -> None:
-    text = f"horovod.{name} belongs to .*" + ("a later version" if name in LATER else "khorovod does not have it")
+    text = f"horovod.{name} belongs to .*khorovod does not have it"
     parent, _, attribute = f"horovod.{name}".rpartition(".")
     for statement in (f"import horovod.{name}", f"from {parent} import {attribute}", f"import horovod.{name}.part"):
         with pytest.raises(ImportError, match=text):

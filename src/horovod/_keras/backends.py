@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 
@@ -48,11 +49,13 @@ class Backend(Protocol):
         name: as in KERAS_BACKEND.
         comm: the collectives of its framework.
         compression: its ``Compression``.
+        generators: random generators of its framework that are no variables.
     """
 
     name: str
     comm: Collectives
     compression: Any
+    generators: Sequence[Generator]
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         """Reduce gradients as one operation, where they are: in a graph, in jit, or at once.
@@ -74,6 +77,28 @@ class Backend(Protocol):
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Return ``then()`` if a condition holds, else ``otherwise()``; the condition may be known only at run time."""
+
+    def typed(self) -> AbstractContextManager[None]:
+        """Return a context that raises our own error where the framework makes another one of it."""
+
+    def wait(self, values: Any) -> None:
+        """Wait until tensors, in any nest, are computed, so that an error of their step is raised."""
+
+    def hold(self, variables: Sequence[Any]) -> list[Any]:
+        """Return the values of variables, which no later step changes; without a copy where possible."""
+
+    def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        """Set values that ``hold`` returned."""
+
+    def array(self, variable: Any) -> Any:
+        """Return the value of a variable as an array of numpy, which may share its memory."""
+
+    def changes_all(self, is_known: bool) -> bool:
+        """Return whether a step that fails may have changed any variable.
+
+        Args:
+            is_known: whether a step was done before, so that it is known how it is compiled.
+        """
 
     def refuses_xla(self) -> bool:
         """Return whether a step that XLA compiles cannot hold a collective."""

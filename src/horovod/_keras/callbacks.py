@@ -58,6 +58,8 @@ class Broadcast:
     _kit: Kit
     model: Any
     params: Mapping[str, Any] | None
+    #: The other ranks have done this already, and this one has their state.
+    joins = False
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
         super().__init__()
@@ -102,6 +104,9 @@ class Broadcast:
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast what is there; compare how many steps the ranks are going to take."""
         del logs
+        if self.joins:
+            self.joins, self.broadcast_done = False, True
+            return
         self._compare_plans()
         self._look_at_optimizer()
         if self.broadcast_done:

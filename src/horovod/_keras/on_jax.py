@@ -8,15 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.compression import Compression, compress, decompress
+from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import Kind, ReduceOp
 from horovod.errors import HorovodInternalError, RequestError
 from horovod.jax import ops as hvd
 from horovod.jax.failures import typed_errors
+from horovod.jax.held import Held
 from horovod.jax.placing import carry_out, make_call
 from horovod.jax.runtime import comm
 
@@ -29,6 +32,7 @@ class _Jax:
     name = "jax"
     comm = comm
     compression = Compression
+    generators: Sequence[Generator] = ()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
@@ -57,6 +61,25 @@ class _Jax:
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return jax.lax.cond(condition, then, otherwise)
+
+    def typed(self) -> AbstractContextManager[None]:
+        return typed_errors()
+
+    def wait(self, values: Any) -> None:
+        jax.block_until_ready(values)
+
+    def hold(self, variables: Sequence[Any]) -> list[Any]:
+        return [Held(variable.value) for variable in variables]
+
+    def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        for variable, value in zip(variables, held, strict=True):
+            variable.assign(value.value() if isinstance(value, Held) else value)
+
+    def array(self, variable: Any) -> Any:
+        return np.asarray(variable.value)
+
+    def changes_all(self, is_known: bool) -> bool:
+        return True  # they are given away
 
     def refuses_xla(self) -> bool:
         return False

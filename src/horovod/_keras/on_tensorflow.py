@@ -10,14 +10,21 @@ import tensorflow as tf
 
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops as hvd
 from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.failures import typed_errors
+from horovod.tensorflow.held import array_of, changes_all, hold, put
 from horovod.tensorflow.runtime import comm
 
 __all__ = ["backend"]
+
+
+def _inner(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 class _TensorFlow:
@@ -26,6 +33,7 @@ class _TensorFlow:
     name = "tensorflow"
     comm = comm
     compression = Compression
+    generators: Sequence[Generator] = ()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         del variables
@@ -76,6 +84,24 @@ class _TensorFlow:
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return tf.cond(condition, then, otherwise)
 
+    def typed(self) -> AbstractContextManager[None]:
+        return typed_errors()
+
+    def wait(self, values: Any) -> None:
+        del values
+
+    def hold(self, variables: Sequence[Any]) -> list[Any]:
+        return hold([_inner(variable) for variable in variables])
+
+    def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        put([_inner(variable) for variable in variables], held)
+
+    def array(self, variable: Any) -> Any:
+        return array_of(_inner(variable))
+
+    def changes_all(self, is_known: bool) -> bool:
+        return changes_all(is_known)
+
     def refuses_xla(self) -> bool:
         # Only programs for the CPU can call back; for others Keras chooses XLA by itself.
         return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
@@ -90,7 +116,7 @@ class _TensorFlow:
         # While the step is traced, all variables exist, with the values that they have before it; but what the trace
         # itself made, as a Sequential without an Input does, has none, and TensorFlow then traces a second time.
         with tf.init_scope():
-            values = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
+            values = [_inner(variable) for variable in variables]
             if tf.executing_eagerly() and not all(bool(value.is_initialized()) for value in values):
                 return False
             act()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod._keras.backends import Backend, Compare, Order
+from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch import mpi_ops as hvd
@@ -29,6 +30,12 @@ class _Torch:
     name = "torch"
     comm = comm
     compression = Compression
+    # Dropout asks it, and no seed of Keras.
+    generators: Sequence[Generator] = (
+        Generator(
+            lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s)), torch.manual_seed
+        ),
+    )
 
     @torch.no_grad()
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
@@ -67,6 +74,25 @@ class _Torch:
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return then() if condition else otherwise()
+
+    def typed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait(self, values: Any) -> None:
+        del values
+
+    def hold(self, variables: Sequence[Any]) -> list[Any]:
+        return [variable.value.detach().clone() for variable in variables]
+
+    def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        for variable, value in zip(variables, held, strict=True):
+            variable.assign(value)
+
+    def array(self, variable: Any) -> Any:
+        return _array(variable.value)
+
+    def changes_all(self, is_known: bool) -> bool:
+        return False
 
     def refuses_xla(self) -> bool:
         return False

@@ -6,17 +6,9 @@ without it keep working.
 
 from __future__ import annotations
 
-__all__ = ["LATER", "NOT_PLANNED", "explain"]
-
-_ELASTIC = "elastic jobs, which go on when hosts come and go"
+__all__ = ["NOT_PLANNED", "explain"]
 
 #: Name below ``horovod`` to feature.
-LATER: dict[str, str] = {
-    "tensorflow.elastic": _ELASTIC,
-    "tensorflow.keras.elastic": _ELASTIC,
-    "keras.elastic": _ELASTIC,
-}
-
 NOT_PLANNED: dict[str, str] = {
     "mxnet": "MXNet, which is retired",
     "ray": "Ray",
@@ -30,8 +22,6 @@ def explain(name: str) -> str:
     Args:
         name: without the leading ``horovod.``.
     """
-    if name in LATER:
-        return f"horovod.{name} belongs to {LATER[name]}: a later version of khorovod will have it, this one does not"
     if name in NOT_PLANNED:
         return f"horovod.{name} belongs to {NOT_PLANNED[name]}: khorovod does not have it"
     return ""

@@ -3,6 +3,7 @@
     ops                 the collectives, on arrays and pytrees; eagerly and under jit, grad, vmap, scan
     functions           broadcast parameters, states and Python objects
     optimizer           DistributedOptimizer for optax, allreduce_gradients
+    elastic             state and decorators for jobs whose ranks come and go; held keeps values beyond a step
     trees               pytrees taken apart: what travels, what stays
     failures            horovod's own errors out of compiled programs
     placing             whether a call is carried out now, or becomes part of a program
@@ -30,8 +31,8 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
 from horovod.bindings.compression import Compression
+from horovod.jax import elastic, ops
 from horovod.jax import lowering as _lowering
-from horovod.jax import ops
 from horovod.jax.failures import typed_errors
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_parameters
 from horovod.jax.ops import *  # noqa: F403 - all of it, by its own list
@@ -47,6 +48,7 @@ __all__ = [
     "allreduce_gradients",
     "broadcast_object",
     "broadcast_parameters",
+    "elastic",
     "typed_errors",
 ]
 __all__ += ops.__all__

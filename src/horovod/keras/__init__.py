@@ -3,6 +3,7 @@
     optimizer           DistributedOptimizer, and the one with local layers
     loss_scale          mixed precision
     callbacks           what goes into ``model.fit(callbacks=)``
+    elastic             training that goes on when ranks come and go
     values              collectives on numbers, arrays, tensors and variables
 
 ``horovod._keras`` is the part that it shares with ``horovod.tensorflow.keras``.
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "keras", "keras") from None
 
 from horovod.bindings.objects import allgather_object, broadcast_object
-from horovod.keras import callbacks
+from horovod.keras import callbacks, elastic
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod.keras.values import (
     allgather,
@@ -57,6 +58,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

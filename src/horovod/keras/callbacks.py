@@ -34,7 +34,7 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
         optimizer.build(variables)
 
 
-_KIT = Kit(
+KIT = Kit(
     broadcast=broadcast_variables,
     is_variable=lambda value: isinstance(value, keras.Variable),
     reduction_of=_reduction_of,
@@ -50,7 +50,7 @@ _KIT = Kit(
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     BestModelCheckpoint,
-) = ALL = derive(_KIT, keras.callbacks, __name__)
+) = ALL = derive(KIT, keras.callbacks, __name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,112 @@
-"""Place of Horovod's module of this name; importing it says that it is not there yet."""
+"""Elastic training with Keras 3: ``hvd.elastic``."""
 
 from __future__ import annotations
 
-from horovod.bindings.missing import explain
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-raise ImportError(explain("keras.elastic"), name=__name__)
+import keras
+import numpy as np
+
+from horovod._keras import choice
+from horovod._keras.elastic_fit import ElasticFit, FitKit
+from horovod._keras.elastic_public import derive_callbacks, derive_state
+from horovod.bindings.elastic.decorators import decorators
+from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.state import ObjectState, State
+from horovod.keras.callbacks import KIT
+
+__all__ = [
+    "FIT_KIT",
+    "CommitStateCallback",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "fit",
+    "on_leave",
+    "run",
+    "shard",
+    "step",
+]
+
+_backend = choice.of_name(keras.backend.backend())
+if _backend.name == "tensorflow":
+    from horovod.tensorflow.shards import shard
+else:
+    from horovod.bindings.elastic.shard import shard
+_ON_JAX = _backend.name == "jax"
+_EVERY = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def _convert(batch: Any) -> Any:
+    def tensor(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
+            value = value.astype(keras.config.floatx(), copy=False)
+        return keras.ops.convert_to_tensor(value)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def _make_function(model: Any) -> Callable[[list[Any]], Any]:
+    model.make_train_function()
+    plain = model.train_function
+    if _backend.name == "torch":
+        return lambda batches: plain(batches)
+    if not _ON_JAX:
+        return lambda batches: plain(iter(batches))
+
+    def on_jax(batches: list[Any]) -> Any:
+        result = plain(_values(model), iter(batches))
+        _backend.wait(result)
+        return result
+
+    return on_jax
+
+
+def _values(model: Any) -> Any:
+    return model._get_jax_state(**dict.fromkeys(_EVERY, True))
+
+
+def _present(model: Any) -> Any:
+    logs = model.get_metrics_result()
+    return (logs, _values(model)) if _ON_JAX else logs
+
+
+@contextmanager
+def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
+    def on_jax(values: Any, iterator: Any) -> Any:
+        """Leave the values in the model's variables while a step runs, where states find and change them."""
+        del iterator
+        for name, arrays in zip(_EVERY, values, strict=True):
+            some = model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
+            for variable, array in zip(some, arrays, strict=True):
+                variable._value = array
+        model._jax_state_synced = True
+        try:
+            result = call()
+        except BaseException:
+            # Else Keras would set values of before the loss.
+            model._jax_state = None
+            raise
+        model._jax_state_synced = False
+        return result
+
+    plain = model.train_function
+    model.train_function = on_jax if _ON_JAX else lambda iterator: call()
+    try:
+        yield
+    finally:
+        model.train_function = plain
+
+
+FIT_KIT = FitKit(keras.callbacks.CallbackList, _convert, _make_function, _present, _installed, shard)
+
+KerasState = derive_state("KerasState", KIT, _backend, __name__)
+CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_callbacks(keras.callbacks, __name__)
+fit = ElasticFit(FIT_KIT).fit
+run, step = decorators(_backend.typed, _backend.wait)

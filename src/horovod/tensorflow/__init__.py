@@ -8,6 +8,7 @@
     reducing              which gradients travel together
     sync_batch_norm       BatchNormalization over all ranks' batches
     compression           what goes over the wire
+    elastic               states and decorators for jobs whose ranks come and go; held keeps values beyond a step
     gradients             the derivatives of the collectives
     nodes, kernels        operations of graphs, and what they do; over library, TensorFlow's C interface
     adapter, failures     what the framework-free bindings need to know about TensorFlow, and its error classes
@@ -28,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "tensorflow", "tensorflow") from None
 
-from horovod.tensorflow import mpi_ops
+from horovod.tensorflow import elastic, mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -65,6 +66,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
 ]
 __all__ += mpi_ops.__all__
 

@@ -30,10 +30,12 @@ from horovod.tensorflow.library import immortal
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 from horovod.tensorflow.unsafe import HANDLER, add_custom_call, fail_custom_call
 
-__all__ = ["compiled", "is_compiling"]
+__all__ = ["compiled", "is_compiling", "used"]
 
 _P = ctypes.c_void_p
 _TARGET = "horovod_collective"
+#: Has an element once a program of XLA holds a collective.
+used: set[str] = set()
 _FIXED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER)
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -101,6 +103,7 @@ def compiled(op_type: str, tensors: Sequence[Any], request: GraphRequest) -> lis
             "or leave jit_compile out; allreduce, broadcast and reducescatter of tensors of known shape can be compiled"
         )
     target = _register()
+    used.add(target)
     inputs = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)
     outputs = tuple(_result_shape(kind, shape, request) for shape in inputs)
     dtypes = tuple(tensor.dtype.name for tensor in tensors)

@@ -30,9 +30,10 @@ from horovod.errors import (
 )
 from horovod.logs import logger
 
-__all__ = ["run", "run_fn"]
+__all__ = ["recover", "run", "run_fn"]
 
 R = TypeVar("R")
+_Cause = HorovodInternalError | HostsUpdatedInterrupt
 
 _comm = Collectives(NumpyAdapter())
 
@@ -103,32 +104,67 @@ def _around(func: Callable[..., R], make_job: Callable[[], _Job]) -> Callable[..
 
 def _repeat(job: _Job, func: Callable[..., R], state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
     job.enter(state)
-    is_renewed = is_synced = is_change = False
+    cause: _Cause | None = None
     while True:
         try:
-            if is_change:
-                is_change = False
-                state.before_change()
-            if is_renewed:
-                job.renew(state)
-                state.on_reset()
-            if not is_synced:
+            if cause is None:
                 job.sync(state)
+            else:
+                _go_on(job, state, cause)
             result = func(state, *args, **kwargs)
             job.leave(state)
             return result
-        except HorovodInternalError as error:
-            if not job.takes(error):
-                raise
-            logger.debug("elastic: %s", error)
-            if not state._keeps_steps:
-                state._go_back()
-                state._sync_present = False
-            is_synced = False
-        except HostsUpdatedInterrupt as interrupt:
-            is_synced, is_change = interrupt.skip_sync, True
-            state._sync_present = True
-        is_renewed = True
+        except (HorovodInternalError, HostsUpdatedInterrupt) as error:
+            cause = error
+            _prepare(job, state, cause)
+
+
+def _prepare(job: _Job, state: State, cause: _Cause) -> None:
+    """Let the state be what the next members go on with."""
+    if isinstance(cause, HostsUpdatedInterrupt):
+        state._sync_present = True
+        return
+    if not job.takes(cause):
+        raise cause
+    logger.debug("elastic: %s", cause)
+    if not state._keeps_steps:
+        state._go_back()
+        state._sync_present = False
+
+
+def _go_on(job: _Job, state: State, cause: _Cause) -> None:
+    """Meet anew, and bring the states together."""
+    if isinstance(cause, HostsUpdatedInterrupt):
+        state.before_change()
+    job.renew(state)
+    state.on_reset()
+    if not (isinstance(cause, HostsUpdatedInterrupt) and cause.skip_sync):
+        job.sync(state)
+
+
+def recover(state: State, cause: _Cause) -> None:
+    """Do where a step has failed, or before one, what ``run`` does around its function.
+
+    Args:
+        state: as it was before the step.
+        cause: what ended it, or a change that is due.
+
+    Raises:
+        HorovodInternalError: there is no way to go on, or no step was done that counts: ``run`` has to decide.
+
+    Blocks until the membership is renewed and all states are the same.
+    """
+    job = _ThisJob()
+    job.find_folder()
+    while True:
+        if isinstance(cause, HorovodInternalError) and not state._keeps_steps:
+            raise cause
+        _prepare(job, state, cause)
+        try:
+            _go_on(job, state, cause)
+            return
+        except (HorovodInternalError, HostsUpdatedInterrupt) as error:
+            cause = error
 
 
 class _GivenReset:
@@ -171,7 +207,7 @@ class _ThisJob:
         """Take the state of an earlier job from a file, and meet for the first time."""
         if not self._is_elastic:
             return
-        self._folder = context.config().checkpoint_dir
+        self.find_folder()
         if self._folder and (found := checkpoint.newest(self._folder)):
             path, progress = found
             values = checkpoint.read(path)
@@ -181,6 +217,10 @@ class _ThisJob:
             state._note_saved()
             logger.warning("the state of step %d is taken from %s", progress, path)
         self.renew(state)
+
+    def find_folder(self) -> None:
+        """Find out where checkpoints are, if there are any."""
+        self._folder = context.config().checkpoint_dir
 
     def takes(self, error: HorovodInternalError) -> bool:
         """Take the loss of a rank, in an elastic job."""

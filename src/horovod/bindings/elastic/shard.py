@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from horovod import context
 from horovod.bindings.elastic.sampler import Deal, Dealer
 
@@ -20,7 +22,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     Call ``set_epoch`` to begin the next epoch.
 
     Args:
-        data: an array, or a tuple, list or dict of arrays of one length, whose rows are samples; or a sequence of
+        data: an array, or tuples, lists and dicts of arrays of one length, whose rows are samples; or a sequence of
             samples; or an iterable of samples that begins anew each time, the same on all ranks.
         batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
         shuffle: whether each epoch has another random order; not for iterables without a length.
@@ -32,9 +34,7 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
     Raises:
         ValueError: arrays of different lengths; an iterable without a length is to be shuffled, or cannot begin anew.
     """
-    columns = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple) else [data]
-    if isinstance(data, list) and data and all(_is_array(each) for each in data):
-        columns = data
+    columns = list(_columns(data))
     if not all(hasattr(column, "__len__") and hasattr(column, "__getitem__") for column in columns):
         if shuffle or iter(data) is data:
             raise ValueError(
@@ -44,23 +44,33 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
         return StreamShard(data, batch_size)
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"arrays must have one length. Received: {[len(column) for column in columns]}")
-    if columns is data:
-        pick: Callable[[Sequence[int]], Any] = lambda rows: [_rows(column, rows) for column in data]  # noqa: E731
-    elif isinstance(data, Mapping):
-        pick = lambda rows: {key: _rows(column, rows) for key, column in data.items()}  # noqa: E731
-    elif isinstance(data, tuple):
-        pick = lambda rows: tuple(_rows(column, rows) for column in data)  # noqa: E731
-    else:
-        pick = lambda rows: _rows(data, rows)  # noqa: E731
-    return ArrayShard(Dealer(len(columns[0]), batch_size, shuffle, seed), pick)
+    return ArrayShard(Dealer(len(columns[0]), batch_size, shuffle, seed), lambda rows: _rows(data, rows))
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _rows(column: Any, rows: Sequence[int]) -> Any:
-    return column[rows] if _is_array(column) else [column[row] for row in rows]
+def _is_nest(data: Any) -> bool:
+    if isinstance(data, list):
+        return bool(data) and all(_is_array(each) for each in data)
+    return isinstance(data, tuple | Mapping)
+
+
+def _columns(data: Any) -> Iterator[Any]:
+    if _is_nest(data):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _columns(part)
+    else:
+        yield data
+
+
+def _rows(data: Any, rows: Sequence[int]) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _rows(column, rows) for key, column in data.items()}
+    if _is_nest(data):
+        return type(data)([_rows(column, rows) for column in data])
+    return data[np.asarray(rows)] if _is_array(data) else [data[row] for row in rows]
 
 
 class ArrayShard:
@@ -80,6 +90,11 @@ class ArrayShard:
     def epoch(self) -> int:
         """Number of the epoch."""
         return self._dealer.epoch
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all samples of the epoch were used."""
+        return not self._dealer.left
 
     def __len__(self) -> int:
         """Return how many batches are left in this epoch."""
@@ -101,6 +116,7 @@ class StreamShard:
     Attributes:
         epoch: number of the epoch.
         taken: samples of it that all ranks have used.
+        is_done: whether these are all.
     """
 
     def __init__(self, data: Iterable[Any], batch_size: int) -> None:
@@ -108,17 +124,17 @@ class StreamShard:
             raise ValueError(f"batch_size must be 1 or more. Received: {batch_size}")
         self._data, self._batch_size = data, batch_size
         self.epoch = self.taken = self._handed = 0
-        self._is_done = self._ends = False
+        self.is_done = self._ends = False
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch; does nothing if this epoch has begun and is not done."""
-        if epoch != self.epoch or self._is_done:
-            self.epoch, self.taken, self._is_done = epoch, 0, False
+        if epoch != self.epoch or self.is_done:
+            self.epoch, self.taken, self.is_done = epoch, 0, False
         self.reset()
 
     def confirm(self) -> None:
         """Count the batches that were handed out as used."""
-        self.taken, self._is_done = self._handed, self._is_done or self._ends
+        self.taken, self.is_done = self._handed, self.is_done or self._ends
 
     def reset(self) -> None:
         """Forget batches that were handed out and not confirmed."""
@@ -126,12 +142,12 @@ class StreamShard:
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch and number of samples used; the same on all ranks."""
-        return {"epoch": self.epoch, "taken": self.taken, "is_done": self._is_done}
+        return {"epoch": self.epoch, "taken": self.taken, "is_done": self.is_done}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Go on where ``state_dict()`` was called."""
         self.epoch, self.taken = state_dict["epoch"], state_dict["taken"]
-        self._is_done = bool(state_dict["is_done"])
+        self.is_done = bool(state_dict["is_done"])
         self.reset()
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -3,6 +3,7 @@
     optimizer           DistributedOptimizer with Horovod's order of arguments
     legacy              what makes an optimizer of tf_keras a distributed one
     callbacks           what goes into ``model.fit(callbacks=)``
+    elastic             training that goes on when ranks come and go
 
 Everything else is that of ``horovod.keras``. This module gathers the names of a training script.
 """
@@ -22,7 +23,7 @@ from horovod.bindings.missing import explain
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables, broadcast_variables
-from horovod.tensorflow.keras import callbacks
+from horovod.tensorflow.keras import callbacks, elastic
 from horovod.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod.tensorflow.runtime import comm as _comm
 
@@ -48,6 +49,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

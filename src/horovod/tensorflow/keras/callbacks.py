@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 
-def _legacy() -> tuple[Any, ...]:
+def _legacy_kit() -> Kit:
     def reduction_of(optimizer: Any) -> Any:
         inner = legacy.innermost(optimizer)
         return inner._reduction if isinstance(inner, Distributed) else None
 
-    kit = Kit(
+    return Kit(
         broadcast=broadcast_variables,
         is_variable=lambda value: isinstance(value, tf.Variable),
         reduction_of=reduction_of,
@@ -41,7 +41,9 @@ def _legacy() -> tuple[Any, ...]:
         build=legacy.build,
         refuses_xla=backend.refuses_xla,
     )
-    return derive(kit, tf.keras.callbacks, __name__)
+
+
+KIT = _legacy_kit() if LEGACY else modern.KIT
 
 
 (
@@ -50,7 +52,7 @@ def _legacy() -> tuple[Any, ...]:
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     BestModelCheckpoint,
-) = _legacy() if LEGACY else modern.ALL
+) = derive(KIT, tf.keras.callbacks, __name__) if LEGACY else modern.ALL
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,85 @@
-"""Place of Horovod's module of this name; importing it says that it is not there yet."""
+"""Elastic training with ``tf.keras``: ``hvd.elastic``."""
 
 from __future__ import annotations
 
-from horovod.bindings.missing import explain
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-raise ImportError(explain("tensorflow.keras.elastic"), name=__name__)
+import tensorflow as tf
+
+from horovod._keras.elastic_fit import ElasticFit, FitKit
+from horovod._keras.elastic_public import derive_callbacks, derive_state
+from horovod._keras.on_tensorflow import backend
+from horovod.bindings.elastic.decorators import decorators
+from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.state import ObjectState, State
+from horovod.tensorflow.keras.callbacks import KIT
+from horovod.tensorflow.keras.kind import LEGACY
+from horovod.tensorflow.shards import shard
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "fit",
+    "on_leave",
+    "run",
+    "shard",
+    "step",
+]
+
+
+def _convert(batch: Any) -> Any:
+    def tensor(value: Any) -> Any:
+        made = tf.convert_to_tensor(value)
+        return tf.cast(made, tf.keras.backend.floatx()) if made.dtype == tf.float64 else made
+
+    return tf.nest.map_structure(lambda value: None if value is None else tensor(value), batch)
+
+
+def _make_function(model: Any) -> Callable[[list[Any]], Any]:
+    """Return what ``make_train_function`` of tf_keras makes, for batches instead of an iterator."""
+
+    def run_step(data: Any) -> Any:
+        outputs = model.train_step(data)
+        with tf.control_dependencies([found for found in tf.nest.flatten(outputs) if tf.is_tensor(found)]):
+            model._train_counter.assign_add(1)
+        return outputs
+
+    if not model.run_eagerly:
+        run_step = tf.function(run_step, reduce_retracing=True, jit_compile=model.jit_compile or None)
+    return lambda batches: [run_step(batch) for batch in batches][-1]
+
+
+@contextmanager
+def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
+    function = lambda iterator: call()  # noqa: E731
+    model.make_train_function = lambda force=False: function
+    model.train_function = None
+    try:
+        yield
+    finally:
+        del model.make_train_function
+        model.train_function = None
+
+
+def _legacy_kit() -> FitKit:
+    from tf_keras.src.callbacks import CallbackList
+
+    return FitKit(CallbackList, _convert, _make_function, lambda model: model.get_metrics_result(), _installed, shard)
+
+
+def _modern_kit() -> FitKit:
+    from horovod.keras.elastic import FIT_KIT
+
+    return FIT_KIT
+
+
+KerasState = derive_state("KerasState", KIT, backend, __name__)
+CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = derive_callbacks(tf.keras.callbacks, __name__)
+fit = ElasticFit(_legacy_kit() if LEGACY else _modern_kit()).fit
+run, step = decorators(backend.typed)

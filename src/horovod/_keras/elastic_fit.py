@@ -1,0 +1,260 @@
+"""``fit`` that goes on inside when ranks are lost or join, for Keras 3 and tf_keras alike.
+
+Keras' own ``fit`` is called for one epoch after the other, with a train function that takes its batches from a shard:
+what is left of an epoch depends on how many ranks there are. A step that a loss interrupts is undone, and done anew
+with what the shard deals to the ranks that are there then.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from horovod._keras.callbacks import Broadcast
+from horovod._keras.elastic_callbacks import EpochIsOver, UpdateBatchState, UpdateEpochState
+from horovod._keras.model_state import ModelState
+from horovod.bindings.elastic.run import recover
+from horovod.bindings.elastic.shard import ArrayShard
+from horovod.bindings.elastic.step import step
+from horovod.bindings.misuse import wrong_argument
+from horovod.bindings.objects import broadcast_object
+from horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["ElasticFit", "FitKit"]
+
+
+@dataclass(frozen=True)
+class FitKit:
+    """The functions of a kind of Keras that ``fit`` needs.
+
+    Attributes:
+        callback_list: its class.
+        convert: makes tensors of a batch.
+        make_function: returns, for a model, a function that trains on a list of batches and returns what its train
+            function does.
+        present: returns, for a model, what its train function does, without a step.
+        installed: a context in which a model calls a function without arguments as its train function.
+        shard: deals data.
+    """
+
+    callback_list: Any
+    convert: Callable[[Any], Any]
+    make_function: Callable[[Any], Callable[[list[Any]], Any]]
+    present: Callable[[Any], Any]
+    installed: Callable[[Any, Callable[[], Any]], Any]
+    shard: Callable[[Any, int, bool, int], Any]
+
+
+class ElasticFit:
+    """The public ``fit`` of a kind of Keras.
+
+    Args:
+        kit: the kind.
+    """
+
+    def __init__(self, kit: FitKit) -> None:
+        self._kit = kit
+
+    def fit(
+        self, state: Any, x: Any, y: Any = None, batch_size: int = 32, epochs: int = 1, shuffle: bool = True,
+        sample_weight: Any = None, callbacks: Sequence[Any] | None = None, verbose: Any = "auto", seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Train the model of a state, and go on inside when ranks are lost or join; within ``hvd.elastic.run``.
+
+        A step that a loss interrupts is undone, and done anew by the ranks that are left. New ranks join between two
+        steps. Each sample of an epoch is used once; see ``shard``. ``state.epoch`` and ``state.batch`` say which
+        epoch and batch come next, and callbacks get the same numbers on all ranks.
+
+        Args:
+            state: a ``KerasState``, of a model that is compiled with a ``DistributedOptimizer``.
+            x: the whole data, the same on every rank: arrays, or what ``shard`` returned.
+            y: targets, where ``x`` is arrays.
+            batch_size: samples of one rank in a step.
+            epochs: number of the last epoch, and one.
+            shuffle: deal each epoch in another order.
+            sample_weight: weights, where ``x`` is arrays.
+            callbacks: of Keras. State callbacks are not needed.
+            verbose: as for ``model.fit``.
+            seed: of the order; the same on every rank.
+            **kwargs: for ``model.fit``, such as ``validation_data``.
+
+        Returns:
+            The history of Keras, of the epochs that this process has trained.
+
+        Raises:
+            RequestError: an argument does not fit.
+        """
+        if refused := sorted({"initial_epoch", "steps_per_epoch", "validation_split", "class_weight"} & kwargs.keys()):
+            raise wrong_argument(
+                f"hvd.elastic.fit() takes no {refused[0]}: an epoch begins at state.epoch, and ends when all samples "
+                "were used"
+            )
+        if not isinstance(x, ArrayShard):
+            parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+            x = self._kit.shard(parts, batch_size, shuffle, seed)
+        others = [c for c in callbacks or () if not isinstance(c, UpdateBatchState | UpdateEpochState)]
+        return _Training(self._kit, state, x).fit(epochs, others, verbose, kwargs)
+
+
+class _Training:
+    def __init__(self, kit: FitKit, state: ModelState, data: ArrayShard) -> None:
+        self._kit, self._state, self.data = kit, state, data
+        self.model = state.model
+        self._step = step(self._once)
+        self._batches: Iterator[Any] = iter(())
+        self._train: Callable[[list[Any]], Any] = lambda batches: None
+        self._result: Any = None
+        #: The others are inside already, and this process is new among them.
+        self._joins = state._fit_goes_on
+        self._has_begun = False
+        self.offset = 0
+        if state._fit_place is not None:
+            data.load_state_dict(state._fit_place)
+
+    def fit(self, epochs: int, callbacks: Sequence[Any], verbose: Any, kwargs: Any) -> Any:
+        state, model = self._state, self.model
+        numbered = _numbered(self._kit.callback_list)(
+            callbacks, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs,
+            steps=None,
+        )  # fmt: skip
+        numbered.training = self
+        self._train = self._kit.make_function(model)
+        try:
+            with self._kit.installed(model, self._execute), _without_end(model.optimizer):
+                while state.epoch < epochs:
+                    self._fit_epoch(numbered, verbose, kwargs)
+                    if model.stop_training:
+                        break
+        finally:
+            state._fit_goes_on = False
+        if hasattr(model.optimizer, "finalize_variable_values"):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        if self._has_begun:
+            numbered.end()
+        return model.history
+
+    def _fit_epoch(self, numbered: Any, verbose: Any, kwargs: Any) -> None:
+        state = self._state
+        if state.batch and self.data.epoch == state.epoch and self.data.is_done:
+            # Only its end was not reached; all ranks come here together.
+            numbered.on_train_begin()
+            logs = dict(self.model.get_metrics_result())
+            numbered.on_epoch_end(state.epoch, broadcast_object(logs, 0, "elastic.fit.logs"))
+            return
+        self.data.set_epoch(state.epoch)
+        sample = self._kit.convert(next(iter(self.data)))
+        self._deal()
+        self.model.fit(
+            (sample for _ in itertools.count()), initial_epoch=state.epoch, epochs=state.epoch + 1,
+            callbacks=numbered, verbose=verbose, **kwargs,
+        )  # fmt: skip
+
+    def _deal(self) -> None:
+        self.offset = self._state.batch
+        self.data.reset()
+        self._batches = iter(self.data)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _execute(self) -> Any:
+        """Be the train function: do a step, with as many tries as there are losses."""
+        state = self._state
+        while True:
+            before, self._result = state.progress, None
+            try:
+                return self._step(state)
+            except (HorovodInternalError, HostsUpdatedInterrupt) as error:
+                recover(state, error)
+            if not state._fit_goes_on:
+                # Another rank has left fit() and all begin it anew.
+                raise HostsUpdatedInterrupt()
+            assert state._fit_place is not None
+            self.data.load_state_dict(state._fit_place)
+            self._batches = iter(self.data)
+            if state.progress > before:
+                # It is done, here or by a rank whose state this one has now.
+                return self._kit.present(self.model) if self._result is None else self._result
+
+    def _once(self, state: ModelState) -> Any:
+        count = self._steps_per_execution()
+        with state._backend.typed():
+            batches = [self._kit.convert(batch) for batch in itertools.islice(self._batches, count)]
+            self._result = result = self._train(batches)
+        self.data.confirm()
+        state._fit_place = self.data.state_dict()
+        state.batch += len(batches)
+        return result
+
+    def _steps_per_execution(self) -> int:
+        found: Any = getattr(self.model, "steps_per_execution", None) or getattr(self.model, "_steps_per_execution", 1)
+        return int(found if found is not None else 1)
+
+    # -- what callbacks see --------------------------------------------------------------------------------------
+
+    def begin(self, callbacks: Sequence[Any], call: Callable[[], None]) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for callback in callbacks:
+            if isinstance(callback, Broadcast):
+                callback.joins = self._joins
+        call()
+        self._state._fit_place = self.data.state_dict()
+        self._state._fit_goes_on = True
+
+    def end_epoch(self, epoch: int) -> None:
+        state = self._state
+        state.epoch, state.batch = epoch + 1, 0
+        self.data.set_epoch(epoch + 1)
+        state._fit_place = self.data.state_dict()
+
+
+@functools.cache
+def _numbered(base: Any) -> Any:
+    """Return a class of lists of callbacks that has one beginning and end for all epochs, and numbers of the state."""
+
+    class Numbered(base):
+        training: _Training
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.training.begin(self.callbacks, lambda: super(Numbered, self).on_train_begin(logs))
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            super().on_train_batch_begin(self.training.offset + batch, logs)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_train_batch_end(self.training.offset + batch, logs)
+            if self.training.data.is_done:
+                EpochIsOver.declare(self.training.model)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            EpochIsOver.revoke(self.training.model)
+            super().on_epoch_end(epoch, logs)
+            self.training.end_epoch(epoch)
+            self.last_logs = logs
+
+        def on_train_end(self, logs: Any = None) -> None:
+            """Wait for the last epoch."""
+
+        def end(self) -> None:
+            super().on_train_end(getattr(self, "last_logs", None))
+
+    return Numbered
+
+
+@contextmanager
+def _without_end(optimizer: Any) -> Iterator[None]:
+    """Keep Keras from ending the training of an optimizer after each epoch."""
+    if not hasattr(optimizer, "finalize_variable_values"):
+        yield
+        return
+    optimizer.__dict__["finalize_variable_values"] = lambda variables: None
+    try:
+        yield
+    finally:
+        del optimizer.__dict__["finalize_variable_values"]

@@ -1,0 +1,112 @@
+"""The state of a model and its optimizer, for Keras 3 and tf_keras alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod._keras.backends import Backend
+from horovod._keras.callbacks import Kit
+from horovod.bindings.elastic.generators import BUILT_IN
+from horovod.bindings.elastic.variables import VariablesState
+from horovod.bindings.misuse import wrong_argument
+
+__all__ = ["ModelState"]
+
+
+class ModelState(VariablesState):
+    """State of a Keras model and its optimizer.
+
+    On TensorFlow and JAX a commit keeps the present values without a copy: the next step writes to other memory.
+    Weights and the optimizer are the same on all ranks; random states of layers and metrics stay each rank's own.
+
+    Args:
+        model: that is trained; built.
+        optimizer: of the model by default.
+        backend: accepted.
+        **kwargs: attributes of the state, such as ``epoch=0, batch=0``, which are saved and brought to all ranks, too.
+
+    Raises:
+        RequestError: the model is not built, so that it has no variables yet.
+    """
+
+    _kit: Kit
+    _backend: Backend
+    epoch: int
+    batch: int
+    #: Of ``fit``: whether the ranks are inside of it, so that a newcomer joins them there.
+    _fit_goes_on: bool
+    #: Of ``fit``: where its data stands.
+    _fit_place: Any
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        del backend
+        if not model.built:
+            raise wrong_argument(
+                f"{type(self).__name__} needs a model that is built, and {model.name} has no variables yet; give it an "
+                "Input, or call it on a batch before"
+            )
+        self._generators = (*BUILT_IN, *self._backend.generators)
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None:
+            self._kit.build(self.optimizer, model.trainable_variables)
+        attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_fit_goes_on": False, "_fit_place": None}
+        super().__init__(**attributes | kwargs)
+
+    def _shared(self) -> list[Any]:
+        return [*self.model.weights, *self._of_optimizer()]
+
+    def _equal(self) -> list[Any]:
+        # Moving averages are each rank's own until a sync.
+        return [*self.model.trainable_weights, *self._of_optimizer()]
+
+    def _own(self) -> list[Any]:
+        """Return random states and metrics."""
+        shared = {id(variable) for variable in self._shared()}
+        every = [*self.model.variables, *(v for metric in self.model.metrics for v in metric.variables)]
+        return [variable for variable in every if id(variable) not in shared]
+
+    def _of_optimizer(self) -> list[Any]:
+        if self.optimizer is None:
+            return []
+        variables = self.optimizer.variables
+        return list(variables() if callable(variables) else variables)
+
+    def _changed_early(self) -> list[Any]:
+        if self._backend.changes_all(self._has_stepped):
+            return [*self._shared(), *self._own()]
+        accumulates = bool(getattr(self.optimizer, "gradient_accumulation_steps", None))
+        of_optimizer = [v for v in self._of_optimizer() if accumulates or not len(v.shape)]
+        return [*self.model.non_trainable_weights, *of_optimizer, *self._own()]
+
+    def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:
+        self._settle()
+        return self._backend.hold(variables)
+
+    def _put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        self._settle()
+        self._backend.put(variables, held)
+
+    def _arrays(self, variables: Sequence[Any]) -> Sequence[Any]:
+        self._settle()
+        return [self._backend.array(variable) for variable in variables]
+
+    def _send(self) -> None:
+        self._settle()
+        self._kit.broadcast(self._shared(), 0)
+
+    def _settle(self) -> None:
+        """Let the variables have their values again, which Keras on JAX keeps elsewhere during ``fit``."""
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+
+    def undo(self) -> bool:
+        """See ``State``."""
+        before = len(self._captured[0]) if self._captured else 0
+        is_undone = super().undo()
+        if not self._has_stepped and len(self._changed_early()) > before:
+            # The first step of all has made metrics, which were new.
+            self.model.reset_metrics()
+            return True
+        return is_undone

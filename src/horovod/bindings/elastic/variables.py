@@ -1,0 +1,133 @@
+"""A state of variables that a framework keeps, and of plain attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod import context
+from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.fingerprints import digest
+from horovod.bindings.objects import broadcast_object
+
+__all__ = ["VariablesState"]
+
+
+class VariablesState(ObjectState):
+    """State of variables; a subclass says which there are, and how they are read and written.
+
+    Args:
+        **kwargs: attributes of the state.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._saved_values: Sequence[Any] = ()
+        self._captured: tuple[Sequence[Any], Sequence[Any]] | None = None
+        self._has_stepped = False
+        super().__init__(bcast_object=broadcast_object, get_rank=lambda: context.world().rank, **kwargs)
+        self.save()
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _shared(self) -> Sequence[Any]:
+        """Return the variables whose values come from rank 0."""
+        raise NotImplementedError
+
+    def _equal(self) -> Sequence[Any]:
+        """Return those of them that have the same values on all ranks after each step."""
+        return self._shared()
+
+    def _own(self) -> Sequence[Any]:
+        """Return the other variables, which each rank has for itself."""
+        return ()
+
+    def _changed_early(self) -> Sequence[Any]:
+        """Return the variables that a step may change before it has the gradients of all ranks."""
+        raise NotImplementedError
+
+    def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:
+        """Return values, which no later step changes."""
+        raise NotImplementedError
+
+    def _put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        """Set values: what ``_hold`` returned, or arrays of numpy."""
+        raise NotImplementedError
+
+    def _arrays(self, variables: Sequence[Any]) -> Sequence[Any]:
+        """Return values as arrays of numpy."""
+        raise NotImplementedError
+
+    def _send(self) -> None:
+        """Give all ranks rank 0's values of ``_shared``. Collective."""
+        raise NotImplementedError
+
+    # -- Horovod's methods -----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Keep the present values."""
+        super().save()
+        self._saved_values = self._hold([*self._shared(), *self._own()])
+
+    def restore(self) -> None:
+        """Set the values that were saved last."""
+        super().restore()
+        self._put([*self._shared(), *self._own()], self._saved_values)
+
+    def sync(self) -> None:
+        """Give all ranks the values and attributes of rank 0. Collective."""
+        is_sent, keeps = not self._all_equal, self._sync_present
+        if is_sent:
+            if not keeps:
+                self.restore()
+            self._send()
+        super().sync()
+        if is_sent and not keeps:
+            self.save()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def digest(self) -> str:
+        """Return a hash of the values that are equal on all ranks, and of the attributes."""
+        return digest(self._arrays(self._equal())) + super().digest()
+
+    def capture(self) -> None:
+        """See ``State``."""
+        super().capture()
+        variables = self._changed_early()
+        self._captured = variables, self._hold(variables)
+
+    def undo(self) -> bool:
+        """See ``State``; False if the step may have changed more than anybody could know before it."""
+        is_undone = super().undo()
+        if self._captured is not None:
+            self._put(*self._captured)
+            is_undone = is_undone and len(self._changed_early()) <= len(self._captured[0])
+        return is_undone
+
+    def confirm(self) -> None:
+        """See ``State``."""
+        super().confirm()
+        self._has_stepped = True
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return values and attributes."""
+        return {**super().checkpoint(), "variables": [np.array(value) for value in self._arrays(self._shared())]}
+
+    def load_checkpoint(self, values: Mapping[str, Any]) -> None:
+        """Take what ``checkpoint`` returned.
+
+        Raises:
+            ValueError: it has other variables.
+        """
+        variables, found = self._shared(), values["variables"]
+        if [tuple(value.shape) for value in found] != [tuple(variable.shape) for variable in variables]:
+            raise ValueError(
+                f"the checkpoint has {len(found)} variables, this state {len(variables)}, or some have other shapes. "
+                "Start the script that wrote it, or remove it"
+            )
+        super().load_checkpoint(values)
+        self._put(variables, found)

@@ -1,0 +1,106 @@
+"""Elastic training with JAX: ``hvd.elastic``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from horovod.bindings.elastic.decorators import decorators
+from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.shard import shard
+from horovod.bindings.elastic.state import ObjectState, State
+from horovod.bindings.elastic.variables import VariablesState
+from horovod.jax.failures import typed_errors
+from horovod.jax.functions import broadcast_parameters
+from horovod.jax.held import hold, release
+from horovod.jax.trees import is_key
+
+__all__ = ["JaxState", "ObjectState", "State", "on_leave", "run", "shard", "step"]
+
+run, step = decorators(typed_errors, jax.block_until_ready)
+
+
+class JaxState(VariablesState):
+    """State of pytrees, such as parameters, the optimizer's state and random keys, and of plain values.
+
+    Arrays are not copied by a commit, nor before a step. On the CPU that holds for arrays that a program is given to
+    write over (``donate_argnums``), too: XLA declines that while the state looks at them. On other devices they are
+    copied on the device. A step that fails therefore leaves them as they were.
+
+    Args:
+        **kwargs: attributes of the state, such as ``params=params, opt_state=opt_state, batch=0``. Those with arrays of
+            JAX in them when the state is made are pytrees, of the same structure on every rank.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._names = [name for name, value in kwargs.items() if _has_arrays(value)]
+        self._set({name: kwargs.pop(name) for name in self._names})
+        super().__init__(**kwargs)
+
+    def _set(self, trees: Mapping[str, Any]) -> None:
+        for name, tree in trees.items():
+            setattr(self, name, tree)
+
+    def _trees(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    # Attributes are the variables of this state, by name.
+
+    def _shared(self) -> Sequence[Any]:
+        return self._names
+
+    def _changed_early(self) -> Sequence[Any]:
+        return self._names
+
+    def _hold(self, variables: Sequence[Any]) -> Sequence[Any]:
+        return [hold(getattr(self, name)) for name in variables]
+
+    def _put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
+        self._set({name: release(tree) for name, tree in zip(variables, held, strict=True)})
+
+    def _arrays(self, variables: Sequence[Any]) -> Sequence[Any]:
+        leaves = jax.tree.leaves([getattr(self, name) for name in variables])
+        return [found for leaf in leaves if (found := _array(leaf)) is not None]
+
+    def _send(self) -> None:
+        self._set(broadcast_parameters(self._trees(), 0))
+
+    def load_checkpoint(self, values: Mapping[str, Any]) -> None:
+        """Take what ``checkpoint`` returned.
+
+        Raises:
+            ValueError: it has other pytrees.
+        """
+        found = list(values["variables"])
+        leaves, structure = jax.tree.flatten(self._trees())
+        numbers = [number for number, leaf in enumerate(leaves) if _array(leaf) is not None]
+        if [np.shape(_array(leaves[number])) for number in numbers] != [np.shape(value) for value in found]:
+            raise ValueError(
+                f"the checkpoint has {len(found)} arrays, this state {len(numbers)}, or some have other shapes. Start "
+                "the script that wrote it, or remove it"
+            )
+        for number, value in zip(numbers, found, strict=True):
+            leaves[number] = _like(leaves[number], value)
+        ObjectState.load_checkpoint(self, values)
+        self._set(jax.tree.unflatten(structure, leaves))
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+
+
+def _array(leaf: Any) -> Any:
+    """Return an array or number as an array of numpy; None for what is neither."""
+    if isinstance(leaf, jax.Array):
+        return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex | np.generic | np.ndarray) else None
+
+
+def _like(leaf: Any, value: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return value if isinstance(leaf, np.ndarray) else type(leaf)(value)
+    made = jax.device_put(value, leaf.sharding)
+    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf)) if is_key(leaf) else made

@@ -1,0 +1,60 @@
+"""Values of arrays that are kept beyond a step that donates them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from horovod.jax.trees import is_key
+
+__all__ = ["Held", "hold", "release"]
+
+
+class Held:
+    """The value of an array, which a program may be given to write over.
+
+    On the CPU a view of numpy is enough: XLA declines to write over memory that somebody looks at, so no copy is made.
+    Elsewhere it is a copy on the device.
+
+    Args:
+        leaf: an array of JAX; anything else is kept as it is.
+    """
+
+    __slots__ = ("_leaf", "_other")
+
+    def __init__(self, leaf: Any) -> None:
+        self._leaf, self._other = leaf, None
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            data = jax.random.key_data(leaf) if is_key(leaf) else leaf
+            devices = data.devices()
+            is_host = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+            self._other = np.asarray(data) if is_host else jax.numpy.copy(data)
+
+    def value(self) -> Any:
+        """Return the array, or if it is gone, an equal one."""
+        leaf = self._leaf
+        if self._other is None or not leaf.is_deleted():
+            return leaf
+        made = (
+            jax.device_put(np.array(self._other), leaf.sharding)
+            if not isinstance(self._other, jax.Array)
+            else (jax.numpy.copy(self._other))
+        )
+        if is_key(leaf):
+            made = jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf))
+        return made
+
+
+def hold(tree: Any) -> Any:
+    """Return a pytree with the leaves held; see ``Held``.
+
+    Blocks until all arrays are computed.
+    """
+    return jax.tree.map(Held, tree)
+
+
+def release(tree: Any) -> Any:
+    """Return the pytree that ``hold`` was given."""
+    return jax.tree.map(lambda held: held.value(), tree, is_leaf=lambda leaf: isinstance(leaf, Held))

@@ -1,0 +1,81 @@
+"""The batches of one rank, of a ``tf.data.Dataset``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovod import context
+from horovod.bindings.elastic import shard as shards
+from horovod.bindings.elastic.sampler import Deal, Dealer
+from horovod.bindings.elastic.shard import ArrayShard
+from horovod.bindings.misuse import wrong_argument
+
+__all__ = ["DatasetShard", "shard"]
+
+
+def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> Any:
+    """Return this rank's batches of some data; every sample is used once in an epoch, while ranks are lost and join.
+
+    Make it an attribute of the state, and iterate over it: a loop goes over the rest of the epoch, and counts a batch
+    as used when a step of ``hvd.elastic.step`` is done, or at ``commit()``. All ranks get the same number of batches.
+    Call ``set_epoch`` to begin the next epoch.
+
+    Args:
+        data: a ``tf.data.Dataset`` of samples, not of batches, in the same order on all ranks; or an array or tensor,
+            or tuples, lists and dicts of them; or a sequence of samples.
+        batch_size: samples of one rank in a step; the last batch may have one more, or be shorter.
+        shuffle: whether each epoch has another random order. A dataset is shuffled by its own ``shuffle``, with a seed.
+        seed: of that order; the same on all ranks.
+
+    Returns:
+        An iterable of batches.
+
+    Raises:
+        RequestError: a dataset is infinite, or is to be shuffled here.
+        ValueError: arrays of different lengths.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        plain = tf.nest.map_structure(lambda part: part.numpy() if tf.is_tensor(part) else part, data)
+        return shards.shard(plain, batch_size, shuffle, seed)
+    if shuffle:
+        raise wrong_argument(
+            "a tf.data.Dataset is not shuffled by shard(). Call dataset.shuffle(count, seed=1, "
+            "reshuffle_each_iteration=False) before, with the same seed on every rank"
+        )
+    return DatasetShard(data, batch_size)
+
+
+class DatasetShard(ArrayShard):
+    """This rank's batches of a dataset; see ``shard``. The samples before are skipped when an epoch goes on.
+
+    Args:
+        dataset: of samples.
+        batch_size: samples of one rank in a step.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, batch_size: int) -> None:
+        count = int(dataset.cardinality())
+        if count == tf.data.INFINITE_CARDINALITY:
+            raise wrong_argument("the dataset is infinite. Leave out repeat(): set_epoch() begins it again")
+        if count < 0:
+            count = int(dataset.reduce(np.int64(0), lambda number, *_: number + 1))
+        super().__init__(Dealer(count, batch_size), lambda rows: rows)
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rest of this epoch."""
+        world, dealer = context.world(), self._dealer
+        deal = Deal(dealer.left, world.size, dealer.batch_size)
+        steps = deal.steps
+        if not steps:
+            return
+        # The samples that ``deal.share`` names: every one of ``size``, in batches; the last one may have more or less.
+        first, last = int(deal.share(0, world.rank)[0]), len(deal.share(steps - 1, world.rank))
+        own, whole = self._dataset.skip(dealer.taken + first).shard(world.size, 0), (steps - 1) * dealer.batch_size
+        batches = own.take(whole).batch(dealer.batch_size).concatenate(own.skip(whole).batch(last).take(1))
+        for _, batch in zip(dealer.batches(world.rank, world.size), batches.prefetch(2), strict=True):
+            yield batch

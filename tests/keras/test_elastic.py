@@ -1,0 +1,175 @@
+"""Elastic training in Keras: what a loss leaves behind, and the numbers that callbacks see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from elastic_job import ElasticJob
+from harness import run_ranks
+
+from horovod.core.membership_events import Policy
+
+
+def _undisturbed_and_disturbed(which: tuple[int, ...], jit_compile: bool) -> None:
+    """With batch norm, dropout, metrics and Adam: all that a step changes before the gradients of all are there."""
+    import keras
+    import numpy as np
+    from losing import losing
+
+    import horovod.keras as hvd
+
+    class See(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.seen.append(("epoch", epoch))
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.seen.append(("begin", batch))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.seen.append(("end", batch, float(logs["loss"])))
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(50, 4))
+    y = x.sum(1, keepdims=True)
+
+    def trained(which: tuple[int, ...]) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        model = keras.Sequential([
+            layers.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1),
+        ])  # fmt: skip
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], jit_compile=jit_compile)
+        state, see = hvd.elastic.KerasState(model), See()
+
+        @hvd.elastic.run
+        def train(state: Any) -> Any:
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), see]
+            return hvd.elastic.fit(state, x, y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+
+        with losing(which) as losses:
+            history = train(state).history
+        assert losses.count == len(which)
+        assert (state.epoch, state.batch, state.progress) == (2, 0, 14)
+        return [keras.ops.convert_to_numpy(v) for v in state._shared() + state._own()], see.seen, history
+
+    wanted, found = trained(()), trained(which)
+    assert found[1:] == wanted[1:]
+    for value, other in zip(found[0], wanted[0], strict=True):
+        np.testing.assert_array_equal(value, other)
+    steps = [event[1] for event in wanted[1] if event[0] == "end"]
+    assert steps == [*range(7), *range(7)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_failed_step_of_fit_has_no_effect(backend: str, jit_compile: bool) -> None:
+    if backend == "torch" and jit_compile:
+        pytest.skip("torch.compile takes a minute and needs a compiler")
+    # The first step; one in the middle of an epoch twice; the first of the second epoch.
+    run_ranks(1, _undisturbed_and_disturbed, (1, 5, 6, 11), jit_compile, framework=f"keras-{backend}")
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def _fit(ends: int) -> dict[str, Any]:
+    """A linear model whose weights can be computed by hand; rank 1 dies in the fourth step."""
+    import keras
+    import numpy as np
+    from losing import in_reductions
+
+    import horovod.keras as hvd
+    from horovod import context
+
+    hvd.init()
+    events: list[Any] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            view = context.membership()
+            events.append((self.epoch, batch, view.number, hvd.rank(), hvd.size()))
+            if self.epoch == 1 and batch == 0 and hvd.rank() == 0:
+                _wait_for(lambda: context.wants_change() or hvd.size() == 3)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(ends, 3)).astype("float32")
+    y = (x @ [[1.0], [2.0], [3.0]]).astype("float32")
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+    model.set_weights([np.zeros((3, 1))])
+    state = hvd.elastic.KerasState(model)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), Watch()]
+        hvd.elastic.fit(state, x, y, batch_size=4, epochs=2, seed=5, callbacks=callbacks, verbose=0)
+
+    def die(number: int) -> None:
+        if number == 4 and hvd.rank() == 1 and context.membership().number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with in_reductions(die):
+        train(state)
+    return {"events": events, "weights": model.get_weights()[0], "place": (state.epoch, state.batch), "xy": (x, y)}
+
+
+def _by_hand(x: Any, y: Any, sizes: list[int]) -> Any:
+    """The weights after two epochs of which each step had so many ranks."""
+    import numpy as np
+
+    from horovod.bindings.elastic.sampler import Dealer
+
+    dealer, weights, steps = Dealer(len(x), 4, shuffle=True, seed=5), np.zeros((3, 1)), iter(sizes)
+    used: list[list[int]] = [[], []]
+    for epoch in range(2):
+        dealer.set_epoch(epoch)
+        while dealer.left:
+            size = next(steps)
+            shares = [next(iter(dealer.batches(rank, size))) for rank in range(size)]
+            used[epoch] += [index for share in shares for index in share]
+            gradients = [2 * x[share].T @ (x[share] @ weights - y[share]) / len(share) for share in shares]
+            weights = weights - 0.05 * sum(gradients) / size
+            dealer.confirm()
+    assert all(sorted(each) == list(range(len(x))) for each in used)
+    return weights
+
+
+@pytest.mark.slow
+def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str) -> None:
+    import numpy as np
+
+    policy = Policy(3, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    with ElasticJob(_fit, policy, {"a": 3}, args=(120,), framework=f"keras-{backend}") as job:
+        ends = job.ends()
+    assert job.finish == "", job.finish
+    values = [end.outcome.value for end in ends if end.outcome.value is not None]
+    assert len(values) == 3, [end.outcome.text for end in ends]
+    assert sum(end.outcome.exitcode == -signal.SIGKILL for end in ends) == 1
+    longest = max(values, key=lambda value: len(value["events"]))
+    places = [event[:2] for event in longest["events"]]
+    assert places == sorted(set(places)), "each batch of each epoch once, in order"
+    sizes = [event[4] for event in longest["events"]]
+    wanted = _by_hand(*longest["xy"], sizes)
+    for value in values:
+        assert value["place"] == (2, 0)
+        np.testing.assert_allclose(value["weights"], wanted, rtol=2e-4, atol=1e-5)
+        np.testing.assert_array_equal(value["weights"], longest["weights"])
+        own = [event[:2] for event in value["events"]]
+        assert own == places[-len(own) :], "a rank that joins counts as the others do"

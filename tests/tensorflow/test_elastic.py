@@ -1,0 +1,153 @@
+"""Elastic training in TensorFlow: what a loss leaves behind in eager steps, functions and compiled functions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from elastic_job import ElasticJob
+from harness import run_ranks
+
+from horovod.core.membership_events import Policy
+
+MODES = ("eager", "function", "jit")
+
+
+def _undisturbed_and_disturbed(mode: str, kind: str) -> None:
+    """A step that changes its own count, an average and a random state before the gradients are there."""
+    import numpy as np
+    import tensorflow as tf
+    from losing import losing
+
+    import horovod.tensorflow as hvd
+
+    x = np.random.default_rng(0).normal(size=(6, 8, 4)).astype("float32")
+
+    def trained(which: tuple[int, ...]) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([
+            layers.Input((4,)), layers.Dense(16), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1),
+        ])  # fmt: skip
+        optimizer = tf.keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+
+        def compute(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - tf.reduce_sum(x, 1, keepdims=True)))
+            gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        step = compute if mode == "eager" else tf.function(compute, jit_compile=mode == "jit")
+
+        @hvd.elastic.step
+        def one(state: Any) -> None:
+            step(tf.constant(x[state.batch]))
+            state.batch += 1
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            while state.batch < 3:
+                one(state)
+            if not state.committed:
+                state.committed = True
+                state.commit()
+            while state.batch < 6:  # not a step: after a loss the commit is restored
+                one.__wrapped__(state)
+
+        variables = [*model.variables, *optimizer.variables]
+        if kind == "model":
+            state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, committed=False)
+        else:
+            state = hvd.elastic.TensorFlowState(variables, batch=0, committed=False)
+        with losing(which) as losses:
+            train(state)
+        assert losses.count == len(which)
+        assert state.batch == 6
+        return [variable.numpy() for variable in variables]
+
+    wanted = trained(())
+    for value, other in zip(trained((1, 3, 7)), wanted, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "kind"), [*((mode, "model") for mode in MODES), ("function", "variables")])
+def test_a_failed_step_has_no_effect(mode: str, kind: str) -> None:
+    run_ranks(1, _undisturbed_and_disturbed, mode, kind, framework="tensorflow")
+
+
+def _train(mode: str) -> dict[str, Any]:
+    """A linear model whose weights can be computed by hand; rank 1 dies in the third step, and another one joins."""
+    import numpy as np
+    import tensorflow as tf
+    from losing import in_reductions
+
+    import horovod.tensorflow as hvd
+    from horovod import context
+
+    hvd.init()
+    x = np.random.default_rng(0).normal(size=(100, 3)).astype("float32")
+    y = (x @ np.array([[1.0], [2.0], [3.0]])).astype("float32")
+    weights = tf.Variable(tf.zeros((3, 1)))
+    count = tf.Variable(0, trainable=False)
+    traces: list[int] = []
+
+    def compute(x: Any, y: Any) -> None:
+        traces.append(1)
+        count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weights - y))
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [weights])
+        weights.assign_sub(0.1 * gradient)
+
+    step = tf.function(compute, jit_compile=mode == "jit", reduce_retracing=True)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    state = hvd.elastic.TensorFlowState([weights, count], data=hvd.elastic.shard(dataset, batch_size=4), sizes=[])
+
+    @hvd.elastic.step
+    def one(state: Any, batch: Any) -> None:
+        step(*batch)
+        state.sizes = [*state.sizes, hvd.size()]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        state.data.set_epoch(0)
+        for batch in state.data:
+            one(state, batch)
+
+    def die(number: int) -> None:
+        if number == 3 and hvd.rank() == 1 and context.membership().number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with in_reductions(die):
+        train(state)
+    return {"weights": weights.numpy(), "count": int(count), "sizes": state.sizes, "traces": len(traces), "xy": (x, y)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["function", "jit"])
+def test_a_killed_rank_loses_no_sample(mode: str) -> None:
+    import numpy as np
+
+    from horovod.bindings.elastic.sampler import Dealer
+
+    policy = Policy(3, is_elastic=True, minimum=2)
+    with ElasticJob(_train, policy, {"a": 3}, args=(mode,), framework="tensorflow") as job:
+        values = list(job.values().values())
+    assert len(values) == 2
+    x, y = values[0]["xy"]
+    weights, dealer = np.zeros((3, 1)), Dealer(100, 4)
+    for size in values[0]["sizes"]:
+        shares = [next(iter(dealer.batches(rank, size))) for rank in range(size)]
+        weights -= 0.1 * sum(2 * x[s].T @ (x[s] @ weights - y[s]) / len(s) for s in shares) / size
+        dealer.confirm()
+    assert not dealer.left
+    for value in values:
+        assert value["sizes"] == [3, 3] + [2] * 10
+        assert value["count"] == 12
+        np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(value["weights"], values[0]["weights"])
