@@ -288,6 +288,15 @@ def test_newcomers_do_not_begin_anew_when_all_that_had_the_state_are_lost() -> N
     assert _kinds(members.handle(Ended(A1, KILLED))) == [Refuse, Finish]
 
 
+def test_spares_do_not_begin_anew_when_the_members_have_left_and_end_well() -> None:
+    members = _started(dataclasses.replace(ELASTIC, size=2, minimum=1, maximum=2, spares=1), a=3)
+    for slot in (A0, A1):
+        assert not any(isinstance(d, Assign) for d in members.handle(Left(slot)))
+    assert not any(isinstance(d, Assign) for d in members.handle(Tick(ELASTIC.timeout_s * 3)))
+    assert members.handle(Ended(A0)) == []
+    assert members.handle(Ended(A1))[-1] == Finish("")
+
+
 def test_spares_are_told_when_the_job_has_ended_well() -> None:
     members = _started(Policy(2, is_elastic=True, spares=1), a=3)
     assert members.handle(Ended(A1)) == []

@@ -66,9 +66,9 @@ def test_a_script_that_fails_is_reported_once_and_its_last_hosts_stay() -> None:
 def test_sizes_of_an_elastic_job(given: dict[str, Any], num_proc: int | None, sizes: tuple[int, int, int]) -> None:
     options = elastic_options(given, num_proc)
     assert options is not None
-    policy = options.policy(9.0)
+    policy = options.policy(9.0, 5.0)
     assert (policy.size, policy.fewest, policy.most) == sizes
-    assert policy.timeout_s == 9.0
+    assert (policy.timeout_s, policy.start_timeout_s) == (9.0, 5.0)
     assert policy.is_discovering == ("--host-discovery-script" in given)
 
 
@@ -82,7 +82,7 @@ def test_other_options_of_an_elastic_job() -> None:
     }
     options = elastic_options(given, 2)
     assert options is not None
-    policy = options.policy(9.0)
+    policy = options.policy(9.0, 5.0)
     assert (options.chaos_s, policy.spares, policy.resets, policy.cool_down_s) == (90.0, 1, 0, (2.0, 9.0))
     assert elastic_options({"--min-np": None, "--host-discovery-script": ""}, 2) is None
 

@@ -243,6 +243,8 @@ class Membership:
 
     def _assign(self) -> None:
         policy = self._policy
+        if self._has_ever_begun and all(process.rank is None for process in self._in(_Phase.WAITING)):
+            return  # the others, which have the state, may come, or end well
         members = self._members()
         if len(members) < policy.fewest:
             return

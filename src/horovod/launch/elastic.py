@@ -71,6 +71,9 @@ class ElasticJob(Supervision):
         self._ledger = Ledger()
         #: Processes of the latest generation, by rank.
         self.members: list[int] = []
+        self._last_ranks: dict[int, int] = {}  # of processes that were members before
+        # Members that have left and not ended yet: their last generation, the steps by then, and a line's end.
+        self._leavers: dict[int, tuple[int, int, str]] = {}
         self._ranks: dict[int, int] = {}  # of the generation that has begun, by process
         self._is_meeting = True  # members of the next generation have not met yet
         self._is_plain = False  # a process has ended well before the ranks had met: they never will
@@ -127,6 +130,10 @@ class ElasticJob(Supervision):
             if line := self._ledger.waiting(now, self._options.minimum):
                 self.say(line)
             self._make_chaos(now)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Carry out what the membership has decided."""
         for decision in self._service.take():
             if self._finish is not None or self.outcome.interrupted:
                 continue
@@ -145,8 +152,9 @@ class ElasticJob(Supervision):
                 self._end(decision.why)
 
     def due_at(self) -> list[float]:
-        times = [] if self._finish is not None else self._pool.due_at()
-        return times + [at for at in (self._ledger.due_at(), self._chaos_at) if at is not None]
+        if self.is_final():
+            return []
+        return self._pool.due_at() + [at for at in (self._ledger.due_at(), self._chaos_at) if at is not None]
 
     def _start_process(self, slot: Slot) -> None:
         job, cores = self._hosts.get(slot.host, (None, 0))
@@ -186,17 +194,23 @@ class ElasticJob(Supervision):
 
     def _begin(self, generation: int) -> None:
         joined = [] if not self._ledger.size else [p for p in self.members if p not in self._ranks]
+        leavers = [p for p in self._ranks if p not in self.members and p in self._processes.values()]
+        last, self._last_ranks = self._ledger.generation, {**self._last_ranks, **self._ranks}
         self._ranks = {process: rank for rank, process in enumerate(self.members)}
         for process, rank in self._ranks.items():
             self.streams.relabel(process, self._label(rank))
         names = [f"rank {self._ranks[process]} on {self._slot_of(process)}" for process in joined]
-        now = time.monotonic()
         self._is_meeting = False
-        for line in self._ledger.begin(now, generation, len(self.members), names, self._service.progress):
+        now, progress = time.monotonic(), self._service.progress
+        for line in self._ledger.begin(now, generation, len(self.members), names, progress):
             self.say(line)
+        self._leavers |= dict.fromkeys(leavers, (last, progress, self._ledger.result))
         if self._options.chaos_s and self._chaos_at is None:
             self._chaos_at = self._next_chaos(now)
-        if (failure := self._ledger.own_error()) is not None:
+        self._check_error()
+
+    def _check_error(self) -> None:
+        if (failure := self._ledger.own_error()) is not None and not self.is_final():
             self._end(f"{failure.who} {failure.how}, as another did before, at the same place: {_SCRIPT_FAILED}")
 
     def _slot_of(self, process: int) -> Slot:
@@ -207,6 +221,7 @@ class ElasticJob(Supervision):
         process, slot = ended.rank, self._slot_of(ended.rank)
         if self._processes.get(slot) == process:
             del self._processes[slot]
+        self._obey()  # the ranks may have met before it ended
         if self._finish is not None or self.outcome.interrupted:
             return
         how = how_ended(ended.status)
@@ -216,38 +231,39 @@ class ElasticJob(Supervision):
             self._is_plain = True
             if not self._processes:
                 self._end("")
-        elif ended.status == 0 and process in self.members:
-            self._take_end(process, slot, ended.pid, "", 0)
+        elif ended.status == 0 and (process in self._ranks or process in self._last_ranks):
+            if process in self._leavers:
+                self.say(f"{self._name(process, ended.pid)} left; {self._leavers.pop(process)[2]}")
+            self._service.put(Ended(slot))
         else:
             self._take_end(process, slot, ended.pid, how, ended.status)
 
     def _take_end(self, process: int, slot: Slot, pid: int, how: str, status: int) -> None:
-        """A process is gone; ``how`` is empty after a success."""
-        rank = self._ranks.get(process)
-        pid_text = f"pid {pid} " if pid else ""
-        who = f"{f'rank {rank}' if rank is not None else 'a new process'} ({pid_text}on {slot})"
-        failure = None
-        if how:
-            code = 128 - status if status < 0 else status
-            self.streams.catch_up(process)
-            error = signature(self.streams.tail(process)) if status > 0 else ""
-            failure = Loss(who, how, self._ledger.generation, code, error)
-        if rank is not None or process in self.members:
-            self._ledger.ended(time.monotonic(), f"{who} {how or 'left'}", failure)
-        elif failure is not None:
-            self._ledger.failures.append(failure)
+        """A process is gone that had not done its work."""
+        who = self._name(process, pid)
+        code = 128 - status if status < 0 else status
+        self.streams.catch_up(process)
+        error = signature(self.streams.tail(process)) if status > 0 else ""
+        loss = Loss(who, how, self._ledger.generation, code, error)
+        if process in self._leavers:  # the others knew, and have gone on
+            loss.generation, loss.progress, result = self._leavers.pop(process)
+            self._ledger.losses += 1
+            self._ledger.failures.append(loss)
+            self.say(f"{who} {how}; {result}")
+            self._check_error()
+        elif process in self._ranks or process in self.members:
+            self._ledger.ended(time.monotonic(), f"{who} {how}", loss)
+        else:
+            self._ledger.failures += [loss] if code else []
             self.say(f"{who} {how}, before it was a member")
         self._service.put(Ended(slot, how))
-        if failure is not None and status > 0 and not self._ledger.generation:
+        if status > 0 and not self._ledger.generation:
             self._end(f"{who} {how} before the ranks had met")
-        elif failure is not None and rank is not None and not self._has_state():
-            self._end("no rank is left that has the state of the training")
 
-    def _has_state(self) -> bool:
-        """Whether a member of the latest generation that has begun still runs, or has ended well."""
-        failed = {e.rank for e in self.outcome.exits if e.status != 0}
-        lost = set(self.outcome.lost)
-        return any(process not in failed | lost for process in self._ranks)
+    def _name(self, process: int, pid: int = 0) -> str:
+        number = self._ranks.get(process, self._last_ranks.get(process))
+        rank = "a new process" if number is None else f"rank {number}"
+        return f"{rank} ({f'pid {pid} ' if pid else ''}on {self._slot_of(process)})"
 
     def on_lost(self, job: Job, reason: str) -> None:
         ended = {e.rank for e in self.outcome.exits}
@@ -276,9 +292,13 @@ class ElasticJob(Supervision):
         if why:
             self.end_soon()
         else:
-            for process in self._processes.values():  # spares, and newcomers that come too late
-                self.streams.mute(process)
-            self.end(b"T")
+            for process in self._processes.values():
+                if (
+                    process not in self._ranks and process not in self._last_ranks
+                ):  # spares, and newcomers that come too late
+                    self.streams.mute(process)
+                    self.places[process].job.kill_rank(process)
+            self._over |= not self._running
 
     def _make_chaos(self, now: float) -> None:
         if self._chaos_at is None or now < self._chaos_at:

@@ -58,9 +58,8 @@ class ElasticAssembly:
         own = local_name(bytes.fromhex(request.key), request.job)
         try:
             far = own_addresses(access.interfaces) if others or options.script else []
-            self._service = Service(
-                bytes.fromhex(request.key), [own, *far], policy=options.policy(settings.elastic_timeout_s)
-            )
+            policy = options.policy(settings.elastic_timeout_s, settings.start_timeout_s)
+            self._service = Service(bytes.fromhex(request.key), [own, *far], policy=policy)
         except (OSError, InitError) as error:
             self._found.close()
             raise LaunchError(f"cannot open the job service on this host: {error}") from error

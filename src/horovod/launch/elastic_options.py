@@ -57,8 +57,13 @@ class ElasticOptions:
     spares: int = 0
     chaos_s: float = 0.0
 
-    def policy(self, timeout_s: float) -> Policy:
-        """Return how the membership changes; ``timeout_s`` is the limit for all waiting."""
+    def policy(self, timeout_s: float, start_timeout_s: float) -> Policy:
+        """Return how the membership changes.
+
+        Args:
+            timeout_s: limit for all waiting.
+            start_timeout_s: the same before the first generation.
+        """
         return Policy(
             size=self.num_proc,
             is_elastic=True,
@@ -67,6 +72,7 @@ class ElasticOptions:
             resets=self.reset_limit,
             cool_down_s=self.cool_down_s,
             timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
             is_discovering=bool(self.script),
             spares=self.spares,
         )

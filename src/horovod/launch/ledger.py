@@ -60,6 +60,7 @@ class Ledger:
     resets: int = 0
     lost_s: float = 0.0
     failures: list[Loss] = field(default_factory=list)
+    result: str = ""  # of the latest change
     _began_s: float | None = None
     _changed_s: float | None = None
     _gone: list[str] = field(default_factory=list)
@@ -112,13 +113,12 @@ class Ledger:
         """
         is_first = self._began_s is None
         took_s = 0.0 if self._changed_s is None else now_s - self._changed_s
-        where = f"at step {progress}, after {took_s:.2f} s"
-        lines = [f"{text}; {_ranks(size)} {where}" for text in self._gone]
+        self.result = f"{_ranks(size)} at step {progress}, after {took_s:.2f} s"
+        lines = [f"{text}; {self.result}" for text in self._gone]
         if is_first:
             self._began_s = now_s
         else:
-            lines += [f"{who} joined; {_ranks(size)} {where}" for who in joined]
-            lines = lines or [f"the ranks met again; {_ranks(size)} {where}"]
+            lines += [f"{who} joined; {self.result}" for who in joined]
             self.joins += len(joined)
             self.resets += 1
             self.lost_s += took_s

@@ -273,6 +273,7 @@ class Service:
             self._send([(sender, Value(value))], number)
 
     def _send(self, answers: _Answers, number: int = 0) -> None:
+        self._publish()  # before a rank that acts on an answer can end
         for receiver, answer in answers:
             # A client that does not read its answers loses them, and delays nobody else.
             with contextlib.suppress(zmq.Again):
