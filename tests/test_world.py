@@ -13,7 +13,6 @@ import pytest
 from commands import run
 
 from horovod.errors import InitError
-from horovod.launchers import slurm_hosts
 from horovod.world import Meeting, World, detect, part_of
 
 ALONE = World(0, 1, 0, 1, 0, 1, os.uname().nodename, "none", "", b"")
@@ -58,6 +57,20 @@ SLURM = {
 }
 
 
+MVAPICH = {
+    f"MV2_COMM_WORLD_{k}": v for k, v in (("RANK", "3"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))
+}
+FLUX = {
+    "FLUX_TASK_RANK": "3",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_JOB_ID": "f2Q",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+}
+
+
 class ProcessTable:
     """A made-up /proc: each process has a parent, and an environment."""
 
@@ -87,6 +100,8 @@ def table(tmp_path: Path) -> ProcessTable:
             "RANK",
             "SLURM_PROCID",
             "JSM_NAMESPACE_RANK",
+            "MV2_COMM_WORLD_RANK",
+            "FLUX_TASK_RANK",
             "HOROVOD_RANK",
         }
         processes.add(pid, parent, dict.fromkeys(every, str(rank)))
@@ -109,6 +124,8 @@ def test_no_launcher_is_one_rank() -> None:
         ("jsrun", JSRUN),
         ("torchrun", TORCHRUN),
         ("slurm", SLURM),
+        ("mvapich", {**MVAPICH, **MPICH}),
+        ("flux", FLUX),
         ("slurm", {**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}),
         ("slurm", {**SLURM, "PALS_RANKID": "3", "PALS_APID": "9.0"}),
         ("mpich", {**SLURM, **MPICH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}),
@@ -123,6 +140,8 @@ def test_no_launcher_is_one_rank() -> None:
         "jsrun",
         "torchrun",
         "slurm",
+        "mvapich",
+        "flux",
         "srun --mpi=pmi2",
         "srun --mpi=cray_shasta",
         "mpiexec whose proxies srun has started",
@@ -254,21 +273,6 @@ def test_how_ranks_of_several_hosts_find_each_other(
     environ: dict[str, str], expected: Meeting, table: ProcessTable
 ) -> None:
     assert detect(environ, proc=table.root, pid=20).meeting == expected
-
-
-@pytest.mark.parametrize(
-    ("spec", "nodes"),
-    [
-        ("a", "a"),
-        ("a,b", "a b"),
-        ("n[1-3]", "n1 n2 n3"),
-        ("n[08-10,12]-ib,login", "n08-ib n09-ib n10-ib n12-ib login"),
-        ("r[1-2]n[0-1]", "r1n0 r1n1 r2n0 r2n1"),
-        ("", ""),
-    ],
-)
-def test_the_nodes_of_a_step(spec: str, nodes: str) -> None:
-    assert slurm_hosts({"SLURM_STEP_NODELIST": spec}) == tuple(nodes.split())
 
 
 def test_tasks_of_srun_on_uneven_nodes_have_their_cross_ranks(table: ProcessTable) -> None:

@@ -4,28 +4,25 @@ Sources: mpirun(1) of Open MPI 5, "Environment variables defined for MPI process
 MPICH's wiki, "Using the Hydra Process Manager"; Intel's "MPI Library Developer Reference"; aprun(1) of Cray ALPS, and
 S-2529, "Workload Management and Application Placement for the Cray Linux Environment"; mpiexec(1) of HPE Cray PALS, and
 Argonne's pages on Polaris and Aurora (docs.alcf.anl.gov); torchrun's page in PyTorch's documentation, "Environment
-Variables"; srun(1) of Slurm, "OUTPUT ENVIRONMENT VARIABLES".
+Variables"; srun(1) of Slurm, "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7) of Flux; MVAPICH2's user guide;
+Kubernetes, "Indexed Job for Parallel Processing with Static Work Assignment" and "DNS for Services and Pods".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.config import RANK_VARIABLES
 from horovod.errors import InitError
 
 __all__ = [
-    "LAUNCHERS",
-    "Launcher",
-    "aprun_size",
-    "is_of_srun",
-    "run_lengths",
-    "slurm_counts",
-    "slurm_hosts",
-    "slurm_run",
-]
+    "LAUNCHERS", "Launcher", "aprun_size", "find_launcher",
+    "first_pod", "flux_counts", "hosts_and_run", "is_of_srun", "is_one_per_pod",
+    "run_lengths", "slurm_counts", "slurm_hosts",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,8 @@ class Launcher:
         meeting: how ranks of several hosts find each other, as ``world.Meeting.kind``.
         by_hand: variables for size and local size, for a launcher that does not tell them.
         is_job_unique: whether what ``job`` says is the same for no other job of this user's.
+        is_vouched: whether the cluster can tell that processes belong to one user, see ``rendezvous.vouching``.
+        needs_size: whether ``rank`` alone is no sign of this launcher.
         starters: by which words in its command line its process is known that starts all ranks of a host.
     """
 
@@ -54,6 +53,8 @@ class Launcher:
     meeting: str = "mpi"
     by_hand: tuple[str, str] | None = None
     is_job_unique: bool = False
+    is_vouched: bool = False
+    needs_size: bool = False
     starters: tuple[str, ...] = ()
 
 
@@ -71,6 +72,12 @@ LAUNCHERS: tuple[Launcher, ...] = (
         "OMPI_COMM_WORLD_SIZE",
         (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),),
         job=("PMIX_NAMESPACE",),
+    ),
+    Launcher(
+        "mvapich",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        (("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),),
     ),
     Launcher(
         "jsrun",
@@ -102,6 +109,17 @@ LAUNCHERS: tuple[Launcher, ...] = (
         job=("ALPS_APP_ID",),
         by_hand=(RANK_VARIABLES["size"], RANK_VARIABLES["local_size"]),
     ),
+    # Its PMI sets the variables of MPICH, too.
+    Launcher(
+        "flux",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        job=("FLUX_JOB_ID",),
+        meeting="hosts",
+        is_job_unique=True,
+        is_vouched=True,
+        starters=("flux-shell",),
+    ),
     # MPICH, Intel MPI and their kin; the second pair is that of Cray's PMI.
     Launcher(
         "mpich",
@@ -129,9 +147,42 @@ LAUNCHERS: tuple[Launcher, ...] = (
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         meeting="hosts",
         is_job_unique=True,
+        is_vouched=True,
         starters=("slurmstepd",),
     ),
+    # An Indexed Job gives each pod its number; the manifest says how many there are. One rank in each.
+    Launcher(
+        "kubernetes",
+        "JOB_COMPLETION_INDEX",
+        RANK_VARIABLES["size"],
+        meeting="hosts",
+        by_hand=(RANK_VARIABLES["size"], RANK_VARIABLES["local_size"]),
+        needs_size=True,
+    ),
 )
+
+
+def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that has started this process; None where there is none.
+
+    Args:
+        environ: where to read.
+    """
+    return next((row for row in LAUNCHERS if _is_present(row, environ)), None)
+
+
+def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
+    if (
+        row.name == "horovodrun"
+        and row.rank not in environ
+        and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
+    ):
+        return False  # the size alone: what another launcher does not tell
+    if row.name in ("mpich", "pals") and is_of_srun(row, environ):
+        return False
+    if not (row.sign or row.needs_size):
+        return row.rank in environ or row.size in environ
+    return any(name in environ for name in row.sign) or (row.rank in environ and row.size in environ)
 
 
 def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
@@ -148,15 +199,94 @@ def is_of_srun(row: Launcher, environ: Mapping[str, str]) -> bool:
     return bool(tasks) and numbers == (environ.get("SLURM_PROCID"), tasks)
 
 
-def slurm_run(environ: Mapping[str, str]) -> str:
-    """Return the same text for all tasks of a step, another one for any other step of any cluster, and after a requeue.
+def is_one_per_pod(row: Launcher, environ: Mapping[str, str]) -> bool:
+    """Return whether each pod of Kubernetes has one rank, as where an operator sets RANK and nobody runs torchrun.
 
     Args:
+        row: the launcher.
         environ: where to read.
     """
-    named = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    more = [environ[name] for name in ("SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME") if environ.get(name)]
-    return "/".join(["slurm", *named, *more])
+    is_local_known = any(name in environ for pair in row.locals for name in pair)
+    return row.name == "kubernetes" or (
+        row.name == "torchrun" and "KUBERNETES_SERVICE_HOST" in environ and not is_local_known
+    )
+
+
+def hosts_and_run(
+    row: Launcher, environ: Mapping[str, str], full_name: Callable[[], str] | None = None
+) -> tuple[tuple[str, ...], str]:
+    """Return hosts of which one is rank 0's, and a text that is the same on all ranks and on no others.
+
+    Args:
+        row: a launcher whose ranks meet at a host.
+        environ: where to read.
+        full_name: returns the name of this host in DNS; asks the system when omitted.
+
+    Raises:
+        InitError: this pod has no name from which that of the first one follows.
+    """
+    if row.name == "slurm":
+        named = [environ.get(name, "") for name in row.job]
+        more = [environ[name] for name in ("SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME") if environ.get(name)]
+        return slurm_hosts(environ), "/".join([row.name, *named, *more])
+    if row.name == "kubernetes":
+        first = first_pod((full_name or _full_name)(), environ[row.rank])
+        return (first,), f"{row.name}/{first}"
+    if row.name == "flux":
+        return (), f"{row.name}/{environ.get('FLUX_JOB_ID', '')}"
+    where = environ.get("MASTER_ADDR", "")
+    return ((where,) if where else ()), "/".join(
+        [row.name, environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("MASTER_PORT", "")]
+    )
+
+
+def _full_name() -> str:
+    """As ``hostname -f`` prints it; kubelet writes it into ``/etc/hosts``."""
+    name = socket.gethostname()
+    try:
+        return socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)[0][3] or name
+    except OSError:
+        return name
+
+
+def first_pod(name: str, index: str) -> str:
+    """Return the name of the first pod of an Indexed Job.
+
+    Args:
+        name: of this pod in DNS, such as ``train-2.train.default.svc.cluster.local``.
+        index: of this pod.
+
+    Raises:
+        InitError: this pod has no such name.
+    """
+    label, dot, rest = name.partition(".")
+    if not (dot and label.endswith(f"-{index}")):
+        raise InitError(
+            f"this pod is called {name!r}; expected <job>-{index}.<service>, by which the pods find each other: create "
+            f"a headless Service, and name it in spec.template.spec.subdomain of the Job"
+        )
+    return f"{label[: -len(index)]}0.{rest}"
+
+
+def flux_counts(rank: int, size: int, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return a task's number on its node, and how many tasks each node has.
+
+    Args:
+        rank: of the task.
+        size: number of tasks.
+        environ: where to read.
+
+    Raises:
+        InitError: the nodes have not the same number of tasks each, one node after the other; Flux sets no more.
+    """
+    nodes, local = environ.get("FLUX_JOB_NNODES", "1"), environ.get("FLUX_TASK_LOCAL_ID", "")
+    each = size // int(nodes) if nodes.isdecimal() and int(nodes) else 0
+    if not each or each * int(nodes) != size or str(rank % each) != local:
+        raise InitError(
+            f"Flux does not tell which tasks share a node: FLUX_JOB_NNODES={nodes!r}, FLUX_TASK_LOCAL_ID={local!r} for "
+            f"task {rank} of {size}; ask for the same number on each node (flux run -N 2 --tasks-per-node 4)"
+        )
+    return rank % each, each
 
 
 def aprun_size(command: Sequence[str]) -> int:

@@ -17,7 +17,15 @@ from pathlib import Path
 
 from horovod.config import JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY, is_elastic
 from horovod.errors import InitError
-from horovod.launchers import LAUNCHERS, Launcher, aprun_size, is_of_srun, slurm_counts, slurm_hosts, slurm_run
+from horovod.launchers import (
+    Launcher,
+    aprun_size,
+    find_launcher,
+    flux_counts,
+    hosts_and_run,
+    is_one_per_pod,
+    slurm_counts,
+)  # fmt: skip
 from horovod.phrases import printable
 
 __all__ = [
@@ -132,7 +140,7 @@ def detect(environ: Mapping[str, str] | None = None, *, proc: Path = Path("/proc
     """
     environ = os.environ if environ is None else environ
     hostname = printable(environ.get(RANK_VARIABLES["hostname"]) or os.uname().nodename)
-    launcher = next((row for row in LAUNCHERS if _is_present(row, environ)), None)
+    launcher = find_launcher(environ)
     if launcher is None:
         if shutil.which("aprun", path=environ.get("PATH", os.defpath)):
             raise InitError(f"{LOGIN_NODE}. One process may run here with HOROVOD_RANK=0 HOROVOD_SIZE=1")
@@ -219,20 +227,6 @@ def exits_path() -> str:
     return os.environ.get(EXITS_VARIABLE, "")
 
 
-def _is_present(row: Launcher, environ: Mapping[str, str]) -> bool:
-    if (
-        row.name == "horovodrun"
-        and row.rank not in environ
-        and any(other.by_hand is not None and other.rank in environ for other in LAUNCHERS)
-    ):
-        return False  # the size alone: what another launcher does not tell
-    if row.name in ("mpich", "pals") and is_of_srun(row, environ):
-        return False
-    if not row.sign:
-        return row.rank in environ or row.size in environ
-    return any(name in environ for name in row.sign) or (row.rank in environ and row.size in environ)
-
-
 def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[int, int]:
     """Two variables that only make sense together, checked."""
     missing = [name for name in (rank_name, size_name) if name not in environ]
@@ -295,6 +289,10 @@ def _local(launcher: Launcher, rank: int, size: int, environ: Mapping[str, str])
     if launcher.name == "slurm":
         local_rank, node, counts = slurm_counts(size, environ)
         return local_rank, counts[node], True
+    if is_one_per_pod(launcher, environ):
+        return 0, 1, True
+    if launcher.name == "flux":
+        return *flux_counts(rank, size, environ), True
     # A size beside which no rank stands may belong to another row; half of the only pair is an error.
     pairs = [pair for pair in launcher.locals if all(name in environ for name in pair)]
     halves = [pair for pair in launcher.locals if any(name in environ for name in pair)]
@@ -321,14 +319,9 @@ def _meeting(launcher: Launcher, environ: Mapping[str, str], is_place_known: boo
                 f"{MEETING} must be tcp://address:port or ipc://@name, several with commas; received {wrong[0]!r}"
             )
         return Meeting("addresses", places, "", has_key, is_place_known)
-    named = [environ.get(name, "") for name in launcher.job if name != "TORCHELASTIC_RESTART_COUNT"]
-    if launcher.name == "torchrun":
-        where = environ.get("MASTER_ADDR", "")
-        run = "/".join(["torchrun", *named, environ.get("MASTER_PORT", "")])
-        return Meeting("hosts" if where else "", (where,) if where else (), run, has_key, is_place_known)
-    if launcher.name == "slurm":
-        nodes = slurm_hosts(environ)
-        return Meeting("hosts" if nodes else "", nodes, slurm_run(environ), has_key, is_place_known)
+    if launcher.meeting == "hosts":
+        places, run = hosts_and_run(launcher, environ)
+        return Meeting("hosts" if places else "", places, run, has_key, is_place_known)
     return Meeting(launcher.meeting, (), "", has_key, is_place_known)
 
 
@@ -346,7 +339,7 @@ def _identity(launcher: Launcher, size: int, environ: Mapping[str, str], proc: P
         return (job if own else ""), key
     named = [environ[name] for name in launcher.job if name in environ]
     is_unique = launcher.is_job_unique and len(named) == len(launcher.job)
-    if key and is_unique:
+    if (key and is_unique) or is_one_per_pod(launcher, environ):
         return "-".join([launcher.name, *named]), key
     try:
         daemon, started = launcher_process(launcher.rank, proc, pid)

@@ -19,6 +19,9 @@ from horovod.rendezvous.interfaces import machine_name
 __all__ = ["CheckedHosts", "Newcomer", "check_hosts"]
 
 _MOST_QUOTED = 80
+#: When to try again to reach a pod, and how ssh says that it is too early.
+_AGAIN_S = 1.0
+_LATER = ("Could not resolve hostname", "Connection refused")
 #: How often to say which hosts have not answered yet.
 _REMIND_S = 30.0
 
@@ -34,6 +37,8 @@ class CheckedHosts:
         self.connections = connections
         #: First message of each agent, by name of the host.
         self.hellos: dict[str, frames.AgentHello] = {}
+        #: Pods that could not be reached at first.
+        self.late: set[str] = set()
         #: Problems, by name of the host.
         self.problems: dict[str, list[str]] = {}
 
@@ -68,7 +73,7 @@ def check_hosts(hosts: Sequence[str], here: str, access: Access, command: str, p
     try:
         for host in hosts:
             found.connections[host] = Connection(host, access)
-        _listen(found, check, access.timeout_s)
+        _listen(found, check, access)
         _find_twins(found, here)
         wrong = [sentence for host in hosts for sentence in found.problems.get(host, [])]
         if wrong:
@@ -145,7 +150,8 @@ def _question(access: Access, command: str, path: str) -> frames.Check:
     )  # fmt: skip
 
 
-def _listen(found: CheckedHosts, check: frames.Check, timeout_s: float) -> None:
+def _listen(found: CheckedHosts, check: frames.Check, access: Access) -> None:
+    timeout_s = access.timeout_s
     poll = select.poll()
     hosts = {connection.wire.incoming: host for host, connection in found.connections.items()}
     waiting = set(found.connections)
@@ -153,13 +159,23 @@ def _listen(found: CheckedHosts, check: frames.Check, timeout_s: float) -> None:
         poll.register(fd, select.POLLIN)
     began_s = asked_s = time.monotonic()
     deadline, remind_at = began_s + timeout_s, began_s + _REMIND_S
+    again_at: dict[str, float] = {}
     while waiting and asked_s < deadline:
         # If this process was stopped, what has come meanwhile still counts.
         for fd, _ in poll.poll(min(deadline - asked_s, frames.ALIVE_S) * 1000 + 1):
-            if _hear(found, hosts[fd], check):
-                waiting.discard(hosts[fd])
-            if found.connections[hosts[fd]].wire.is_closed or hosts[fd] in found.problems:
+            host, is_heard = hosts[fd], _hear(found, hosts[fd], check)
+            if found.connections[host].wire.is_closed or host in found.problems:
                 poll.unregister(fd)
+            if is_heard and _comes_later(found, host):
+                again_at[host] = time.monotonic() + _AGAIN_S
+            elif is_heard:
+                waiting.discard(host)
+        for host in [host for host, at in again_at.items() if time.monotonic() >= at]:
+            del again_at[host]
+            found.connections[host].close()
+            found.connections[host] = Connection(host, access)
+            hosts[found.connections[host].wire.incoming] = host
+            poll.register(found.connections[host].wire.incoming, select.POLLIN)
         for connection in found.connections.values():
             connection.wire.flush()
             if connection.host in found.hellos:
@@ -174,6 +190,18 @@ def _listen(found: CheckedHosts, check: frames.Check, timeout_s: float) -> None:
             )
     for host in waiting:
         found.problems[host] = [found.connections[host].why()]
+
+
+def _comes_later(found: CheckedHosts, host: str) -> bool:
+    """Whether a host is a pod whose name or sshd may come seconds after the pod itself; it is no problem then."""
+    last = found.connections[host].stderr.strip().rpartition("\n")[2]
+    if host in found.hellos or "KUBERNETES_SERVICE_HOST" not in os.environ or not any(word in last for word in _LATER):
+        return False
+    del found.problems[host]
+    if host not in found.late:
+        found.late.add(host)
+        print(f"horovodrun: {host} cannot be reached yet ({last.strip()}); trying again", file=sys.stderr, flush=True)
+    return True
 
 
 def _hear(found: CheckedHosts, host: str, check: frames.Check) -> bool:

@@ -103,7 +103,7 @@ def prepare(world: World, timeout_s: float) -> World:
 
         return mpi.introduce(world, timeout_s)
     row = next((row for row in LAUNCHERS if row.name == world.launcher), LAUNCHERS[0])
-    if row.is_job_unique and not world.meeting.has_key and (world.is_spread or not world.key):
+    if row.is_vouched and not world.meeting.has_key and (world.is_spread or not world.key):
         return vouch(world, timeout_s)
     if not world.is_spread:
         return world
@@ -113,7 +113,7 @@ def prepare(world: World, timeout_s: float) -> World:
     if not world.meeting.has_key:
         raise InitError(
             f"{ours}: {world.launcher} gives ranks on several hosts no secret in common; type this before it, and see "
-            f"that all hosts get it: export HOROVOD_SECRET_KEY=$(openssl rand -hex 32)"
+            f"that all hosts get it (pods from one Secret): export HOROVOD_SECRET_KEY=$(openssl rand -hex 32)"
         )
     return world
 

@@ -78,7 +78,7 @@ def vouch(world: World, timeout_s: float, check: Callable[[], None] = lambda: No
             _found[run] = _take(world, munge, Patience(timeout_s, check), lack)
     offer = _found[run]
     places = world.meeting.places or tuple(offer.places)
-    return replace(world, key=offer.key, meeting=replace(world.meeting, places=places, has_key=True))
+    return replace(world, key=offer.key, meeting=replace(world.meeting, kind="hosts", places=places, has_key=True))
 
 
 def _give(world: World, munge: Munge | None, timeout_s: float) -> Offer:

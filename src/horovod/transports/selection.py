@@ -15,7 +15,7 @@ from horovod.errors import InitError
 __all__ = ["Choice", "choose", "installed", "wants_nccl"]
 
 #: Launchers whose ranks are processes of MPI.
-_MPI_LAUNCHERS = ("openmpi", "mpich", "alps", "pals", "jsrun")
+_MPI_LAUNCHERS = ("openmpi", "mvapich", "mpich", "alps", "pals", "jsrun")
 #: Engine -> the module that it comes with, and what to install.
 _NEEDS = {"gloo": ("torch", "torch"), "nccl": ("torch", "torch"), "mpi": ("mpi4py", "khorovod[mpi]")}
 

@@ -1,0 +1,137 @@
+"""Kubernetes and Flux without either: hosts of our own with the names, variables and files that pods and tasks get."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from namespaces import Cluster
+
+KEY = {"HOROVOD_SECRET_KEY": "ab" * 32, "OMP_NUM_THREADS": "1"}
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+TRAIN = """
+import sys
+print("begun", flush=True)
+import horovod.numpy as hvd
+import numpy as np
+hvd.init()
+total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum)
+place = f"{hvd.local_rank()} of {hvd.local_size()}, {hvd.cross_rank()} of {hvd.cross_size()}"
+print(f"rank {hvd.rank()} of {hvd.size()}, {place}: {total.tolist()}", flush=True)
+"""
+APART = [f"rank {rank} of 3, 0 of 1, {rank} of 3: [6.0, 6.0, 6.0]" for rank in range(3)]
+
+
+def start(cluster: Cluster, host: str, words: Sequence[str], **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cluster.machines[host].command(*words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+def last_lines(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """The last line of each, when all have ended well."""
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert not any(process.returncode for process in processes), outputs
+    return [output.splitlines()[-1] for output in outputs]
+
+
+@pytest.fixture
+def names(cluster: Cluster) -> Path:
+    """The file with the names of all hosts, which a test may add to."""
+    return cluster.folder / "hosts"
+
+
+def test_pods_of_an_indexed_job_meet_though_the_first_ones_name_comes_late(cluster: Cluster, names: Path) -> None:
+    def pod(index: int) -> subprocess.Popen[str]:
+        line = f"{cluster.machines['abc'[index]].ipv4} train-{index}.train.default.svc.cluster.local train-{index}\n"
+        with names.open("a") as file:  # in place: it is mounted
+            file.write(line)
+        named = ["unshare", "-u", "sh", "-c", f'hostname train-{index}; exec "$0" -c "$1"', sys.executable, TRAIN]
+        return start(cluster, "abc"[index], named, **KEY, **IN_POD, JOB_COMPLETION_INDEX=str(index), HOROVOD_SIZE="3")
+
+    pods = [pod(1), pod(2)]
+    for one in pods:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "begun\n"
+    assert last_lines([pod(0), *pods]) == APART
+
+
+def test_pods_without_a_common_secret_say_how_to_make_one(cluster: Cluster) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "23456"}
+    pod = start(cluster, "b", [sys.executable, "-c", TRAIN], **IN_POD, **given)
+    output, _ = pod.communicate(timeout=300)
+    assert "pods from one Secret): export HOROVOD_SECRET_KEY=" in output
+
+
+@pytest.mark.parametrize("is_torchrun", [False, True], ids=["operator's variables", "torchrun"])
+def test_pods_of_a_pytorch_job_or_a_train_job(is_torchrun: bool, cluster: Cluster, tmp_path: Path) -> None:
+    """Both set PET_* for torchrun; PyTorchJob sets RANK and WORLD_SIZE of the pods, too."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    words = [sys.executable, *(["-m", "torch.distributed.run"] if is_torchrun else []), str(script)]
+    pods = []
+    for node in range(3):
+        given = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(node)}
+        address = cluster.machines["a"].ipv4
+        given |= {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": "23456"}
+        if not is_torchrun:
+            given |= {"RANK": str(node), "WORLD_SIZE": "3", "MASTER_ADDR": address, "MASTER_PORT": "23456"}
+        pods.append(start(cluster, "abc"[node], words, **KEY, **IN_POD, **given))
+    assert sorted(last_lines(pods)) == APART
+
+
+def test_tasks_of_flux_find_each_other_through_the_users_folder(cluster: Cluster, tmp_path: Path) -> None:
+    tasks = [
+        start(
+            cluster, "abc"[node], [sys.executable, "-c", TRAIN], OMP_NUM_THREADS="1", HOME=str(tmp_path),
+            FLUX_TASK_RANK=str(node), FLUX_JOB_SIZE="3", FLUX_TASK_LOCAL_ID="0", FLUX_JOB_NNODES="3", FLUX_JOB_ID="f2Q",
+        )
+        for node in range(3)
+    ]  # fmt: skip
+    assert last_lines(tasks) == APART
+    assert not list((tmp_path / ".horovod").iterdir())
+
+
+@pytest.mark.parametrize("line", ["{name} slots=1", "{name}:1"], ids=["Open MPI", "Intel and MPICH"])
+def test_the_launcher_of_an_mpi_job_waits_for_names_of_workers(
+    line: str, cluster: Cluster, names: Path, tmp_path: Path
+) -> None:
+    """The operator's ConfigMap lies at /etc/mpi; DNS knows the workers seconds after they run."""
+    workers = [f"mpi{len(line)}-worker-{i}.mpi.default.svc" for i in range(2)]
+    (tmp_path / "mpi").mkdir()
+    (tmp_path / "mpi" / "hostfile").write_text("".join(line.format(name=worker) + "\n" for worker in workers))
+    (tmp_path / "etc").mkdir()
+    setup = (
+        f"cp -a /etc/. {tmp_path}/etc; cp -r {tmp_path}/mpi {tmp_path}/etc/; mount --bind {tmp_path}/etc /etc; "
+        f'mount --bind {names} /etc/hosts; exec "$0" -m horovod.launch.cli -np 2 "$0" -c "$1"'
+    )
+    key = " ".join((cluster.folder / "host_key.pub").read_text().split()[:2])
+    with (cluster.folder / "known_hosts").open("a") as file:
+        file.write(f"*.mpi.default.svc {key}\n")
+    launcher = start(
+        cluster,
+        "login",
+        ["unshare", "-m", "sh", "-c", setup, sys.executable, TRAIN],
+        K_MPI_JOB_ROLE="launcher",
+        **IN_POD,
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline().startswith("horovodrun: hosts from MPIJob: mpi")
+    line_of_wait = launcher.stdout.readline()
+    assert "cannot be reached yet" in line_of_wait
+    with names.open("a") as file:
+        for name, worker in zip("ab", workers, strict=True):
+            file.write(f"{cluster.machines[name].ipv4} {worker}\n")
+    output, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, output
+    lines = [text.partition(":")[2] for text in output.splitlines() if "rank" in text and "of 2" in text]
+    assert sorted(lines) == [f"rank {r} of 2, 0 of 1, {r} of 2: [3.0, 3.0, 3.0]" for r in range(2)]

@@ -1,0 +1,67 @@
+"""Variables of schedulers: who a pod or a task is, and where the others are."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.errors import InitError
+from horovod.launchers import first_pod, flux_counts, hosts_and_run, slurm_hosts
+from horovod.world import Meeting, detect
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes"),
+    [
+        ("a", "a"),
+        ("a,b", "a b"),
+        ("n[1-3]", "n1 n2 n3"),
+        ("n[08-10,12]-ib,login", "n08-ib n09-ib n10-ib n12-ib login"),
+        ("r[1-2]n[0-1]", "r1n0 r1n1 r2n0 r2n1"),
+        ("", ""),
+    ],
+)
+def test_the_nodes_of_a_step(spec: str, nodes: str) -> None:
+    assert slurm_hosts({"SLURM_STEP_NODELIST": spec}) == tuple(nodes.split())
+
+
+POD = {
+    "JOB_COMPLETION_INDEX": "2",
+    "HOROVOD_SIZE": "3",
+    "HOROVOD_SECRET_KEY": "00ff",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+}
+
+
+def test_a_pod_of_an_indexed_job_is_one_rank_and_meets_the_first_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "horovod.world.hosts_and_run", lambda row, environ: hosts_and_run(row, environ, lambda: "t-2.t.x")
+    )
+    found = detect(POD)
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.cross_rank) == (2, 3, 0, 1, 2)
+    assert (found.launcher, found.key, found.meeting.places) == ("kubernetes", b"\x00\xff", ("t-0.t.x",))
+    assert found.meeting.run == "kubernetes/t-0.t.x"
+    assert detect({name: text for name, text in POD.items() if name != "HOROVOD_SIZE"}).launcher == "none", (
+        "a job of single pods"
+    )
+
+
+def test_a_pod_without_a_service_says_what_is_missing() -> None:
+    assert first_pod("train-12.train.default.svc", "12") == "train-0.train.default.svc"
+    for name in ("train-2-x7k9p", "train-2", "train-3.train.default.svc"):
+        with pytest.raises(InitError, match="headless Service"):
+            first_pod(name, "2")
+
+
+def test_pods_to_which_an_operator_gives_a_rank_are_hosts() -> None:
+    """As PyTorchJob does for a command that is not torchrun."""
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "j-master-0", "MASTER_PORT": "23456", "PET_NNODES": "2"}
+    found = detect({**given, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOROVOD_SECRET_KEY": "00ff"})
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.cross_rank) == (1, 2, 0, 1, 1)
+    assert found.meeting == Meeting("hosts", ("j-master-0",), "torchrun//23456", True)
+
+
+def test_flux_with_uneven_nodes_says_what_to_ask_for() -> None:
+    given = {"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
+    assert flux_counts(3, 4, given) == (1, 2)
+    with pytest.raises(InitError, match="--tasks-per-node"):
+        flux_counts(3, 5, given)
