@@ -129,7 +129,6 @@ def test_a_profile_accounts_for_the_whole_call(tmp_path: Path) -> None:
     rows = bench(tmp_path, "profile", "--sizes", "64,64K", "--rounds", "1")["rows"]
     assert [row["nbytes"] for row in rows] == [64, 65536]
     for row in rows:
-        assert row["copy_s"] > 0 < row["add_s"]
         assert set(row["results"]) == {"horovod", "horovod arena"}
         for parts in row["results"].values():
             assert all(parts[f"{part}_s"] > 0 for part in PARTS), parts

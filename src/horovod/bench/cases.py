@@ -26,9 +26,9 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 PEERS = ("gloo", "mpich", "openmpi")
 MODELS = ("mlp", "resnet", "gpt")
 OPS = ("allreduce", "allreduce-new", "broadcast", "allgather", "alltoall", "reducescatter", "async")
-PARTS = ("submit", "agree", "execute", "rest")
-"""Parts of a call: until its caller waits (small tensors are sent meanwhile); until the execution begins (the other
-ranks arrive, the coordinator answers); the execution; Python before and after."""
+PARTS = ("agree", "execute", "rest")
+"""Parts of a call: until the execution begins (the other ranks arrive, the coordinator answers); the execution; Python
+before and after."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -97,13 +97,12 @@ def _train(result: Result, title: str) -> Table:
 
 
 def _profile(result: Result, title: str) -> Table:
-    made = _new(title, "size", ["way", "call", *PARTS, "copy alone", "add alone"])
+    made = _new(title, "size", ["way", "call", *PARTS])
     for row in result["rows"]:
-        alone = [format_seconds(row[key]) for key in ("copy_s", "add_s")]
         for number, (name, one) in enumerate(row["results"].items()):
             parts = (format_seconds(one[f"{key}_s"]) for key in ("median", *PARTS))
             size = "" if number else format_bytes(row["nbytes"])
-            made.add_row(size, name, *parts, *(("", "") if number else alone))
+            made.add_row(size, name, *parts)
     return made
 
 

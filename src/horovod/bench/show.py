@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from horovod.bench.events import Reporter
 from horovod.bench.report import markdown, notes, table
 
 __all__ = ["show", "show_files"]
 
-_LINE_S = 10.0
+#: Between two lines of progress.
+_LINE_S = 5.0
 
 
 def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
@@ -32,24 +32,19 @@ def show(args: argparse.Namespace, run: Callable[[Reporter], int]) -> int:
         The exit status: that of ``run``, or 1 when it ended without a result.
     """
     found: list[dict[str, Any]] = []
-    stderr = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     start = said = time.monotonic()
-    with Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True) as bar:
-        task = bar.add_task(f"{args.command}: starting", total=None)
 
-        def report(event: dict[str, Any]) -> None:
-            nonlocal said
-            if event["event"] == "result":
-                found.append(event["result"])
-                return
-            done, total, text, now = event["done"], event["total"], event["text"], time.monotonic()
-            bar.update(task, completed=done, total=total, description=text)
-            if not stderr.is_terminal and now - said > _LINE_S:  # a log file shows no bar
-                said = now
-                print(f"horovod.bench {args.command}: {now - start:.0f} s, {done} of {total}: {text}", file=sys.stderr)
+    def report(event: dict[str, Any]) -> None:
+        nonlocal said
+        if event["event"] == "result":
+            found.append(event["result"])
+            return
+        now = time.monotonic()
+        if now - said > _LINE_S:
+            said, done = now, f"{event['done']} of {event['total']}: {event['text']}"
+            print(f"horovod.bench {args.command}: {now - start:.0f} s, {done}", file=sys.stderr, flush=True)
 
-        status = run(report)
+    status = run(report)
     if status or not found:
         print(f"horovod.bench {args.command}: no result, exit status {status}", file=sys.stderr)
         return status or 1
