@@ -102,6 +102,7 @@ class Relay:
         self._told: dict[int, tuple[int, int]] = {}
         self._heard_s = dict.fromkeys(self.wire.peers, time.monotonic())
         self._pinged_s = 0.0
+        self._pinged_after = -1
         self._clock = Clock()
         ranks = self._ranks
         self._questions = Questions(
@@ -172,7 +173,9 @@ class Relay:
     def _run(self) -> None:
         try:
             while not self._is_ending:
-                self._await(_SHORT_TICK_S if self.traces.is_busy or self._suspects.is_busy else _TICK_S)
+                is_busy = self.traces.is_busy or self._suspects.is_busy
+                # An answer may have come while the question was sent, after which nothing else wakes this thread.
+                self._await(0.0 if self._is_answered() else _SHORT_TICK_S if is_busy else _TICK_S)
                 self._turn()
             deadline = time.monotonic() + _TRACES_S
             self._turn()
@@ -195,6 +198,10 @@ class Relay:
                 os.eventfd_read(fd)
             elif fd in self._deaths:
                 self._note_death(fd)
+
+    def _is_answered(self) -> bool:
+        """Whether the clocks are still being compared, and the last question has been answered."""
+        return not self._clock.is_known.is_set() and self._clock.samples > self._pinged_after
 
     def _owes_traces(self) -> bool:
         """Whether rank 0 still listens, and events of another rank of this host will come."""
@@ -222,7 +229,7 @@ class Relay:
         self.traces.look()  # what is asked may be to look at what rank 0 has begun before it asked
         self._questions.look(questions)
         if time.monotonic() - self._pinged_s >= (_PING_S if self._clock.is_known.is_set() else 0.0):
-            self._pinged_s = time.monotonic()
+            self._pinged_s, self._pinged_after = time.monotonic(), self._clock.samples
             self.send_all([frames.Ping(time.monotonic_ns())])
         if (self.requests or self.log or self.is_owed()) and not self._is_ending:
             self._control.ring(self._control.rank)
