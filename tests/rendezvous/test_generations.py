@@ -1,51 +1,317 @@
-"""A job service with a policy: events of the launcher go in, decisions come out."""
+"""A job service with a policy: events of the launcher and words of processes go in, decisions and answers come out."""
 
 from __future__ import annotations
 
 import secrets
 import select
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import zmq
 
-from horovod.core.membership_events import Decision, Discovered, Ended, Finish, Policy, Slot, Start
-from horovod.rendezvous.keys import local_name
+from horovod.core.membership_events import (
+    Assign,
+    Begin,
+    Decision,
+    Discovered,
+    Dissolve,
+    Ended,
+    Finish,
+    Policy,
+    Slot,
+    Start,
+)
+from horovod.errors import DismissedError, InitError
+from horovod.rendezvous import curve, membership_client
+from horovod.rendezvous.client import FateQuery, JobStore
+from horovod.rendezvous.keys import SERVICE, local_name, purpose_key
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace
+from horovod.rendezvous.membership_client import MembershipClient, Superseded
+from horovod.rendezvous.protocol import pack
 from horovod.rendezvous.service import Service
 
 KEY = secrets.token_bytes(32)
+KILLED = "was killed by SIGKILL"
 LONG_S = 60.0
 
 
+class Member(MembershipClient):
+    """A fake rank in this process: a client that may stand for any process.
+
+    Args:
+        service: of its job.
+        slot: host and number.
+    """
+
+    def __init__(self, service: Service, slot: tuple[str, int]) -> None:
+        membership_client._identity = (membership_client._identity[0], secrets.token_bytes(16))
+        self.lost: list[tuple[int, str]] = []
+        super().__init__(service.endpoints, KEY, slot, LONG_S, lambda rank, how: self.lost.append((rank, how)))
+
+
+class Job:
+    """A service, and its members by slot number of one host."""
+
+    def __init__(self, policy: Policy, count: int) -> None:
+        self.service = Service(KEY, [local_name(KEY, f"job {secrets.token_hex(4)}")], policy=policy)
+        self.members: dict[int, Member] = {}
+        self._seen: list[Decision] = []
+        self.service.put(Discovered({"a": count}))
+        self.decided(lambda d: isinstance(d, Start) and d.slot.number == count - 1)
+
+    def decided(self, is_it: Callable[[Decision], bool]) -> Decision:
+        """Wait for a decision, as a launcher does; each is found once."""
+        while True:
+            for index, decision in enumerate(self._seen):
+                if is_it(decision):
+                    del self._seen[: index + 1]
+                    return decision
+            assert select.select([self.service], [], [], LONG_S)[0], f"only {self._seen}"
+            self._seen += self.service.take()
+
+    def come(self, *numbers: int) -> None:
+        """Let processes call ``init()``."""
+        for number in numbers:
+            self.members[number] = Member(self.service, ("a", number))
+
+    def ready(self, *numbers: int, progress: int = 0) -> None:
+        """Let members wait for their places."""
+        for number in numbers:
+            self.members[number].ready(progress, "x")
+
+    def begin(self, *numbers: int) -> list[MemberPlace]:
+        """Let members have met each other; return their places."""
+        places = [self.members[number].await_place() for number in numbers]
+        threads = [
+            threading.Thread(target=self.members[number].joined, args=(place,))
+            for number, place in zip(numbers, places, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        return places
+
+    def end(self, number: int, how: str) -> None:
+        """Let a process end, as its keeper reports it."""
+        member = self.members.pop(number)
+        member._news = MemberNews("a", number, bytes(16), 0)  # a dead process says nothing
+        member.close()
+        self.service.put(Ended(Slot("a", number), how))
+
+    def close(self) -> None:
+        """Close everything."""
+        for member in self.members.values():
+            member.close()
+        self.service.close()
+
+
 @pytest.fixture
-def service() -> Iterator[Service]:
-    service = Service(KEY, [local_name(KEY, "elastic job")], policy=Policy(2, is_elastic=True, maximum=3, spares=1))
-    yield service
-    service.close()
+def make_job() -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def make(policy: Policy, count: int) -> Job:
+        made.append(Job(policy, count))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
 
 
-def decisions(service: Service, count: int) -> list[Decision]:
-    """Wait for so many decisions, as a launcher does."""
-    found: list[Decision] = []
-    while len(found) < count:
-        assert select.select([service], [], [], LONG_S)[0], f"only {found}"
-        found += service.take()
-    assert not select.select([service], [], [], 0)[0]
-    return found
+ELASTIC = Policy(3, is_elastic=True)
 
 
-def test_the_launcher_gets_decisions_about_what_it_has_put(service: Service) -> None:
-    service.put(Discovered({"a": 6}))
-    assert decisions(service, 4) == [Start(Slot("a", number)) for number in range(4)]
-    for number in range(4):
-        service.put(Ended(Slot("a", number), "was killed by SIGKILL"))
-    (finish,) = decisions(service, 1)
-    assert isinstance(finish, Finish)
-    assert "was killed by SIGKILL" in finish.why
-    assert service.progress == 0
+def test_the_launcher_gets_decisions_about_what_it_has_put(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(2, is_elastic=True, spares=1), 3)
+    for number in range(3):
+        job.service.put(Ended(Slot("a", number), KILLED))
+    finish = job.decided(lambda d: isinstance(d, Finish))
+    assert isinstance(finish, Finish) and KILLED in finish.why
+    assert job.service.take() == [] and not select.select([job.service], [], [], 0)[0]
 
 
-def test_a_service_without_a_policy_takes_no_events() -> None:
+def test_members_get_places_and_the_generation_begins_when_all_have_joined(make_job: Callable[..., Job]) -> None:
+    job = make_job(ELASTIC, 3)
+    job.come(0, 1, 2)
+    assert job.members[0].status.size == 3 and not job.members[0].status.begun
+    job.ready(2, 1, progress=7)
+    job.ready(0, progress=9)
+    job.decided(lambda d: isinstance(d, Assign))
+    places = job.begin(0, 1, 2)
+    assert [(p.rank, p.size, p.local_rank, p.local_size, p.behind) for p in places] == [
+        (0, 3, 0, 3, [1, 2]), (1, 3, 1, 3, [1, 2]), (2, 3, 2, 3, [1, 2]),
+    ]  # fmt: skip
+    assert job.decided(lambda d: isinstance(d, Begin)) == Begin(1)
+    assert job.service.progress == 9
+    assert not any(member.wants_change for member in job.members.values())
+
+
+def test_a_death_calls_the_meeting_off_and_gives_other_places(make_job: Callable[..., Job]) -> None:
+    job = make_job(ELASTIC, 3)
+    job.come(0, 1, 2)
+    job.ready(0, 1, 2)
+    old = [job.members[number].await_place() for number in (0, 1, 2)]
+    errors: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            job.members[1].joined(old[1])
+        except Superseded as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    job.end(0, KILLED)
+    job.decided(lambda d: isinstance(d, Dissolve))
+    thread.join(LONG_S)
+    assert len(errors) == 1
+    places = job.begin(1, 2)
+    assert [(p.generation, p.rank, p.size, p.previous) for p in places] == [(2, 0, 2, [-1, -1]), (2, 1, 2, [-1, -1])]
+    for member, place in zip((job.members[1], job.members[2]), old[1:], strict=True):
+        with pytest.raises(Superseded):
+            member.check(place)  # although the member has another place
+
+
+def test_the_end_of_a_rank_is_known_by_its_generation(make_job: Callable[..., Job]) -> None:
+    job = make_job(ELASTIC, 3)
+    job.come(0, 1, 2)
+    job.ready(0, 1, 2)
+    job.begin(0, 1, 2)
+    job.end(0, KILLED)
+    for number in (1, 2):
+        _await(lambda number=number: job.members[number].lost == [(0, KILLED)])  # type: ignore[misc]
+    job.ready(1, 2)
+    assert [place.previous for place in job.begin(1, 2)] == [[1, 2], [1, 2]]
+    for rank, generation, how in ((0, 1, KILLED), (1, 1, ""), (0, 2, ""), (5, 1, ""), (0, 99, "")):
+        assert job.service._generations is not None
+        assert job.service._generations.fate(rank, generation).how == how
+    query = FateQuery(job.service.endpoints, KEY, 0, 1)
+    while not (told := query.news()):
+        pass
+    query.close()
+    assert told == KILLED
+
+
+def test_a_newcomer_and_a_member_that_leaves_make_the_others_want_a_change(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(2, is_elastic=True, maximum=3), 3)
+    job.come(0, 1)
+    job.ready(0, 1)
+    job.begin(0, 1)
+    job.come(2)
+    assert job.members[2].status.begun == 1 and job.members[2].status.size == 2
+    job.ready(2)
+    for number in (0, 1):
+        _await(lambda number=number: job.members[number].wants_change)  # type: ignore[misc]
+    job.ready(0, 1, progress=1)
+    assert [place.previous for place in job.begin(0, 1, 2)] == [[0, 1, -1]] * 3
+    assert not job.members[0].wants_change
+    job.members[1].leave()
+    _await(lambda: job.members[0].wants_change and job.members[2].wants_change)
+    job.ready(0, 1, 2, progress=2)
+    with pytest.raises(DismissedError, match="asked to leave"):
+        job.members[1].await_place()
+    assert [place.previous for place in job.begin(0, 2)] == [[0, 2]] * 2
+
+
+def test_a_second_process_in_a_slot_is_refused_and_a_dead_one_is_not_heard(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(1, is_elastic=True, cool_down_s=(0, 0)), 1)
+    job.come(0)
+    job.ready(0)
+    job.begin(0)
+    with pytest.raises(InitError, match="another process"):
+        Member(job.service, ("a", 0))
+    with pytest.raises(InitError, match="none was started"):
+        Member(job.service, ("b", 0))
+
+
+def test_a_job_that_is_not_elastic_says_so() -> None:
     service = Service(KEY, [local_name(KEY, "plain job")])
+    with pytest.raises(InitError, match="not started elastically"):
+        Member(service, ("a", 0))
     with pytest.raises(ValueError, match="policy"):
         service.put(Discovered({"a": 1}))
     service.close()
+
+
+def test_a_member_hears_that_the_service_has_gone(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_client, "_BEAT_S", 0.02)
+    job = make_job(Policy(1, is_elastic=True), 1)
+    job.come(0)
+    job.ready(0)
+    job.begin(0)
+    job.service.close()
+    member = job.members[0]
+    _await(lambda: bool(member.lost))
+    assert member.lost[0][0] == -1
+    with pytest.raises(InitError, match="the job service has not answered"):
+        member.ready(0, "")
+        member.await_place()
+
+
+def test_a_stranger_gets_no_answer_and_changes_nothing(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(1, is_elastic=True), 1)
+    context: zmq.Context[Any] = zmq.Context()
+    for key in (purpose_key(b"another secret", SERVICE), purpose_key(KEY, "another purpose")):
+        with curve.client_socket(context, key) as stranger:
+            stranger.immediate = False
+            stranger.connect(job.service.endpoints[0])
+            stranger.send(pack(MemberNews("a", 0, bytes(16), 1)))
+            stranger.send(pack(MemberNews("a", 0, bytes(16), 1, verb="ready", attempt=1)))
+            assert not stranger.poll(300)
+    curve.terminate(context)
+    assert job.service.take() == []
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        MemberNews("a" * 2000, 0, bytes(16), 1),
+        MemberNews("a", -1, bytes(16), 1),
+        MemberNews("a", 0, bytes(3), 1),
+        MemberNews("a", 0, bytes(16), 1, verb="dance"),  # type: ignore[arg-type]
+        MemberNews("a", 0, bytes(16), 1, digest="x" * 2000),
+    ],
+)
+def test_a_message_that_does_not_fit_its_type_is_dropped(make_job: Callable[..., Job], news: MemberNews) -> None:
+    job = make_job(Policy(1, is_elastic=True), 1)
+    context: zmq.Context[Any] = zmq.Context()
+    sender = curve.client_socket(context, purpose_key(KEY, SERVICE))
+    sender.connect(job.service.endpoints[0])
+    sender.poll(int(LONG_S * 1000), zmq.POLLOUT)
+    sender.send(pack(news))
+    sender.send(pack(MemberNews("a", 0, bytes(16), 1)))
+    assert sender.poll(int(LONG_S * 1000)) and sender.recv()  # the answer to the second one
+    assert not sender.poll(50)
+    curve.terminate(context)
+
+
+def test_the_table_forgets_generations_that_are_over(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(1, is_elastic=True), 1)
+    store = JobStore(KEY, lambda: job.service.endpoints, timeout_s=LONG_S)
+    store.set("/1/a", b"old")
+    store.set("other", b"kept")
+    with pytest.raises(TimeoutError):
+        store.get("/1/never", timeout_s=0.01)
+    job.come(0)
+    for _ in range(10):
+        job.ready(0)
+        job.begin(0)
+    job.decided(lambda d: isinstance(d, Begin) and d.generation == 10)
+    assert not store.check("/1/a") and store.get("other") == b"kept"
+    assert not job.service._parked
+    store.close()
+
+
+def _await(is_so: Callable[[], bool]) -> None:
+    """Wait for what the thread of a client hears."""
+    pause = threading.Event()
+    for _ in range(int(LONG_S / 0.01)):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come")
