@@ -13,7 +13,7 @@ from horovod.core.requests import Kind, ReduceOp
 from horovod.errors import RequestError
 from horovod.phrases import printable
 
-__all__ = ["Call", "call", "check_named", "named_only"]
+__all__ = ["Call", "call", "named_only", "naming", "refuse_unnamed"]
 
 
 class Call(msgspec.Struct, frozen=True, cache_hash=True):
@@ -73,11 +73,12 @@ def call(
     return Call(kind, wire_name, op, prescale, postscale, root, splits, process_set, ranks)
 
 
-class _Rule(threading.local):
+class _Naming(threading.local):
     advice = ""
 
 
-_rule = _Rule()
+#: Of this thread: why operations need a name, and what to do; empty where they need none.
+naming = _Naming()
 
 
 @contextlib.contextmanager
@@ -87,14 +88,13 @@ def named_only(advice: str) -> Iterator[None]:
     Args:
         advice: for the error: why, and what to do.
     """
-    before, _rule.advice = _rule.advice, advice
+    before, naming.advice = naming.advice, advice
     try:
         yield
     finally:
-        _rule.advice = before
+        naming.advice = before
 
 
-def check_named(unnamed: Call) -> None:
-    """Raise RequestError if ``named_only`` is in force; ``unnamed`` is a call without a name."""
-    if _rule.advice:
-        raise RequestError(f"{unnamed.kind.name.lower()} has no name. {_rule.advice}")
+def refuse_unnamed(unnamed: Call) -> None:
+    """Raise RequestError: ``named_only`` is in force, so that ``naming`` has an advice, and this call has no name."""
+    raise RequestError(f"{unnamed.kind.name.lower()} has no name. {naming.advice}")

@@ -17,8 +17,11 @@ _MOST = 65536
 
 
 def user_frame() -> FrameType:
-    """Return the innermost frame of user code; on a thread that runs none, the outermost of all."""
-    frame = sys._getframe(1)
+    """Return the innermost frame of user code; on a thread that runs none, the outermost of all.
+
+    The caller is a function of this package, and never the frame.
+    """
+    frame = sys._getframe(2)
     try:
         while _plumbing[id(frame.f_code)]:
             frame = frame.f_back  # type: ignore[assignment]

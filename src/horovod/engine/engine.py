@@ -14,7 +14,7 @@ from horovod import errors
 from horovod.config import Config
 from horovod.core.requests import Request
 from horovod.engine import callsite
-from horovod.engine.calls import Call, check_named
+from horovod.engine.calls import Call, naming, refuse_unnamed
 from horovod.engine.execution import Execution
 from horovod.engine.handles import Allocator, Handle, Transfer
 from horovod.engine.loop import Loop
@@ -172,8 +172,8 @@ class Engine:
         submitted = now()
         if self._state.failure is not None:
             raise self._state.error()
-        if not call.name:
-            check_named(call)
+        if not call.name and naming.advice:
+            refuse_unnamed(call)
         cached = self._requests.get(call, allocator, inputs, outputs, frame)
         return Handle(
             allocator.kernels, inputs, () if outputs is None else outputs, allocator=allocator, cached=cached,

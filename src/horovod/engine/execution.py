@@ -69,8 +69,12 @@ class Execution:
             return True
         if not self._unsettled:
             return False
+        settled = self._transport.settled
         # A copy: the thread that has the turn may remove some at this moment.
-        return any(self._transport.settled(members, fence) for fence, members, _ in list(self._unsettled))
+        for fence, members, _ in list(self._unsettled):  # noqa: SIM110  spun on, as in the channels
+            if settled(members, fence):
+                return True
+        return False
 
     def step(self, awaited: bool) -> None:
         """Take over what was submitted and execute what the log holds; after a failure, fail what is in flight.

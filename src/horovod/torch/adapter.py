@@ -14,6 +14,8 @@ from horovod.transports.kernels_torch import DTYPES
 
 __all__ = ["TorchAdapter"]
 
+_STRIDED = torch.strided
+
 
 class TorchAdapter:
     """See ``Adapter``."""
@@ -29,7 +31,7 @@ class TorchAdapter:
             raise TypeError(f"expected a torch.Tensor, received {type(tensor).__name__}; use torch.as_tensor()")
         if tensor.is_nested:
             raise ValueError("a nested tensor cannot be sent as it is; send its parts, or to_padded_tensor()")
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not _STRIDED:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} cannot be sent as it is; "
                 "use sparse_allreduce_async() or to_dense()"
