@@ -7,6 +7,7 @@ its word. Script and hosts are asked for in the same poll as everything else, bu
 from __future__ import annotations
 
 import random
+import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ class ElasticJob(Supervision):
     def start(self, stdin: int | None) -> None:
         self._stdin = stdin
         options = self._options
-        self.poll.register(self._service.fileno())
+        self.poll.register(self._service.fileno(), select.POLLIN)
         if options.script:
             self._discovery = Discovery(
                 options.script, options.slots, self.plan.hostname, self.plan.environ, self._told
