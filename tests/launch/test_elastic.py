@@ -257,8 +257,8 @@ def test_horovod_run_returns_the_results_of_the_last_generation() -> None:
     assert results == [(0, 2, [0.0, 1.0]), (1, 2, [0.0, 1.0])]
 
 
-def test_a_host_that_is_lost_and_returns(cluster: Cluster, tmp_path: Path, script: str) -> None:
-    plan = json.dumps({"after": 2, "size": 3, "phases": [(3, "")]})
+def test_a_host_that_is_lost_and_returns(cluster: Cluster, script: str) -> None:
+    plan = json.dumps({"after": 2, "size": 3})
     program = cluster.machines["login"].command(*HOROVODRUN)
     flags = ("-np", "3", "--min-np", "2", "-H", "localhost:1,a:1,b:1", *SOON)
     with started(*flags, PY, script, plan, ranks=3, program=program) as running:
