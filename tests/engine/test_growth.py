@@ -75,18 +75,18 @@ def _collectives(count: int) -> None:
     def some(number: int) -> None:
         for i in range(number):
             # More names than signatures are remembered, and shapes that change.
-            hvd.allreduce(np.ones(10), name=f"name.{i % 2500}")
+            hvd.allreduce(np.ones(10), name=f"name.{i % 1300}")
             hvd.allgather(np.ones(i % 7))
             hvd.synchronize(hvd.allreduce_async(np.ones(40_000)))
 
-    some(5_000)
+    some(2_600)
     before = Footprint.now()
     some(count)
     _compare(before)
 
 
 @pytest.mark.slow
-def test_collectives(count: int = 2_500) -> None:
+def test_collectives(count: int = 1_300) -> None:
     run_ranks(2, _collectives, count)
 
 

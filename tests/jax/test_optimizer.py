@@ -61,12 +61,10 @@ def _equality(jit: bool) -> list[bytes]:
     found = []
     with with_64_bits():
         plain = [
-            optax.sgd(0.1),
-            optax.sgd(0.1, momentum=0.9),
             optax.adam(0.05),
-            optax.chain(optax.clip(0.1), optax.sgd(1)),
+            optax.chain(optax.clip(0.1), optax.sgd(0.1, momentum=0.9)),
         ]
-        for optimizer in plain if jit else plain[2:3]:
+        for optimizer in plain if jit else plain[:1]:
             alone, _ = _train(optimizer, True, inputs, targets)
             params, state = _train(hvd.DistributedOptimizer(optimizer), jit, inputs[:, mine], targets[:, mine])
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), alone, params)

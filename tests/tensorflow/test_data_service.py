@@ -17,7 +17,9 @@ def _registry() -> None:
 
     service = ComputeService(b"key")
     try:
-        client, stranger = (ComputeClient([("127.0.0.1", service.port)], key, 2, 2, 5.0) for key in (b"key", b"other"))
+        place = [("127.0.0.1", service.port)]
+        client, late = (ComputeClient(place, b"key", 2, 2, timeout_s) for timeout_s in (60.0, 0.5))
+        stranger = ComputeClient(place, b"other", 2, 2, 0.5)
         waiting: list[str] = []
         thread = threading.Thread(target=lambda: waiting.append(client.wait_for_dispatcher_registration(1, 300.0)))
         thread.start()
@@ -50,8 +52,8 @@ def _registry() -> None:
     finally:
         service.close()
     with pytest.raises(LaunchError, match="no data service answers"):
-        client.shutdown()
-    client.wait_for_shutdown()
+        late.shutdown()
+    late.wait_for_shutdown()
 
 
 def test_the_registry_answers_those_who_have_the_key() -> None:

@@ -20,9 +20,8 @@ print("all of it is right", flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", ["a:3,b:1", "a:1,b:1,localhost:2"])
-def test_everything_moves_between_hosts(cluster: Cluster, slots: str) -> None:
+def test_everything_moves_between_hosts(cluster: Cluster) -> None:
     login = cluster.machines["login"].command(*HOROVODRUN)
-    ended = horovodrun("-np", "4", "-H", slots, sys.executable, "-c", SCRIPT, program=login)
+    ended = horovodrun("-np", "4", "-H", "a:1,b:1,localhost:2", sys.executable, "-c", SCRIPT, program=login)
     assert ended.code == 0, ended.err
     assert sum("all of it is right" in line for line in ended.lines) == 4, ended.err
