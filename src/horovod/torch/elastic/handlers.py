@@ -94,8 +94,8 @@ class ModelStateHandler(StateHandler):
         broadcast_parameters(tensors, root_rank=0)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield parameters and buffers."""
-        yield from (v for v in self.value.state_dict().values() if isinstance(v, torch.Tensor))
+        """Yield the parameters; each rank has its own averages of batch norm."""
+        yield from self.value.parameters()
 
     def state(self) -> Any:
         """Return parameters and buffers."""

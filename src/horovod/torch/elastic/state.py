@@ -93,7 +93,7 @@ class TorchState(ObjectState):
                 value.reset()
 
     def digest(self) -> str:
-        """Return a hash of parameters, buffers, optimizer states and plain attributes."""
+        """Return a hash of parameters, optimizer states and plain attributes."""
         tensors = [tensor for handler in self._handlers.values() for tensor in handler.tensors()]
         hashed = hashlib.blake2b(super().digest().encode(), digest_size=16)
         hashed.update(np.array(_sums(tensors), np.int64).tobytes())

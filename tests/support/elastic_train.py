@@ -1,0 +1,96 @@
+"""A small training for tests of elastic jobs: its processes end themselves where a test says."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import torch
+
+import horovod.torch as hvd
+from horovod import context
+
+__all__ = ["FEATURES", "parts", "snapshot", "train_on", "train_steps"]
+
+FEATURES = 6
+
+
+def parts(seed: int = 1) -> tuple[torch.nn.Module, Any]:
+    """A model with batch norm and dropout, and its optimizer."""
+    torch.manual_seed(seed)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(FEATURES, 9), nn.BatchNorm1d(9), nn.Dropout(0.3), nn.Linear(9, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def train_on(model: torch.nn.Module, optimizer: Any, step: int) -> None:
+    """One step of training, on data that depend on step, rank and size."""
+    data = torch.from_numpy(np.random.RandomState(100 * step + 10 * hvd.size() + hvd.rank()).randn(5, FEATURES)).float()
+    optimizer.zero_grad()
+    model(data).square().sum().backward()
+    optimizer.step()
+
+
+def snapshot(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Everything that the next step depends on."""
+    return copy.deepcopy(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "generator": torch.get_rng_state()}
+    )
+
+
+def end_here() -> None:
+    """End this process as a machine that loses power does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str, Any]:
+    """Train with ``hvd.elastic.step``; processes end themselves at given places.
+
+    Args:
+        deaths: by number of the slot: the place, the step, and the generation in which its process ends.
+        steps: when to stop.
+
+    Returns:
+        What this process has seen: by step, the number of ranks and the state after it.
+    """
+    place, step, generation = deaths.get(int(os.environ["HOROVOD_LOCAL_RANK"]), ("", -1, -1))
+    hvd.init()
+    model, optimizer = parts(seed=10 + int(os.environ["HOROVOD_LOCAL_RANK"]))
+    seen: dict[str, Any] = {"history": {}, "sizes": {}, "entries": 0}
+
+    def die(here: str) -> None:
+        if here == place and state.batch == step and context.membership().number == generation:
+            end_here()
+
+    class Mortal(hvd.elastic.TorchState):
+        def sync(self) -> None:
+            die("sync")
+            super().sync()
+            die("synced")
+
+    state = Mortal(model=model, optimizer=optimizer, batch=0)
+    model[0].register_forward_hook(lambda *_: die("forward"))
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: die("backward"))
+    state.register_reset_callbacks([lambda: die("callback")])
+
+    @hvd.elastic.step
+    def one(state: Any) -> None:
+        train_on(state.model, state.optimizer, state.batch)
+        die("end of step")
+        state.batch += 1
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        seen["entries"] += 1
+        while state.batch < steps:
+            die("between")
+            one(state)
+            seen["sizes"][state.batch] = hvd.size()
+            seen["history"][state.batch] = snapshot(state.model, state.optimizer)
+
+    train(state)
+    return {**seen, "rank": hvd.rank(), "progress": state.progress, "pid": os.getpid()}

@@ -1,0 +1,95 @@
+"""Elastic jobs of real ranks: some are killed, others join; the values are those of a training without losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from elastic_job import ElasticJob
+from elastic_train import parts, snapshot, train_on, train_steps
+from harness import run_ranks
+
+import horovod.torch as hvd
+from horovod.core.membership_events import Policy
+
+STEPS = 6
+
+
+def flat(values: Any) -> Any:
+    """Values as lists, to compare to the bit."""
+    if isinstance(values, torch.Tensor):
+        return values.tolist()
+    if isinstance(values, dict):
+        return {key: flat(value) for key, value in values.items()}
+    return [flat(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def alike(seen: list[dict[str, Any]], step: int) -> None:
+    """All processes had the same parameters and optimizer state after a step."""
+    states = [flat({k: v for k, v in each["history"][step].items() if k != "generator"}) for each in seen]
+    # Each rank has its own averages of batch norm, and its own random numbers.
+    for state in states:
+        state["model"] = {name: value for name, value in state["model"].items() if "running" not in name}
+    assert all(state == states[0] for state in states)
+
+
+def undisturbed(starts: list[dict[str, Any]], first: int) -> dict[str, Any]:
+    """Train from given states on, without elastic; return the last state."""
+    hvd.init()
+    model, optimizer = parts()
+    start = starts[hvd.rank()]
+    model.load_state_dict(start["model"])
+    optimizer.load_state_dict(start["optimizer"])
+    torch.set_rng_state(start["generator"])
+    for step in range(first, STEPS):
+        train_on(model, optimizer, step)
+    return snapshot(model, optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "victim"), [("forward", 0), ("backward", 2), ("between", 2), ("end of step", 0)])
+def test_survivors_go_on_as_if_the_lost_rank_had_never_been(place: str, victim: int) -> None:
+    """The step is repeated by two of three ranks, to the bit as two ranks do it that were never three."""
+    with ElasticJob(
+        train_steps, Policy(3, is_elastic=True, minimum=2), {"a": 3}, ({victim: (place, 3, 1)}, STEPS)
+    ) as job:
+        seen = sorted(job.values().values(), key=lambda each: each["rank"])
+    assert [each["rank"] for each in seen] == [0, 1]
+    for each in seen:
+        assert each["progress"] == STEPS
+        assert each["entries"] == 2
+        # At the end of its step the lost rank had given all that the others needed of it.
+        full = 4 if place == "end of step" else 3
+        assert [each["sizes"][step] for step in range(1, STEPS + 1)] == [3] * full + [2] * (STEPS - full)
+    for step in range(1, STEPS + 1):
+        alike(seen, step)
+    expected = run_ranks(2, undisturbed, [each["history"][full] for each in seen], full, init=False)
+    assert [flat(each["history"][STEPS]) for each in seen] == flat(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["callback", "sync", "forward"])
+def test_a_second_rank_is_lost_while_the_others_recover(place: str) -> None:
+    deaths = {3: ("backward", 2, 1), 0: (place, 2, 2)}
+    with ElasticJob(train_steps, Policy(4, is_elastic=True, minimum=2), {"a": 4}, (deaths, STEPS)) as job:
+        seen = list(job.values().values())
+    assert len(seen) == 2
+    for each in seen:
+        assert [each["sizes"][step] for step in range(1, STEPS + 1)] == [4, 4, 2, 2, 2, 2]
+    for step in range(1, STEPS + 1):
+        alike(seen, step)
+
+
+@pytest.mark.slow
+def test_a_new_process_goes_on_with_the_state_of_the_others() -> None:
+    policy = Policy(3, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    with ElasticJob(train_steps, policy, {"a": 3}, ({0: ("backward", 2, 1)}, 2000)) as job:
+        seen = list(job.values().values())
+    assert len(seen) == 3
+    new = min(seen, key=lambda each: len(each["history"]))
+    first = min(new["history"])
+    assert first > 3
+    assert [each["sizes"][2000] for each in seen] == [3, 3, 3]
+    alike(seen, first)
+    alike(seen, 2000)
