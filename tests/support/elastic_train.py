@@ -13,7 +13,7 @@ import torch
 import horovod.torch as hvd
 from horovod import context
 
-__all__ = ["FEATURES", "parts", "snapshot", "train_on", "train_steps"]
+__all__ = ["FEATURES", "horovod_script", "parts", "snapshot", "train_on", "train_steps"]
 
 FEATURES = 6
 
@@ -94,3 +94,60 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str
 
     train(state)
     return {**seen, "rank": hvd.rank(), "progress": state.progress, "pid": os.getpid()}
+
+
+def horovod_script(deaths: dict[int, tuple[int, int]], epochs: int, batches_per_commit: int, leave: int) -> Any:
+    """A training as scripts written for Horovod have it: with commits, a sampler and a reset callback.
+
+    Args:
+        deaths: by number of the slot, how many batches its first process trains before it ends itself.
+        epochs: how many.
+        batches_per_commit: how many.
+        leave: number of the slot whose process gets SIGTERM after its third batch; -1 for none.
+
+    Returns:
+        What a surviving process has seen.
+    """
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    slot = int(os.environ["HOROVOD_LOCAL_RANK"])
+    dataset = torch.arange(61)
+    used: dict[int, list[int]] = {}
+    seen: dict[str, Any] = {"resets": [], "left": []}
+    trained = [0]
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001 * hvd.size()))
+    train_sampler = hvd.elastic.ElasticSampler(dataset)
+    train_loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=train_sampler)
+
+    @hvd.elastic.run
+    def full_train(state: Any) -> None:
+        while state.epoch < epochs:
+            for batch_idx, data in enumerate(train_loader):
+                optimizer.zero_grad()
+                model(data[:, None].float() / 61).square().mean().backward()
+                optimizer.step()
+                # Every rank tells its samples, so that a later rank 0 knows all of the epoch.
+                everybody = hvd.allgather_object(data.tolist())
+                state.used = state.used + [sample for each in everybody for sample in each]
+                state.train_sampler.record_batch(batch_idx, 2)
+                trained[0] += 1
+                if deaths.get(slot) == trained[0] and context.membership().number == 1:
+                    end_here()
+                if leave == slot and trained[0] == 3 and context.membership().number == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                state.batch += 1
+                if state.batch % batches_per_commit == 0:
+                    state.commit()
+            used[state.epoch] = state.used
+            state.used = []
+            state.epoch += 1
+            state.train_sampler.set_epoch(state.epoch)
+            state.commit()
+
+    state = hvd.elastic.TorchState(model, optimizer, train_sampler=train_sampler, epoch=0, batch=0, used=[])
+    state.register_reset_callbacks([lambda: seen["resets"].append(hvd.size())])
+    hvd.on_leave(lambda: seen["left"].append(hvd.is_initialized()))
+    full_train(state)
+    return {**seen, "used": used, "size": hvd.size(), "model": [p.tolist() for p in model.parameters()]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from elastic_job import ElasticJob
-from elastic_train import parts, snapshot, train_on, train_steps
+from elastic_train import horovod_script, parts, snapshot, train_on, train_steps
 from harness import run_ranks
 
 import horovod.torch as hvd
@@ -93,3 +93,37 @@ def test_a_new_process_goes_on_with_the_state_of_the_others() -> None:
     assert [each["sizes"][2000] for each in seen] == [3, 3, 3]
     alike(seen, first)
     alike(seen, 2000)
+
+
+def epochs_are_whole(seen: list[dict[str, Any]], epochs: int) -> None:
+    """Each epoch that a process has seen the end of had every sample, and repeated fewer than there were ranks."""
+    for each in seen:
+        for epoch, samples in each["used"].items():
+            assert set(samples) == set(range(61)), f"epoch {epoch}"
+            assert len(samples) <= 61 + 2
+        assert epochs - 1 in each["used"]
+        assert each["model"] == seen[0]["model"]
+        assert each["used"][epochs - 1] == seen[0]["used"][epochs - 1]
+
+
+@pytest.mark.slow
+def test_a_script_of_horovod_goes_back_to_its_commit() -> None:
+    """Two ranks are lost in the middle of an epoch, between commits; new ones take their places."""
+    policy = Policy(4, is_elastic=True, minimum=2, cool_down_s=(0, 0))
+    with ElasticJob(horovod_script, policy, {"a": 4}, ({1: 5, 0: 7}, 20, 3, -1)) as job:
+        seen = list(job.values().values())
+    epochs_are_whole(seen, 20)
+    assert [each["size"] for each in seen] == [4] * 4
+
+
+@pytest.mark.slow
+def test_a_rank_that_gets_sigterm_leaves_at_the_next_commit() -> None:
+    with ElasticJob(horovod_script, Policy(3, is_elastic=True, minimum=2), {"a": 3}, ({}, 4, 2, 1)) as job:
+        ends = {end.slot.number: end for end in job.ends()}
+        assert job.finish == ""
+    assert [ends[number].outcome.exitcode for number in range(3)] == [0, 0, 0]
+    seen = [end.outcome.value for number, end in ends.items() if number != 1]
+    epochs_are_whole(seen, 4)
+    for each in seen:
+        assert each["resets"] == [2]
+        assert each["left"] == []
