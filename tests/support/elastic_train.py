@@ -47,12 +47,13 @@ def end_here() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str, Any]:
+def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int, full: int = 0) -> dict[str, Any]:
     """Train with ``hvd.elastic.step``; processes end themselves at given places.
 
     Args:
         deaths: by number of the slot: the place, the step, and the generation in which its process ends.
         steps: when to stop.
+        full: number of ranks that must be there for five steps after a change before that.
 
     Returns:
         What this process has seen: by step, the number of ranks and the state after it.
@@ -72,7 +73,7 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str
             super().sync()
             die("synced")
 
-    state = Mortal(model=model, optimizer=optimizer, batch=0)
+    state = Mortal(model=model, optimizer=optimizer, batch=0, waits=5 if full else 0)
     model[0].register_forward_hook(lambda *_: die("forward"))
     model[0].weight.register_post_accumulate_grad_hook(lambda _: die("backward"))
     state.register_reset_callbacks([lambda: die("callback")])
@@ -86,9 +87,10 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str
     @hvd.elastic.run
     def train(state: Any) -> None:
         seen["entries"] += 1
-        while state.batch < steps:
+        while state.batch < steps or state.waits > 0:
             die("between")
             one(state)
+            state.waits -= hvd.size() == full and context.membership().number > 1
             seen["sizes"][state.batch] = hvd.size()
             seen["history"][state.batch] = snapshot(state.model, state.optimizer)
 
@@ -96,14 +98,15 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int) -> dict[str
     return {**seen, "rank": hvd.rank(), "progress": state.progress, "pid": os.getpid()}
 
 
-def horovod_script(deaths: dict[int, tuple[int, int]], epochs: int, batches_per_commit: int, leave: int) -> Any:
+def horovod_script(deaths: dict[int, int], epochs: int, batches_per_commit: int, leave: int, full: int = 0) -> Any:
     """A training as scripts written for Horovod have it: with commits, a sampler and a reset callback.
 
     Args:
         deaths: by number of the slot, how many batches its first process trains before it ends itself.
-        epochs: how many.
+        epochs: how many there are at least, with ``full`` ranks at the end of the last one.
         batches_per_commit: how many.
         leave: number of the slot whose process gets SIGTERM after its third batch; -1 for none.
+        full: see ``epochs``; 0 for any number.
 
     Returns:
         What a surviving process has seen.
@@ -123,7 +126,7 @@ def horovod_script(deaths: dict[int, tuple[int, int]], epochs: int, batches_per_
 
     @hvd.elastic.run
     def full_train(state: Any) -> None:
-        while state.epoch < epochs:
+        while state.epoch < epochs or (full and state.last_size < full):
             for batch_idx, data in enumerate(train_loader):
                 optimizer.zero_grad()
                 model(data[:, None].float() / 61).square().mean().backward()
@@ -142,12 +145,20 @@ def horovod_script(deaths: dict[int, tuple[int, int]], epochs: int, batches_per_
                     state.commit()
             used[state.epoch] = state.used
             state.used = []
-            state.epoch += 1
+            state.epoch, state.last_size = state.epoch + 1, hvd.size()
             state.train_sampler.set_epoch(state.epoch)
             state.commit()
 
-    state = hvd.elastic.TorchState(model, optimizer, train_sampler=train_sampler, epoch=0, batch=0, used=[])
+    state = hvd.elastic.TorchState(
+        model, optimizer, train_sampler=train_sampler, epoch=0, batch=0, used=[], last_size=0
+    )
     state.register_reset_callbacks([lambda: seen["resets"].append(hvd.size())])
     hvd.on_leave(lambda: seen["left"].append(hvd.is_initialized()))
     full_train(state)
-    return {**seen, "used": used, "size": hvd.size(), "model": [p.tolist() for p in model.parameters()]}
+    return {
+        **seen,
+        "used": used,
+        "size": hvd.size(),
+        "epochs": state.epoch,
+        "model": [p.tolist() for p in model.parameters()],
+    }
