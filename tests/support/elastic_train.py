@@ -154,7 +154,10 @@ def horovod_script(deaths: dict[int, int], epochs: int, batches_per_commit: int,
     )
     state.register_reset_callbacks([lambda: seen["resets"].append(hvd.size())])
     hvd.on_leave(lambda: seen["left"].append(hvd.is_initialized()))
-    full_train(state)
+    try:
+        full_train(state)
+    except SystemExit as left:
+        return {**seen, "code": left.code}
     return {
         **seen,
         "used": used,
