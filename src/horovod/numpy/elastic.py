@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
@@ -16,7 +17,7 @@ from horovod.bindings.elastic.step import step
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import broadcast_object
 
-__all__ = ["NumpyState", "ObjectState", "State", "on_leave", "run", "shard", "step"]
+__all__ = ["LearningRateScale", "NumpyState", "ObjectState", "State", "on_leave", "passes_for", "run", "shard", "step"]
 
 _comm = Collectives(NumpyAdapter())
 

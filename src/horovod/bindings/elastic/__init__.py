@@ -6,6 +6,7 @@ state          what is saved, restored and brought to all ranks
 generators     Python's and numpy's random generators
 run            the loop around a training function
 step           a function that is one step: done on all ranks, or without effect
+rates          a learning rate, or accumulated batches, that follow the number of ranks
 leave          a process that was asked to end
 checkpoint     the state in a file, without pickles
 notifications  Horovod's notices of changed hosts

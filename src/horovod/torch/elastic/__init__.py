@@ -9,6 +9,7 @@ sampler     ``ElasticSampler``
 from __future__ import annotations
 
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.run import run
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
@@ -26,6 +27,7 @@ from horovod.torch.elastic.state import TorchState
 
 __all__ = [
     "ElasticSampler",
+    "LearningRateScale",
     "ModelStateHandler",
     "ObjectState",
     "OptimizerStateHandler",
@@ -35,6 +37,7 @@ __all__ = [
     "TorchState",
     "get_handler_registry",
     "on_leave",
+    "passes_for",
     "run",
     "set_handler_registry",
     "shard",

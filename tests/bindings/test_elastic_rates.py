@@ -1,0 +1,105 @@
+"""Learning rates and accumulation that follow the number of ranks; shards of arrays and iterables."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod import context
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
+from horovod.bindings.elastic.shard import shard
+
+
+def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    """Make this process a rank."""
+    monkeypatch.setattr(context, "world", lambda: SimpleNamespace(rank=rank, size=size))
+
+
+def test_a_rate_goes_to_its_new_value_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [{"lr": 0.1}, {"lr": 1.0}]
+    scale = LearningRateScale(groups, reference_size=4, ramp_steps=3)
+    seen = []
+    for size, steps in ((4, 2), (2, 5), (8, 2)):
+        be(monkeypatch, 0, size)
+        for _ in range(steps):
+            scale.step()
+            seen.append(groups[1]["lr"])
+    assert seen == pytest.approx([1, 1, 0.875, 0.75, 0.625, 0.5, 0.5, 0.875, 1.25])
+    assert groups[0]["lr"] == pytest.approx(0.125)
+    other = LearningRateScale([{"lr": 0.1 * scale.factor}], 4, 3)
+    other.load_state_dict(scale.state_dict())
+    other.step()
+    scale.step()
+    assert other.factor == scale.factor == pytest.approx(1.625)
+    assert LearningRateScale(groups, 1).state_dict() == {"factor": 1.0, "target": 1.0, "left": 0}
+
+
+def test_a_global_batch_stays_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, passes in ((4, 2), (3, 3), (8, 1), (16, 1), (1, 8)):
+        be(monkeypatch, 0, size)
+        assert passes_for(256, 32) == passes
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        passes_for(0, 1)
+
+
+class Lines:
+    """An iterable without a length, which begins anew."""
+
+    def __iter__(self) -> Any:
+        return iter(range(37))
+
+
+FORMS = {
+    "array": np.arange(37),
+    "tuple": (np.arange(37), np.arange(37) * 2),
+    "dict": {"x": np.arange(37), "y": list(range(37))},
+    "list of arrays": [np.arange(37), np.arange(37)],
+    "sequence": list(range(37)),
+    "stream": Lines(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shards_use_every_sample_once_while_ranks_change(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers(batch: Any) -> list[int]:
+        if form == "tuple":
+            assert (batch[0] * 2 == batch[1]).all()
+        first = batch["x"] if form == "dict" else batch[0] if form in ("tuple", "list of arrays") else batch
+        return [int(number) for number in first]
+
+    used: list[int] = []
+    state: Any = None
+    for size, steps in ((3, 2), (2, 1), (4, 99)):
+        handed = []
+        for rank in range(size):
+            be(monkeypatch, rank, size)
+            own = shard(FORMS[form], batch_size=3)
+            if state is not None:
+                own.load_state_dict(state)
+            handed.append([])
+            for batch in itertools.islice(own, steps):
+                handed[-1].append(numbers(batch))
+                own.confirm()
+            end = own.state_dict()
+            next(iter(own), None)  # is handed out, and not used
+            own.reset()
+            assert own.state_dict() == end
+        assert len({len(batches) for batches in handed}) == 1
+        used += [number for batches in handed for batch in batches for number in batch]
+        state = end
+    assert sorted(used) == list(range(37))
+    own.set_epoch(1)
+    assert next(iter(own)) is not None
+
+
+def test_what_cannot_be_dealt_is_refused() -> None:
+    with pytest.raises(ValueError, match="must begin anew"):
+        shard(iter([1, 2]), 1)
+    with pytest.raises(ValueError, match="cannot be shuffled"):
+        shard(Lines(), 1, shuffle=True)
+    with pytest.raises(ValueError, match="arrays must have one length"):
+        shard((np.zeros(3), np.zeros(4)), 1)
