@@ -41,8 +41,6 @@ def compare(module: str, name: str, theirs: str | None) -> tuple[str, str]:
         ours = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, RuntimeError, NotImplementedError):
         return MISSING, note
-    if inspect.ismodule(ours) and name == "elastic":
-        return MISSING, note
     parameters = _parameters(ours)
     if theirs is not None and parameters is not None:
         if lost := [word for word in theirs.split() if word not in parameters and "kwargs" not in parameters]:
