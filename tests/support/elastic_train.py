@@ -13,7 +13,7 @@ import torch
 import horovod.torch as hvd
 from horovod import context
 
-__all__ = ["FEATURES", "horovod_script", "parts", "snapshot", "train_on", "train_steps"]
+__all__ = ["FEATURES", "horovod_script", "kept_things", "linear_from", "parts", "snapshot", "train_on", "train_steps"]
 
 FEATURES = 6
 
@@ -165,3 +165,76 @@ def horovod_script(deaths: dict[int, int], epochs: int, batches_per_commit: int,
         "epochs": state.epoch,
         "model": [p.tolist() for p in model.parameters()],
     }
+
+
+def kept_things(victim: int, host: bool) -> Any:
+    """Lose a rank while there are process sets, tensors of the arena, open handles, and perhaps shards of an optimizer.
+
+    Args:
+        victim: number of the slot whose process ends itself after a commit.
+        host: whether the optimizer has shards.
+    """
+    even, alone = hvd.ProcessSet([0, 2, 3]), hvd.ProcessSet([victim])
+    hvd.init(process_sets=[even, alone])
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 5)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(adam, model.named_parameters(), host_optimizer=host)
+    seen: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        late = hvd.add_process_set([1, hvd.size() - 1])
+        if not state.batch:
+            kept["arena"] = hvd.zeros(1000)
+            kept["arena"] += hvd.rank()
+            for state.batch in range(1, 4):
+                train_on_linear(model, optimizer)
+            state.commit()
+            seen["model"] = [p.tolist() for p in model.parameters()]
+            seen["adam"] = state._handlers["optimizer"]._saved["state"]
+            train_on_linear(model, optimizer)
+            kept["handle"] = hvd.allreduce_async(torch.ones(3), name="open")
+            if int(os.environ["HOROVOD_LOCAL_RANK"]) == victim:
+                end_here()
+            hvd.barrier()
+        seen["restored"] = [p.tolist() for p in model.parameters()]
+        train_on_linear(model, optimizer)
+        seen["sets"] = [even.ranks, even.included(), late.ranks]
+        seen["sum"] = hvd.allreduce(kept["arena"], op=hvd.Sum)[0].item()
+        if even.included():
+            seen["even"] = hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=even)[0].item()
+        for name, call in (
+            ("alone", lambda: hvd.allreduce(torch.ones(2), process_set=alone)),
+            ("handle", lambda: hvd.synchronize(kept["handle"])),
+        ):
+            try:
+                call()
+            except ValueError as error:
+                seen[name] = str(error)
+        hvd.barrier()
+        seen["final"] = [p.tolist() for p in model.parameters()]
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+    train(state)
+    return {**seen, "rank": hvd.rank()}
+
+
+def train_on_linear(model: torch.nn.Module, optimizer: Any) -> None:
+    """One step, the same on all ranks."""
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def linear_from(weights: Any, adam_state: Any) -> Any:
+    """One step of a plain optimizer from given values on."""
+    model = torch.nn.Linear(3, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(torch.tensor(values))
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": adam_state})
+    train_on_linear(model, optimizer)
+    return [p.tolist() for p in model.parameters()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from elastic_job import ElasticJob
-from elastic_train import horovod_script, parts, snapshot, train_on, train_steps
+from elastic_train import horovod_script, kept_things, linear_from, parts, snapshot, train_on, train_steps
 from harness import run_ranks
 
 import horovod.torch as hvd
@@ -125,3 +125,23 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_next_commit() -> None:
     assert left == {"resets": [], "left": ["told"], "code": 0}
     epochs_are_whole(list(seen.values()))
     assert [each["resets"] for each in seen.values()] == [[2], [2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [False, True], ids=["plain", "host_optimizer"])
+def test_sets_tensors_and_shards_survive(host: bool) -> None:
+    """Rank 2 of four is lost after a commit and one more step."""
+    with ElasticJob(kept_things, Policy(4, is_elastic=True, minimum=2), {"a": 4}, (2, host)) as job:
+        seen = sorted(job.values().values(), key=lambda each: each["rank"])
+    assert len(seen) == 3
+    expected = linear_from(seen[0]["model"], seen[0]["adam"])
+    for each in seen:
+        assert each["restored"] == each["model"]
+        assert torch.allclose(torch.tensor(each["final"][0]), torch.tensor(expected[0]), rtol=0, atol=1e-6)
+        assert each["final"] == seen[0]["final"]
+        # Ranks 0, 1 and 3 of before are 0, 1 and 2 now.
+        assert each["sets"] == [[0, 2], each["rank"] != 1, [1, 2]]
+        assert each["sum"] == 0 + 1 + 3
+        assert each.get("even") == (2.0 if each["rank"] != 1 else None)
+        assert "no rank of the process set of rank 2 is left" in each["alone"]
+        assert "was begun before" in each["handle"]

@@ -271,6 +271,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if ranks in _carried:
         # A training function that is called again adds its sets again.
         process_set.process_set_id = engine.sets.find(list(ranks))
+        _registered.append(process_set)
         return process_set
     process_set.process_set_id = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
     _registered.append(process_set)
