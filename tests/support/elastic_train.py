@@ -56,7 +56,7 @@ def train_steps(deaths: dict[int, tuple[str, int, int]], steps: int, full: int =
         full: number of ranks that must be there for five steps after a change before that.
 
     Returns:
-        What this process has seen: by step, the number of ranks and the state after it.
+        By step, the number of ranks and the state after it; and more that this process has seen.
     """
     place, step, generation = deaths.get(int(os.environ["HOROVOD_LOCAL_RANK"]), ("", -1, -1))
     hvd.init()
@@ -109,7 +109,7 @@ def horovod_script(deaths: dict[int, int], epochs: int, batches_per_commit: int,
         full: see ``epochs``; 0 for any number.
 
     Returns:
-        What a surviving process has seen.
+        Epochs, resets and parameters that this process has seen.
     """
     hvd.init()
     torch.manual_seed(hvd.rank())
