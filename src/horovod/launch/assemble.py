@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from horovod import config
 from horovod.errors import InitError, LaunchError
-from horovod.launch.allocation import find_allocation, spread
+from horovod.launch.allocation import Allocation, find_allocation, spread
 from horovod.launch.flags import UsageError
 from horovod.launch.host_checks import CheckedHosts, check_hosts
 from horovod.launch.hosts import HostSlots, Place, parse_hostfile, parse_hosts, place
@@ -115,7 +115,9 @@ class Chosen:
     note: str = ""
 
 
-def choose_hosts(hosts: str, hostfile: str, num_proc: int | None, has_script: bool = False) -> Chosen:
+def choose_hosts(
+    hosts: str, hostfile: str, num_proc: int | None, has_script: bool = False, one_each: bool = False
+) -> Chosen:
     """Say which hosts get how many ranks: those that the user named, else those of the scheduler, else this one.
 
     Args:
@@ -123,11 +125,17 @@ def choose_hosts(hosts: str, hostfile: str, num_proc: int | None, has_script: bo
         hostfile: path of a host file, or empty.
         num_proc: number of ranks; None stands for the scheduler's.
         has_script: whether a script names the hosts, later.
+        one_each: whether each host gets one rank, whatever ``num_proc`` says.
 
     Raises:
         ValueError: they do not fit, or the text is no list of hosts.
     """
     allocation = find_allocation(os.environ)
+    if one_each:
+        offered = named_hosts(hosts, hostfile) or (list(allocation.hosts) if allocation else [])
+        where = place([HostSlots(host.name, 1) for host in offered], len(offered), is_this_host) if offered else []
+        where = [replace(place, count=1) for place in where] or [Place("localhost", 1, True)]
+        return Chosen(len(where), offered, where, _starters(allocation), f"testing {len(where)} hosts")
     if num_proc is None and (allocation is None or hosts or hostfile or has_script):
         raise UsageError("-np is missing: say how many processes to start, such as horovodrun -np 2 python train.py")
     if num_proc is None:
@@ -135,8 +143,7 @@ def choose_hosts(hosts: str, hostfile: str, num_proc: int | None, has_script: bo
         num_proc = sum(host.slots for host in allocation.hosts)
     if num_proc < 1:
         raise UsageError(f"-np must be at least 1; received {num_proc}")
-    there = {} if allocation is None else allocation.starters
-    starters = {name: words for name, words in there.items() if shutil.which(words[0])}
+    starters = _starters(allocation)
     if has_script:
         return Chosen(num_proc, (), (), starters)
     named, note = named_hosts(hosts, hostfile), ""
@@ -144,6 +151,12 @@ def choose_hosts(hosts: str, hostfile: str, num_proc: int | None, has_script: bo
         named, note = spread(allocation, num_proc), f"hosts from {allocation}"
     where = place(named, num_proc, is_this_host) if named else [Place("localhost", num_proc, True)]
     return Chosen(num_proc, named, where, starters, note)
+
+
+def _starters(allocation: Allocation | None) -> dict[str, tuple[str, ...]]:
+    """The scheduler's ways to start agents, as far as its programs are here."""
+    there = {} if allocation is None else allocation.starters
+    return {name: words for name, words in there.items() if shutil.which(words[0])}
 
 
 def interface_settings(interfaces: Sequence[str], tcp: bool = False) -> dict[str, str]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _MOST_PER_CORE = 64
+#: Runs on one rank of each host.
+_CHECK = ("python", "-m", "horovod.bench.check")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +89,9 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         _say("LSF with jsrun, which starts the ranks; name hosts with -H to start them without it")
         options = replace(options, controller="jsrun")
     has_script = options.elastic is not None and bool(options.elastic.script)
-    chosen = choose_hosts(options.hosts, options.hostfile, options.num_proc, has_script)
+    if options.check:
+        options = replace(options, command=_CHECK, elastic=None)
+    chosen = choose_hosts(options.hosts, options.hostfile, options.num_proc, has_script, one_each=options.check)
     options, where = replace(options, num_proc=chosen.num_proc), chosen.places
     if not options.command:
         raise UsageError("no command: say what to run, such as horovodrun -np 2 python train.py")

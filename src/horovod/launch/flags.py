@@ -35,6 +35,7 @@ class Options:
         timestamps: whether each line of output begins with date and time.
         verbose: whether to say more.
         check_build: whether only to print what is built in.
+        check: whether to test the hosts instead of running anything.
         doctor: folder of flight recorder dumps to read instead of running anything, or empty.
         settings: variables that flags set.
         file_settings: variables that the YAML file sets.
@@ -59,6 +60,7 @@ class Options:
     timestamps: bool = False
     verbose: bool = False
     check_build: bool = False
+    check: bool = False
     doctor: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     file_settings: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +138,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         timestamps=found["prefix_output_with_timestamp"],
         verbose=found["verbose"],
         check_build=found["check_build"],
+        check=found["check"],
         doctor=found["doctor"],
         settings=settings,
         file_settings={name: text for name, text in in_file.items() if name != _CONTROLLER},
@@ -184,6 +187,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
 
     add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
     add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
+    add(parser, "--check", action="store_true", help="test the hosts and the network between them, and exit")
     add(
         parser,
         "--doctor",

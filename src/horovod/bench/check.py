@@ -1,0 +1,95 @@
+"""``horovodrun --check``: how the hosts of a job see each other, and what to fix. One rank on each host runs it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from horovod.bench.control import HorovodAgreement
+from horovod.bench.network import run_network
+from horovod.world import detect
+
+__all__ = ["advice", "main"]
+
+_PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "numpy", "mpi4py", "pyzmq")
+_CLOCK_S, _LATENCY_S, _SLOW_BYTES_S = 1.0, 5e-3, 125e6
+_ROUNDS, _LARGE_BYTES = 3, 16 << 20
+
+
+def advice(
+    clocks: Mapping[str, float], versions: Mapping[str, Mapping[str, str]], rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return a sentence for each thing to fix.
+
+    Args:
+        clocks: time of each host at one moment, in seconds.
+        versions: of the packages of each host.
+        rows: of ``run_network``.
+    """
+    found = []
+    first = next(iter(clocks))
+    for host, clock in clocks.items():
+        if abs(ahead_s := clock - clocks[first]) > _CLOCK_S:
+            where = "ahead of" if ahead_s > 0 else "behind"
+            found.append(
+                f"the clock of {host} is {abs(ahead_s):.0f} s {where} that of {first}; "
+                f"let both follow a time server (chrony, NTP)"
+            )
+    for package in dict.fromkeys(name for there in versions.values() for name in there):
+        by_host = {host: there.get(package, "missing") for host, there in versions.items()}
+        if len(set(by_host.values())) > 1:
+            said = ", ".join(f"{version} on {host}" for host, version in by_host.items())
+            found.append(f"{package} differs: {said}; install the same version on all hosts")
+    best = max((row["bytes_s"] for row in rows), default=0.0)
+    for row in rows:
+        if row["bytes_s"] < max(_SLOW_BYTES_S, best / 2) or row["latency_s"] > _LATENCY_S:
+            found.append(
+                f"the network between {row['hosts']} is slow: {_shown(row)}; name a faster interface with "
+                f"--network-interfaces, or look at cable, switch and other load"
+            )
+    return found
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    return f"{row['bytes_s'] / 1e9:.2f} GB/s, {row['latency_s'] * 1e3:.2f} ms for 64 B"
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": sys.version.partition(" ")[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    """Entry point of each rank."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    control = HorovodAgreement(hvd)
+    names = control.gather(detect().hostname)
+    control.barrier()
+    clocks = dict(zip(names, control.gather(time.time()), strict=True))
+    versions = dict(zip(names, control.gather(_versions()), strict=True))
+    rows: list[dict[str, Any]] = []
+    if len(names) > 1:
+        rows = run_network(control, lambda *_: None, rounds=_ROUNDS, large=_LARGE_BYTES)
+    if control.rank == 0:
+        print(f"{len(names)} host{'s' * (len(names) > 1)} reached, with the same khorovod: {', '.join(names)}")
+        for row in rows:
+            print(f"{row['hosts']}: {_shown(row)}")
+        found = advice(clocks, versions, rows)
+        for sentence in found or ["nothing to fix"]:
+            print(f"to fix: {sentence}" if found else sentence)
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

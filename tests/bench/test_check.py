@@ -1,0 +1,56 @@
+"""``horovodrun --check``: advice from tables of figures, and two real hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from namespaces import Cluster
+
+from horovod.bench.check import advice
+
+FAST = {"hosts": "a, b", "latency_s": 1e-4, "bytes_s": 1.2e9}
+SAME = {"a": {"torch": "2.13"}, "b": {"torch": "2.13"}}
+
+
+@pytest.mark.parametrize(
+    ("clocks", "versions", "rows", "words"),
+    [
+        ({"a": 5.0, "b": 5.5}, SAME, [FAST], ()),
+        ({"a": 5.0, "b": 65.0}, SAME, [FAST], ("the clock of b is 60 s ahead of that of a",)),
+        ({"a": 5.0, "b": 1.0}, SAME, [FAST], ("the clock of b is 4 s behind that of a",)),
+        ({"a": 5.0, "b": 5.0}, {"a": {"jax": "1"}, "b": {}}, [FAST], ("jax differs: 1 on a, missing on b",)),
+        ({"a": 5.0}, {}, [FAST, {**FAST, "hosts": "a, c", "bytes_s": 5e8}], ("between a, c is slow: 0.50 GB/s",)),
+        ({"a": 5.0}, {}, [{**FAST, "bytes_s": 1e8}], ("between a, b is slow: 0.10 GB/s",)),
+        ({"a": 5.0}, {}, [{**FAST, "latency_s": 0.02}], ("20.00 ms",)),
+    ],
+    ids=["well", "ahead", "behind", "versions", "slower than others", "slow", "far"],
+)
+def test_advice(
+    clocks: dict[str, float], versions: dict[str, dict[str, str]], rows: list[dict[str, object]], words: tuple[str, ...]
+) -> None:
+    found = advice(clocks, versions, rows)
+    assert len(found) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, found, strict=True))
+
+
+def test_two_hosts_are_reached_and_measured_with_one_rank_each(cluster: Cluster) -> None:
+    words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a:4,b:4"]
+    done = subprocess.run(
+        cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 hosts reached, with the same khorovod: a, b" in done.stdout
+    assert " GB/s, " in done.stdout
+    assert "clock" not in done.stdout
+    assert "differs" not in done.stdout
+
+
+def test_a_host_that_cannot_be_reached_is_named(cluster: Cluster) -> None:
+    words = [sys.executable, "-m", "horovod.launch.cli", "--check", "-H", "a,closed"]
+    done = subprocess.run(cluster.machines["login"].command(*words), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "closed: nothing listens on port 9" in done.stderr
