@@ -297,6 +297,16 @@ def test_spares_do_not_begin_anew_when_the_members_have_left_and_end_well() -> N
     assert members.handle(Ended(A1))[-1] == Finish("")
 
 
+def test_a_former_member_that_fails_late_does_not_spoil_the_success_of_the_others() -> None:
+    members = _started(dataclasses.replace(ELASTIC, size=3, minimum=2, maximum=3), a=3)
+    members.handle(Left(A2))  # it takes a while to end, while the others go on
+    _do(members, Ready(A0))
+    assert _ranks(_do(members, Ready(A1))) == [A0, A1]
+    members.handle(Ended(A2, "ended with exit code 1"))
+    assert members.handle(Ended(A0)) == []
+    assert members.handle(Ended(A1))[-1] == Finish("")
+
+
 def test_spares_are_told_when_the_job_has_ended_well() -> None:
     members = _started(Policy(2, is_elastic=True, spares=1), a=3)
     assert members.handle(Ended(A1)) == []

@@ -162,7 +162,7 @@ class Membership:
         elif not process.is_dismissed:
             self._failures[event.slot.host] += 1
             self._cool_down(event.slot.host, self._failures[event.slot.host] - 1)
-            if process.rank is not None or not self._has_ever_begun:
+            if event.slot in self._ranks or not self._has_ever_begun:
                 self._failure = why
 
     def _cool_down(self, host: str, doublings: int) -> None:
