@@ -82,7 +82,9 @@ class _Parts:
                     # The time counts: rank 0 may have left, and its store with it.
                     watch.check(0, time.monotonic() - began_s)
 
-            prefix = f"{world.job}/{world.meeting.run}/{self._number}/"
+            # Under other launchers a job has another name on each host.
+            job = world.job if world.launcher == "horovodrun" else ""
+            prefix = f"{job}/{world.meeting.run}/{self._number}/"
             secret, limit_s = service_secret(world), settings.start_timeout_s
             return JobStore(secret, lambda: endpoints_of(world), prefix, limit_s, check, where=roster.where)
 
