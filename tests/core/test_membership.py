@@ -323,6 +323,15 @@ def test_a_rank_in_a_generation_that_never_began_is_no_former_rank() -> None:
     assert [p.is_behind for p in assign.positions.values()] == [False, True, True]
 
 
+def test_a_script_that_cannot_begin_is_not_started_for_ever() -> None:
+    members = Membership(Policy(2, is_elastic=True, cool_down_s=(0, 0)))
+    members.handle(Discovered({"a": 2}))
+    assert members.handle(Ended(A0, "exited with code 1")) == [Start(A0)]
+    (finish,) = members.handle(Ended(A0, "exited with code 1"))
+    assert isinstance(finish, Finish)
+    assert "no generation has begun, and 2 processes have failed" in finish.why
+
+
 def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members = Membership(Policy(2, is_elastic=True, minimum=2, timeout_s=5, start_timeout_s=60))
     members.handle(Discovered({"a": 2}))

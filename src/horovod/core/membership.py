@@ -164,6 +164,11 @@ class Membership:
             self._cool_down(event.slot.host, self._failures[event.slot.host] - 1)
             if event.slot in self._ranks or not self._has_ever_begun:
                 self._failure = why
+            # A script that cannot even begin would be started for ever.
+            if not self._has_ever_begun and self._failures.total() >= self._policy.size + self._policy.spares:
+                self._end(
+                    f"no generation has begun, and {self._failures.total()} processes have failed; the last: {why}"
+                )
 
     def _cool_down(self, host: str, doublings: int) -> None:
         least, limit = self._policy.cool_down_s or (math.inf, math.inf)
