@@ -187,8 +187,8 @@ class Membership:
         if self._finish is not None:
             return
         if self._has_ever_begun and self._policy.is_elastic and all(p.rank is None for p in self._processes.values()):
-            lost = "no process is left that has the state of the job"
-            self._end("" if self._is_draining and not self._failure else "; ".join(filter(None, (lost, self._failure))))
+            lost = "" if self._is_draining else "no process is left that has the state of the job"
+            self._end("; ".join(filter(None, (lost, self._failure))))
             return
         if self._is_running():
             self._dismiss([p for p in self._in(_Phase.WAITING) if not self._stays(p)])
