@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from horovod.core.departures import LEFT as HAS_LEFT
 from horovod.core.generation import Generation
-from horovod.links.hosts.remote_ranks import DEAD, FAILED, RemoteRanks
+from horovod.links.hosts.remote_ranks import DEAD, FAILED, LEFT, RemoteRanks
 from horovod.links.shm.peers import ShmPeers, process_state
 from horovod.transports.shm.control import Control, Presence
 
 __all__ = ["HostsPeers"]
 
-_POLL_S = 0.02
+_POLL_S = 0.005
+#: How long to wait for the news of how a rank on another host has ended.
+_NEWS_S = 1.0
 #: The part of the limit after which a stopped leader is given up, as other hosts do.
 _SOONER = 0.8
 
@@ -80,7 +82,11 @@ class HostsPeers(ShmPeers):
                     f"{self._remote.silent_s:.0f} s (limit: HOROVOD_HOST_TIMEOUT={self._timeout_s:g})"
                 )
             return super().fate(rank, why)
+        # Another rank may have told that this one is lost before the news of its end have come.
+        self._await_state(rank, LEFT, _NEWS_S)
         state = self._remote.state_of(rank)
+        if state < LEFT:
+            return f"{self._describe(rank)} is lost"
         if state == FAILED:
             return f"{self._describe(rank)} failed: {why}" if why else f"{self._describe(rank)} failed"
         if state == DEAD:
@@ -98,14 +104,17 @@ class HostsPeers(ShmPeers):
         if rank in self._indices:
             super().wait_for_end(rank, timeout_s)
             return
-        deadline = time.monotonic() + timeout_s
-        while self._remote.state_of(rank) != DEAD and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        self._await_state(rank, DEAD, timeout_s)
 
     def close(self) -> None:
         """Close the pidfds and what is known of the others."""
         super().close()
         self._remote.close()
+
+    def _await_state(self, rank: int, state: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._remote.state_of(rank) < state and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _is_lost(self, rank: int) -> bool:
         return self._remote.state_of(rank) in (FAILED, DEAD)
