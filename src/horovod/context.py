@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from horovod.config import Config
 from horovod.core.generation import MembershipView
 from horovod.engine import callsite
 from horovod.engine.engine import Engine
+from horovod.engine.stats import Stats
 from horovod.errors import HorovodInternalError, InitError, NotInitializedError, PeerLostError
 from horovod.links import renewal
 from horovod.observe.ending import Ending
@@ -66,6 +66,7 @@ class _Context:
         self.client: MembershipClient | None = None  # of an elastic job
         self.base: World | None = None  # host, job and key, for its generations
         self.membership: MembershipView | None = None
+        self.past: Stats | None = None  # of its generations before this one
         self.is_child = False
         self.registered = False
         self.ending = Ending()
@@ -153,13 +154,18 @@ def _attend(world: World, settings: Config, is_part: bool) -> None:
 
 
 def _run(made: Engine, world: World, settings: Config, watching: JobObserver) -> None:
-    _context.engine, _context.observer = made, watching
+    before, _context.engine, _context.observer = _context.observer if settings.elastic else None, made, watching
+    made.past = _context.past
     _context.world, _context.config = world, settings
     _context.is_child = False
     _context.init_count += 1
     _context.join_count = 0
     made.start()
-    _start_timeline(watching, settings)
+    try:
+        watching.record(before)
+    except InitError:
+        shutdown()
+        raise
     _context.has_failed_to_begin = False
 
 
@@ -169,16 +175,6 @@ def _lose(rank: int, how: str) -> None:
     if current is not None and rank != current.rank:
         what = f"{current.link.generation.describe(rank)} {how}" if rank >= 0 else how
         current.abort(PeerLostError(what, rank=rank) if rank >= 0 else HorovodInternalError(what))
-
-
-def _start_timeline(watching: JobObserver, settings: Config) -> None:
-    # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
-    if settings.timeline and settings.timeline.upper() != "DYNAMIC":
-        try:
-            watching.tracer.start(Path(settings.timeline), settings.timeline_mark_cycles)
-        except OSError as error:
-            shutdown()
-            raise InitError(f"HOROVOD_TIMELINE={settings.timeline} cannot be written: {error}") from None
 
 
 def shutdown() -> None:
@@ -191,7 +187,7 @@ def shutdown() -> None:
 
 
 def _close_client() -> None:
-    client, _context.client = _context.client, None
+    client, _context.client, _context.past, _context.observer = _context.client, None, None, None
     if client is not None and not _context.is_child:
         client.close()
 
@@ -291,6 +287,7 @@ def renew(progress: int = 0, digest: str = "") -> None:
         client, base, settings = _context.client, _context.base, _context.config
         if client is None or base is None or settings is None or _context.is_child:
             raise _not_initialized()
+        _context.past = _context.engine.stats() if _context.engine is not None else _context.past
         _leave(is_call=True)
         watching = JobObserver(settings, base.job)
         world, made, place = renewal.renew(client, base, settings, watching, progress, digest)

@@ -83,7 +83,7 @@ class JobFunctions:
         context.observer().tracer.stop()
 
     def stats(self) -> Stats:
-        """Return what this rank has done since ``init()``: operations, bytes, waits, fusion.
+        """Return what this rank has done since ``init()``, through resets: operations, bytes, waits, fusion.
 
         Raises:
             NotInitializedError: ``init()`` was not called.

@@ -45,7 +45,10 @@ class Engine:
         transport: moves the bytes.
         peers: the other ranks; None for one rank alone.
         ring: the records of this rank's operations.
+        past: what it has done in earlier generations of an elastic job; None in the first.
     """
+
+    past: Stats | None = None
 
     def __init__(self, link: Link, config: Config, observer: Observer = SILENT) -> None:
         self.link = link
@@ -217,9 +220,9 @@ class Engine:
         return done
 
     def stats(self) -> Stats:
-        """Return what this rank has done."""
+        """Return what this rank has done, in all generations."""
         usage = self._requests.usage(list(self._state.inbox))
-        return Stats(
+        own = Stats(
             elapsed_s=(now() - self._born_ns) / 1e9,
             operations=sum(of_kind.operations for of_kind in usage.values()),
             bytes=sum(of_kind.bytes for of_kind in usage.values()),
@@ -230,6 +233,7 @@ class Engine:
             waits=self._waits,
             wait_s=self._wait_ns / 1e9,
         )
+        return own if self.past is None else own.after(self.past)
 
     def abort(self, error: errors.HorovodInternalError) -> None:
         """Take part no more: every wait of every thread ends with ``error``, also in the middle of an operation.

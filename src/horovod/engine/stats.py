@@ -1,8 +1,8 @@
-"""The numbers of a rank: its operations, bytes and waits since ``init()``."""
+"""The numbers of a rank: its operations, bytes and waits since ``init()``, through resets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Stats", "Usage"]
 
@@ -34,6 +34,7 @@ class Stats:
         fusions: how many executions these took.
         waits: how often a thread had to wait in ``synchronize`` or in an operation without ``_async``.
         wait_s: seconds spent there, of all threads together.
+        resets: how often the members of an elastic job have changed since this rank joined it.
     """
 
     elapsed_s: float
@@ -45,6 +46,26 @@ class Stats:
     fusions: int
     waits: int
     wait_s: float
+    resets: int = 0
+
+    def after(self, past: Stats) -> Stats:
+        """Return these numbers of one generation and those of the generations before it, together."""
+        kinds = dict(past.kinds)
+        for kind, usage in self.kinds.items():
+            before = kinds.get(kind, Usage())
+            kinds[kind] = Usage(before.operations + usage.operations, before.bytes + usage.bytes)
+        return replace(
+            self,
+            elapsed_s=past.elapsed_s + self.elapsed_s,
+            operations=past.operations + self.operations,
+            bytes=past.bytes + self.bytes,
+            kinds=dict(sorted(kinds.items())),
+            fused=past.fused + self.fused,
+            fusions=past.fusions + self.fusions,
+            waits=past.waits + self.waits,
+            wait_s=past.wait_s + self.wait_s,
+            resets=past.resets + 1,
+        )
 
     @property
     def executions(self) -> int:

@@ -140,8 +140,13 @@ class LocalDoorbell:
         return False
 
 
-def assemble(settings: Config) -> Link:
-    """Return the link of a world of one."""
-    generation = Generation([Member(os.getpid(), os.uname().nodename)])
+def assemble(settings: Config, number: int = 1) -> Link:
+    """Return the link of a world of one.
+
+    Args:
+        settings: the settings.
+        number: counts the meetings of this job.
+    """
+    generation = Generation([Member(os.getpid(), os.uname().nodename)], number=number)
     coordinator = Coordinator(generation, settings.fusion_threshold_bytes, max(1, settings.cache_capacity))
     return Link(0, generation, LocalChannel(coordinator, 0), LocalTransport(), LocalDoorbell(), coordinator)

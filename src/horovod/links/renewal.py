@@ -42,7 +42,7 @@ def assemble(world: World, settings: Config, number: int, observer: Observer) ->
     Blocks until all ranks have come, or HOROVOD_START_TIMEOUT seconds.
     """
     if world.size == 1:
-        return local.assemble(settings)
+        return local.assemble(settings, number)
     if world.is_spread:
         # ZeroMQ takes a while to load, and one host does not need it.
         from horovod.links.hosts import meeting

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from horovod.config import Config
 from horovod.core.requests import Request
@@ -16,7 +17,7 @@ from horovod.engine.board import Query
 from horovod.engine.handles import Handle
 from horovod.engine.ports import Subject
 from horovod.engine.times import ENDED, REQUEST, SEQUENCE, STARTED, now
-from horovod.errors import HorovodInternalError
+from horovod.errors import HorovodInternalError, InitError
 from horovod.logs import logger
 from horovod.observe import announce
 from horovod.observe.pace import Pace
@@ -75,7 +76,7 @@ class JobObserver:
         self._trigger = Trigger(self._dump_everywhere)
         self.tracer = Tracer(
             rank, size, subject.ring, self._members, lambda: subject.position, board,
-            lambda other: peers is not None and not peers.has_ended(other),
+            lambda other: peers is not None and not peers.has_ended(other), generation.number,
         )  # fmt: skip
         if board is not None and peers is not None:
             self._queries = Queries(board, self._describe, self._fulfil)
@@ -87,6 +88,27 @@ class JobObserver:
         """Say who takes part, and listen to SIGUSR1."""
         announce.started(self._config, self._job, self._subject.link)
         self._trigger.set()
+
+    def record(self, before: JobObserver | None) -> None:
+        """Begin the recording that HOROVOD_TIMELINE names, or go on with that of an earlier generation of the job.
+
+        Args:
+            before: who has observed the engine before, if this is another generation of an elastic job.
+
+        Raises:
+            InitError: the file cannot be written.
+        """
+        name = self._config.timeline
+        # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
+        of_job = (Path(name), self._config.timeline_mark_cycles) if name and name.upper() != "DYNAMIC" else None
+        wanted = of_job if before is None else before.tracer.wanted
+        try:
+            if self._subject.link.generation.number > 1:
+                self.tracer.go_on(wanted)
+            elif wanted is not None:
+                self.tracer.start(*wanted)
+        except OSError as error:
+            raise InitError(f"the timeline {wanted and wanted[0]} cannot be written: {error}") from None
 
     @property
     def is_busy(self) -> bool:

@@ -26,6 +26,7 @@ class Recording:
         session: what is to be recorded; may be replaced by the same one with an end.
         members: returns the ranks of a process set.
         board: where ranks tell each other when they submitted what; None for one rank alone.
+        generation: of the job, from 1.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Recording:
         session: TimelineSession,
         members: Callable[[int], tuple[int, ...]],
         board: Board | None,
+        generation: int = 1,
     ) -> None:
         self._rank = rank
         self._ring = ring
@@ -42,7 +44,8 @@ class Recording:
         self._members = members
         self._board = board
         title = f"rank {rank} (pid {os.getpid()} on {os.uname().nodename})"
-        self._events = Events(rank, title, session.since_ns, self._marks)
+        title += f", generation {generation}" if generation > 1 else ""
+        self._events = Events(rank, title, session.since_ns, self._marks, generation)
         self._last: Times | None = None
         self._open: list[Times] = []
         self._noted: list[tuple[Times, int, int]] = []

@@ -9,6 +9,7 @@ events. Rank 0 comes last, collects the events of the others from their rings on
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ _MOMENT_S = 0.001
 _END_S = 5.0
 #: Between blocks of events in the ring; no JSON holds it.
 _SEPARATOR = b"\0"
+#: When a file was begun.
+_BEGUN = re.compile(rb'"start_time_since_epoch_in_micros":(\d+)')
 _BATCH = 100
 _MOST_UNSENT = 10_000
 
@@ -97,7 +100,14 @@ class Tracer:
         position: returns how far this rank is in the log.
         board: None for one rank alone.
         is_there: whether another rank's process lives.
+        generation: of the job, from 1.
+
+    Attributes:
+        wanted: the recording that is under way, or that this rank would make as rank 0: its file and whether cycles
+            are marked; None if none was begun, or its end was asked for.
     """
+
+    wanted: tuple[Path, bool] | None = None
 
     def __init__(
         self,
@@ -108,8 +118,9 @@ class Tracer:
         position: Callable[[], int],
         board: Board | None,
         is_there: Callable[[int], bool],
+        generation: int = 1,
     ) -> None:
-        self._rank = rank
+        self._rank, self._generation = rank, generation
         self._others = [other for other in range(size) if other != rank]
         self._ring = ring
         self._members = members
@@ -130,11 +141,33 @@ class Tracer:
         Raises:
             OSError: the file cannot be written.
         """
-        if self._rank != 0:
-            return
         self.stop()
-        self._file = TraceFile(path, Events.first(time.time_ns() // 1000))
-        session = TimelineSession(self._number + 1, mark_cycles, now(), self._position(), 0)
+        self.wanted = (path, mark_cycles)
+        if self._rank == 0:
+            self._record(path, mark_cycles, goes_on=False)
+
+    def go_on(self, before: tuple[Path, bool] | None) -> None:
+        """Append to the recording of an earlier generation of the job, unless there is none.
+
+        Args:
+            before: what was ``wanted`` then.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self.wanted = before
+        if before is not None and self._rank == 0:
+            self._record(*before, goes_on=True)
+
+    def _record(self, path: Path, mark_cycles: bool, goes_on: bool) -> None:
+        since_ns, epoch_us = now(), time.time_ns() // 1000
+        self._file = TraceFile(path, Events.first(epoch_us), goes_on)
+        if goes_on:
+            begun = _BEGUN.search(self._file.before)
+            at_us = max(0, epoch_us - int(begun[1])) if begun is not None else 0
+            since_ns -= at_us * 1000  # times count from the beginning of the file
+            self._write([Events.reset(self._generation, 1 + len(self._others), at_us)])
+        session = TimelineSession(self._number + 1, mark_cycles, since_ns, self._position(), 0)
         self._begin(session, self._write_all, lambda _, events: self._write(events))
         self._tell_others(session)
 
@@ -143,8 +176,11 @@ class Tracer:
 
         Blocks until the other ranks have told what they did, five seconds at most.
         """
-        if self._rank != 0:
-            return
+        self.wanted = None
+        if self._rank == 0:
+            self._end()
+
+    def _end(self) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -175,7 +211,7 @@ class Tracer:
     def close(self) -> None:
         """Tell what is left to tell: this rank leaves the job."""
         if self._rank == 0:
-            self.stop()
+            self._end()
             return
         self.follow()
         keeper, self._keeper = self._keeper, None
@@ -193,7 +229,7 @@ class Tracer:
         conclude: Callable[[Recording, list[bytes]], None],
     ) -> None:
         self._number = session.number
-        recording = Recording(self._rank, self._ring, session, self._members, self._board)
+        recording = Recording(self._rank, self._ring, session, self._members, self._board, self._generation)
         self._keeper = _Keeper(recording, _AGAIN_S if self._rank else _LAST_AGAIN_S, turn, conclude)
 
     # -- rank 0 --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A process of the trace is a rank, rank 0 being process 1. Its first two rows are what its engine executed, and what
 its threads waited for; then comes one row per tensor name, with Horovod's names for what happens to it:
 ``NEGOTIATE_ALLREDUCE`` until the last rank has submitted it, ``QUEUE`` until the engine has time for it, ``ALLREDUCE``
-while it is executed.
+while it is executed. After a reset, which is marked across all rows, the ranks are processes of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from horovod.core.requests import Kind, ReduceOp, Request
 
-__all__ = ["BLOCK_CHARS", "CYCLE", "ENGINE_ROW", "WAITING_ROW", "Events", "Span"]
+__all__ = ["BLOCK_CHARS", "CYCLE", "ENGINE_ROW", "GENERATION", "RESET", "WAITING_ROW", "Events", "Span"]
 
 #: Rows of a rank; tensors follow.
 ENGINE_ROW, WAITING_ROW = 1, 2
@@ -28,7 +28,9 @@ _SHAPES = 4
 _REMEMBERED = 16_384
 _MOST_ROWS = 2000
 _WAITING, _MORE = "waiting", "more names"
-CYCLE = "CYCLE_START"
+CYCLE, RESET = "CYCLE_START", "RESET"
+GENERATION = 4096
+"""How many processes of the trace lie between those of a rank in one generation of the job and in the next one."""
 
 
 class Span(NamedTuple):
@@ -70,10 +72,10 @@ class _Shape(NamedTuple):
     engine: str
 
 
-def _template(rank: int, name: str, args: str) -> str:
+def _template(process: int, name: str, args: str) -> str:
     """A complete event; to be filled in: begin and length in microseconds, row, and what ``args`` leaves open."""
     quoted = json.dumps(name).replace("%", "%%")
-    return f'{{"name":{quoted},"ph":"X","ts":%.3f,"dur":%.3f,"pid":{rank + 1},"tid":%d,"args":{{{args}}}}}'
+    return f'{{"name":{quoted},"ph":"X","ts":%.3f,"dur":%.3f,"pid":{process},"tid":%d,"args":{{{args}}}}}'
 
 
 class Events:
@@ -84,22 +86,25 @@ class Events:
         title: what to call it.
         origin: time 0 of the trace, in nanoseconds on the clock of the host.
         marks: whether executions of a process set get a mark across all ranks, from here.
+        generation: of the job, from 1.
     """
 
-    def __init__(self, rank: int, title: str, origin: int, marks: Callable[[int], bool]) -> None:
-        self._rank = rank
-        self._first_row = (rank + 1) * _ROWS_PER_RANK
+    def __init__(
+        self, rank: int, title: str, origin: int, marks: Callable[[int], bool], generation: int = 1
+    ) -> None:  # fmt: skip
+        self._process = (generation - 1) * GENERATION + rank + 1
+        self._first_row = self._process * _ROWS_PER_RANK
         self._origin = origin
         self._marks = marks
         self._shapes: dict[int, _Shape] = {}
         self._rows: dict[str, list[int]] = {_WAITING: [self._first_row + WAITING_ROW]}
         self._free_at: dict[int, int] = {}
         self._seen: set[int] = set()
-        self._queue = _template(rank, "QUEUE", '"seq":%d')
+        self._queue = _template(self._process, "QUEUE", '"seq":%d')
         self._next_row = self._first_row + _FIRST_TENSOR_ROW
         self._new: list[str] = []
         self._meta("process_name", 0, f'"name":{json.dumps(title)}')
-        self._meta("process_sort_index", 0, f'"sort_index":{rank + 1}')
+        self._meta("process_sort_index", 0, f'"sort_index":{self._process}')
         for row, words in ((ENGINE_ROW, "engine"), (WAITING_ROW, _WAITING)):
             self._name_row(self._first_row + row, words)
 
@@ -109,6 +114,14 @@ class Events:
         return (
             '{"name":"process_name","ph":"M","pid":0,"args":{"name":"khorovod",'
             f'"start_time_since_epoch_in_micros":{epoch_us}}}}}'
+        ).encode()
+
+    @staticmethod
+    def reset(generation: int, size: int, at_us: float) -> bytes:
+        """Return the mark of a reset: the generation of the job that begins there, and its number of ranks."""
+        return (
+            f'{{"name":"{RESET}","ph":"i","ts":{at_us:.3f},"pid":0,"tid":0,"s":"g",'
+            f'"args":{{"generation":{generation},"size":{size}}}}}'
         ).encode()
 
     def take(self) -> list[bytes]:
@@ -171,7 +184,7 @@ class Events:
 
     def _instant(self, name: str, at: int, scope: str) -> None:
         self._new.append(
-            f'{{"name":"{name}","ph":"i","ts":{self._us(at)},"pid":{self._rank + 1},'
+            f'{{"name":"{name}","ph":"i","ts":{self._us(at)},"pid":{self._process},'
             f'"tid":{self._first_row + ENGINE_ROW},"s":"{scope}"}}'
         )
 
@@ -190,14 +203,14 @@ class Events:
         if len(self._shapes) >= _REMEMBERED:
             self._shapes.clear()
         # The request is kept, so that its id stays its own.
-        rank, args = self._rank, args.replace("%", "%%")
+        process, args = self._process, args.replace("%", "%%")
         shape = self._shapes[id(request)] = _Shape(
             request,
             name,
-            _template(rank, f"NEGOTIATE_{kind}", '"seq":%d,"last":%d%s'),
-            _template(rank, kind, f'{args},"seq":%d%s'),
-            _template(rank, name, '"seq":%d'),
-            _template(rank, kind, '"seq":%d,"together":%d'),
+            _template(process, f"NEGOTIATE_{kind}", '"seq":%d,"last":%d%s'),
+            _template(process, kind, f'{args},"seq":%d%s'),
+            _template(process, name, '"seq":%d'),
+            _template(process, kind, '"seq":%d,"together":%d'),
         )
         return shape
 
@@ -222,7 +235,7 @@ class Events:
         self._meta("thread_sort_index", row, f'"sort_index":{row}')
 
     def _meta(self, what: str, row: int, args: str) -> None:
-        self._new.append(f'{{"name":"{what}","ph":"M","pid":{self._rank + 1},"tid":{row},"args":{{{args}}}}}')
+        self._new.append(f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{{args}}}}}')
 
     def _us(self, ns: int) -> str:
         return f"{(ns - self._origin) / 1000:.3f}"

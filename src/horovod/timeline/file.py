@@ -32,19 +32,22 @@ class TraceFile:
     Args:
         path: the file; folders are made, an existing file is replaced. Links of this user and root are followed.
         first: the first event, without line breaks.
+        goes_on: whether to append to a file that is there already, and is a trace.
 
     Raises:
         OSError: it cannot be written.
         PermissionError: a part of the path is a symbolic link of another user.
     """
 
-    def __init__(self, path: Path, first: bytes) -> None:
+    def __init__(self, path: Path, first: bytes, goes_on: bool = False) -> None:
         self.path = final_path(path.absolute())
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "no regular file", str(path))
         self._position = 0
         self._fd = -1
-        self._lengthen(_FIRST_BYTES, b"[\n" + first)
+        #: What an earlier recording has written; empty if there is none.
+        self.before = _read(self.path) if goes_on else b""
+        self._lengthen(_FIRST_BYTES, self.before or b"[\n" + first)
 
     def append(self, events: Iterable[bytes]) -> None:
         """Write events, each without line breaks and no longer than ``MOST_BYTES``; longer ones are left out.
@@ -126,3 +129,12 @@ class TraceFile:
         while at < length - 2:
             at += os.pwrite(fd, b" " * min(_COPY_BYTES, length - 2 - at), at)
         os.pwrite(fd, b"\n]", at)
+
+
+def _read(path: Path) -> bytes:
+    """Return the events of a trace, without its end; nothing if there is no trace."""
+    try:
+        data = path.read_bytes().rstrip()
+    except FileNotFoundError:
+        return b""
+    return data[:-1].rstrip() if data.startswith(b"[") and data.endswith(b"]") else b""

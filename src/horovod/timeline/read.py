@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from horovod.timeline.events import GENERATION, RESET
+
 __all__ = ["Op", "RankTrace", "Span", "read"]
 
 #: Begin and end, in microseconds since the recording began.
@@ -59,12 +61,14 @@ class RankTrace:
         ops: its operations, in the order of submission.
         waits: when its threads waited.
         executions: when its engine executed something.
+        resets: when the members of the job changed; equal for all ranks.
     """
 
     title: str = ""
     ops: list[Op] = field(default_factory=list)
     waits: list[Span] = field(default_factory=list)
     executions: list[Span] = field(default_factory=list)
+    resets: list[float] = field(default_factory=list)
 
 
 class _Event(msgspec.Struct):
@@ -92,7 +96,7 @@ def read(path: Path) -> dict[int, RankTrace]:
         path: the file; a job that writes it may still run.
 
     Returns:
-        The operations of each rank.
+        The operations of each rank, through resets: of all processes that had its number, one after the other.
 
     Raises:
         OSError: it cannot be read.
@@ -107,7 +111,7 @@ def read(path: Path) -> dict[int, RankTrace]:
     for event in events:
         if event.pid < 1:
             continue
-        trace = ranks.setdefault(event.pid - 1, RankTrace())
+        trace = ranks.setdefault(_rank(event), RankTrace())
         if event.name == "process_name":
             trace.title = event.text("name")
         elif event.name == "thread_name":
@@ -117,15 +121,21 @@ def read(path: Path) -> dict[int, RankTrace]:
     ops: dict[tuple[int, str, int], Op] = {}
     for event in events:
         if event.ph == "X" and event.pid >= 1:
-            _take(event, rows.get(event.tid, ""), ranks[event.pid - 1], ops)
+            _take(event, rows.get(event.tid, ""), ranks[_rank(event)], ops)
     for (pid, _, _), op in ops.items():
         op.ready = op.ready or op.started
-        ranks[pid - 1].ops.append(op)
+        ranks[(pid - 1) % GENERATION].ops.append(op)
+    resets = [event.ts for event in events if event.name == RESET and not event.pid]
     for trace in ranks.values():
+        trace.resets = resets
         trace.ops.sort(key=lambda op: op.submitted)
         trace.waits.sort()
         trace.executions.sort()
     return ranks
+
+
+def _rank(event: _Event) -> int:
+    return (event.pid - 1) % GENERATION
 
 
 def _take(event: _Event, row: str, trace: RankTrace, ops: dict[tuple[int, str, int], Op]) -> None:

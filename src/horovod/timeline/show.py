@@ -36,6 +36,9 @@ def show(summary: Summary, console: Console, most_steps: int = 10, most_tensors:
     console.print(
         f"{ranks} rank{'s' * (ranks != 1)}, {summary.operations} operations each, {summary.bytes / 1e6:.1f} MB in all"
     )
+    if summary.resets:
+        times = f"{summary.resets} time{'s' * (summary.resets != 1)}"
+        console.print(f"The members of the job changed {times}; a rank is all processes that had its number.")
     if summary.anchor:
         console.print(f"A step begins where {summary.anchor} is submitted.", markup=False, highlight=False)
     else:

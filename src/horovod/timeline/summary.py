@@ -99,6 +99,7 @@ class Summary:
         operations: how many operations a rank had, on average.
         bytes: of all ranks' tensors.
         errors: what went wrong, each once.
+        resets: how often the members of the job changed.
     """
 
     anchor: str
@@ -108,6 +109,7 @@ class Summary:
     operations: int
     bytes: int
     errors: list[str]
+    resets: int = 0
 
 
 def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
@@ -134,6 +136,7 @@ def summarise(ranks: Mapping[int, RankTrace]) -> Summary:
         operations=len(every) // len(ranks),
         bytes=sum(op.bytes for op in every),
         errors=sorted({op.error for op in every if op.error}),
+        resets=len(next(iter(ranks.values())).resets),
     )
 
 
@@ -154,7 +157,7 @@ def _steps(rank: int, trace: RankTrace, anchor: str) -> list[StepSummary]:
     end = max(max(op.ended, op.ready) for op in trace.ops)
     begins = [op.submitted for op in trace.ops if op.name == anchor] if anchor else [trace.ops[0].submitted]
     # The part after the last one may not be a whole step.
-    spans = list(itertools.pairwise(begins)) if len(begins) > 2 else list(zip(begins, [*begins[1:], end], strict=True))
+    spans = list(itertools.pairwise(begins)) if len(begins) > 2 else list(zip(begins, [*begins[1:], end], strict=False))
     waits, executions = _Times(trace.waits), _Times(trace.executions)
     # Until an operation is ready, waiting for it is waiting for a rank.
     for_ranks = _Times((op.waited, min(op.ready, op.ended)) for op in trace.ops if op.waited is not None)
