@@ -8,7 +8,7 @@ import pytest
 
 from horovod.launch.cli import main
 from horovod.timeline.doctor import diagnose, examine
-from horovod.timeline.dumps import SCRIPT_ENDED, VERSION, Dump, Operation, Pending, Wait, write
+from horovod.timeline.dumps import SCRIPT_ENDED, VERSION, Dump, Operation, PendingOperation, Wait, write
 
 SECOND = 1_000_000_000
 
@@ -105,7 +105,7 @@ def test_unnamed_operations_in_two_orders() -> None:
 
 def test_a_rank_without_a_dump() -> None:
     waiting = op("b", ended=False)
-    pending = [Pending("allreduce", "allreduce.b", 0, "b.py:1", [0, 1], [2])]
+    pending = [PendingOperation("allreduce", "allreduce.b", 0, "b.py:1", [0, 1], [2])]
     text = report(dump(0, waiting, pending=pending), dump(1, waiting))
     assert "There is no dump of rank 2: it was killed or stopped, ended by itself, or could not run Python" in text
     assert "submitted by ranks 0, 1, not by rank 2." in text
