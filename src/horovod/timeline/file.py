@@ -45,7 +45,7 @@ class TraceFile:
             raise OSError(errno.EINVAL, "no regular file", str(path))
         self._position = 0
         self._fd = -1
-        #: What an earlier recording has written; empty if there is none.
+        #: The events of an earlier recording; empty if there is none.
         self.before = _read(self.path) if goes_on else b""
         self._lengthen(_FIRST_BYTES, self.before or b"[\n" + first)
 
