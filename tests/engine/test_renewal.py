@@ -113,6 +113,16 @@ def test_a_process_that_is_stopped_while_all_meet_is_fenced() -> None:
         assert job.values() == {Slot("a", 0): 2, Slot("a", 2): 2}
 
 
+@pytest.mark.parametrize("sign", ["OMPI_COMM_WORLD", "PMI"])
+def test_mpi_is_refused_with_the_reason(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "SIZE": "1"}.items():
+        monkeypatch.setenv(f"{sign}_{name}", value)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(InitError, match=r"(openmpi|mpich) has started this process: MPI, .* end or restart all ranks"):
+        context.init()
+    assert not context.is_initialized()
+
+
 def test_a_job_that_is_not_elastic_has_one_membership() -> None:
     def looks() -> tuple[object, ...]:
         with pytest.raises(InitError, match="not started elastically"):

@@ -68,7 +68,11 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     Blocks until the service has answered, or HOROVOD_START_TIMEOUT seconds.
     """
     if world.launcher != "horovodrun":
-        raise InitError(f"HOROVOD_ELASTIC=1 is set, and this is no process of horovodrun ({world.launcher}): unset it")
+        starter = "no launcher" if world.launcher == "none" else world.launcher
+        raise InitError(
+            f"HOROVOD_ELASTIC=1 is set, and {starter} has started this process: MPI, torchrun and srun end or restart "
+            f"all ranks when one is lost, so that only horovodrun runs elastic jobs; unset it, or use horovodrun"
+        )
     if parent := process_tree.rank_above(world.job):
         raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
     # ZeroMQ takes a while to load, and other jobs on one host do not need it.
