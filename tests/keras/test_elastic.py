@@ -173,3 +173,58 @@ def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str
         np.testing.assert_array_equal(value["weights"], longest["weights"])
         own = [event[:2] for event in value["events"]]
         assert own == places[-len(own) :], "a rank that joins counts as the others do"
+
+
+def _as_in_horovod(counts_from_zero: bool, batches_per_commit: int) -> None:
+    """All batches are alike, so that the number of steps says which weights there must be."""
+    import keras
+    import numpy as np
+    from losing import losing
+
+    import horovod.keras as hvd
+
+    x = np.tile(np.random.default_rng(0).normal(size=(4, 3)), (6, 1)).astype("float32")
+    y = x.sum(1, keepdims=True)
+
+    def trained(which: tuple[int, ...]) -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+        state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+        resets: list[int] = []
+        state.register_reset_callbacks([lambda: resets.append(state.batch)])
+        callbacks = [
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.CommitStateCallback(state, batches_per_commit),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append((state.epoch, state.batch))),
+        ]
+        ends: list[Any] = []
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            first = 0 if counts_from_zero else state.epoch
+            last = 4 - state.epoch if counts_from_zero else 4
+            state.model.fit(
+                x, y, batch_size=4, initial_epoch=first, epochs=last, callbacks=callbacks, shuffle=False, verbose=0
+            )  # fmt: skip
+
+        with losing(which) as losses:
+            train(state)
+        assert losses.count == len(which)
+        assert (state.epoch, state.batch) == (4, 0)
+        assert ends == [(1, 0), (2, 0), (3, 0), (4, 0)]
+        return [keras.ops.convert_to_numpy(v) for v in state._shared()], resets
+
+    wanted, _ = trained(())
+    found, resets = trained((4, 10, 11))
+    # In the fourth step, and twice in the second epoch.
+    assert resets == ([3, 2, 2] if batches_per_commit == 1 else [2, 0, 0])
+    for value, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("counts_from_zero", "batches_per_commit"), [(True, 1), (False, 2)])
+def test_fit_as_scripts_of_horovod_call_it(backend: str, counts_from_zero: bool, batches_per_commit: int) -> None:
+    run_ranks(1, _as_in_horovod, counts_from_zero, batches_per_commit, framework=f"keras-{backend}")
