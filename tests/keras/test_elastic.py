@@ -17,11 +17,23 @@ from horovod.core.membership_events import Policy
 
 def _undisturbed_and_disturbed(which: tuple[int, ...], jit_compile: bool) -> None:
     """With batch norm, dropout, metrics and Adam: all that a step changes before the gradients of all are there."""
-    import keras
     import numpy as np
     from losing import losing
 
-    import horovod.keras as hvd
+    keras: Any
+    hvd: Any
+    if os.environ.get("TF_USE_LEGACY_KERAS"):
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        keras = tf.keras
+        # Without it the random states of tf_keras are no variables.
+        keras.backend.experimental.enable_tf_random_generator()
+    else:
+        import keras
+
+        import horovod.keras as hvd
 
     class See(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -60,7 +72,8 @@ def _undisturbed_and_disturbed(which: tuple[int, ...], jit_compile: bool) -> Non
             history = train(state).history
         assert losses.count == len(which)
         assert (state.epoch, state.batch, state.progress) == (2, 0, 14)
-        return [keras.ops.convert_to_numpy(v) for v in state._shared() + state._own()], see.seen, history
+        values = [np.array(value) for value in state._arrays(state._shared() + state._own())]
+        return values, see.seen, history
 
     wanted, found = trained(()), trained(which)
     assert found[1:] == wanted[1:]
@@ -77,6 +90,12 @@ def test_a_failed_step_of_fit_has_no_effect(backend: str, jit_compile: bool) -> 
         pytest.skip("torch.compile takes a minute and needs a compiler")
     # The first step; one in the middle of an epoch twice; the first of the second epoch.
     run_ranks(1, _undisturbed_and_disturbed, (1, 5, 6, 11), jit_compile, framework=f"keras-{backend}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_failed_step_of_fit_of_tf_keras_has_no_effect(jit_compile: bool) -> None:
+    run_ranks(1, _undisturbed_and_disturbed, (5, 6, 11), jit_compile, framework="tf_keras")
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

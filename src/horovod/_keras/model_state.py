@@ -65,6 +65,9 @@ class ModelState(VariablesState):
         """Return random states and metrics."""
         shared = {id(variable) for variable in self._shared()}
         every = [*self.model.variables, *(v for metric in self.model.metrics for v in metric.variables)]
+        # Of tf_keras, where tf.keras.backend.experimental.enable_tf_random_generator() was called.
+        random = [getattr(layer, "_random_generator", None) for layer in self.model._flatten_layers()]
+        every += [made.state for each in random if (made := getattr(each, "_generator", None)) is not None]
         return [variable for variable in every if id(variable) not in shared]
 
     def _of_optimizer(self) -> list[Any]:
