@@ -98,6 +98,68 @@ def test_a_failed_step_of_fit_of_tf_keras_has_no_effect(jit_compile: bool) -> No
     run_ranks(1, _undisturbed_and_disturbed, (5, 6, 11), jit_compile, framework="tf_keras")
 
 
+def _example() -> Any:
+    """As Horovod's examples do: a step before the ranks meet, and one in a callback after each loss."""
+    import keras
+    import numpy as np
+    from losing import in_reductions
+
+    import horovod.keras as hvd
+    from horovod import context
+
+    hvd.init()
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    y = x.sum(1, keepdims=True)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    model.fit(x, y, steps_per_epoch=1, epochs=1, callbacks=None, verbose=0)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+    def on_state_reset() -> None:
+        model.optimizer.learning_rate.assign(0.01 * hvd.size())
+        model.fit(x, y, steps_per_epoch=1, epochs=1, callbacks=None, verbose=0)
+
+    state.register_reset_callbacks([on_state_reset])
+    callbacks = [
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.CommitStateCallback(state),
+    ]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model.fit(x, y, batch_size=4, epochs=5 - state.epoch, callbacks=callbacks, shuffle=False, verbose=0)
+        if context.membership().number < 3:
+            _wait_for(lambda: context.wants_change() or context.membership().number > 2)
+            state.check_host_updates()
+
+    def die(number: int) -> None:
+        if number == 4 and hvd.rank() == 1 and context.membership().number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with in_reductions(die):
+        train(state)
+    weights = [np.array(value) for value in state._arrays(state._shared())]
+    return weights, int(model.optimizer.iterations), state.epoch, float(model.optimizer.learning_rate)
+
+
+@pytest.mark.slow
+def test_scripts_of_horovod_run_unmodified(backend: str) -> None:
+    import numpy as np
+
+    policy = Policy(2, is_elastic=True, minimum=1, cool_down_s=(0, 0))
+    with ElasticJob(_example, policy, {"a": 2}, framework=f"keras-{backend}") as job:
+        values = list(job.values().values())
+    assert len(values) == 2
+    for weights, iterations, epoch, rate in values:
+        # One step before the ranks met, and two in each epoch.
+        assert (iterations, epoch) == (11, 5)
+        assert rate == pytest.approx(0.02)
+        for value, other in zip(weights, values[0][0], strict=True):
+            np.testing.assert_array_equal(value, other)
+
+
 def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod._keras.backends import Backend
 from horovod._keras.callbacks import Kit
+from horovod._keras.settings import alone
 from horovod.bindings.elastic.generators import BUILT_IN
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import wrong_argument
@@ -38,6 +39,7 @@ class ModelState(VariablesState):
     _fit_goes_on: bool
     #: Of ``fit``: where its data stands.
     _fit_place: Any
+    _has_met = False
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         del backend
@@ -98,6 +100,31 @@ class ModelState(VariablesState):
     def _send(self) -> None:
         self._settle()
         self._kit.broadcast(self._shared(), 0)
+
+    def sync(self) -> None:
+        """See ``State``; a step that was traced before the ranks have met is traced anew."""
+        if not self._has_met:
+            self._has_met, self.model.train_function = True, None
+        super().sync()
+
+    def on_reset(self) -> None:
+        """See ``State``.
+
+        Horovod's scripts train for a step in a callback, where new ranks do not take part. Here such a step has no
+        effect; what the callback does to the learning rate stays.
+        """
+        if not self._reset_callbacks:
+            super().on_reset()
+            return
+        kept = [v for v in [*self._shared(), *self._own()] if "learning_rate" not in v.name]
+        held, function = self._hold(kept), self.model.train_function
+        self.model.train_function = None
+        try:
+            with alone():
+                super().on_reset()
+        finally:
+            self._put(kept, held)
+            self.model.train_function = function
 
     def _settle(self) -> None:
         """Let the variables have their values again, which Keras on JAX keeps elsewhere during ``fit``."""

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from horovod import context
 from horovod.bindings.compression import check_compression
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet, global_process_set, is_provisional
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Settings", "make_settings"]
+__all__ = ["Settings", "alone", "make_settings"]
+
+
+_alone: list[bool] = []
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let gradients of steps that are traced inside stay this rank's own, as before the ranks have met."""
+    _alone.append(True)
+    try:
+        yield
+    finally:
+        _alone.pop()
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,8 @@ class Settings:
     @property
     def active(self) -> bool:
         """Whether there are other ranks to work with."""
+        if _alone or is_provisional():
+            return False
         size = self.process_set.size()
         if size is None:
             raise wrong_argument(

@@ -24,6 +24,7 @@ __all__ = [
     "at_init",
     "global_process_set",
     "init",
+    "is_provisional",
     "not_registered",
     "process_set_ids_and_ranks",
     "remove_process_set",
@@ -193,7 +194,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     for process_set in given:
         ranks = process_set.ranks or []
         # Jobs of one rank have no odd ranks, and the even ones are all. A second init() finds the sets of the first.
-        known = None if _is_provisional() else context.engine().sets.find(ranks)
+        known = None if is_provisional() else context.engine().sets.find(ranks)
         if known is None and ranks:
             add_process_set(process_set)
         elif ranks:
@@ -257,7 +258,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = tuple(process_set.ranks or ())
-    if _is_provisional():
+    if is_provisional():
         process_set._declaration = sum(each._declaration is not None for each in _registered)
         process_set.process_set_id = len(_registered) + 1  # until the ranks meet
         _registered.append(process_set)
@@ -293,7 +294,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     key = process_set.process_set_id
     assert key is not None
-    if not _is_provisional():
+    if not is_provisional():
         context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
     _carried.discard(tuple(process_set.ranks or ()))
     for registered in [s for s in _registered if s.process_set_id == key]:
@@ -315,7 +316,7 @@ def not_registered(process_set: ProcessSet) -> str:
     )
 
 
-def _is_provisional() -> bool:
+def is_provisional() -> bool:
     """Whether the ranks of an elastic job have not met, so that nobody knows who will be there."""
     return not _have_met and context.is_elastic()
 
