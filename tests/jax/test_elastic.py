@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from typing import Any
@@ -146,3 +147,44 @@ def test_a_killed_rank_loses_no_sample_and_no_program() -> None:
     assert not dealer.left
     for value in values:
         np.testing.assert_allclose(value["weights"], weights, rtol=1e-4, atol=1e-5)
+
+
+def _traces() -> list[list[str]]:
+    """Two programs, of which the second asks for the number of ranks; after each meeting both run again."""
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+    from horovod import context
+    from horovod.bindings import process_sets
+
+    traced: list[str] = []
+
+    def reduce(x: Any) -> Any:
+        traced.append("reduce")
+        return hvd.allreduce(x, name="x")
+
+    def divide(x: Any) -> Any:
+        traced.append("divide")
+        return x / hvd.size()
+
+    found = []
+    programs = [jax.jit(reduce)]
+    with pytest.MonkeyPatch.context() as patch:
+        world = context.world()
+        for size in (1, 2, 2, 3):
+            patch.setattr(context, "world", lambda size=size: dataclasses.replace(world, size=size))
+            for function in process_sets._at_init:
+                function()
+            traced.clear()
+            for program in programs:
+                program(jnp.ones(2))
+            found.append(sorted(traced))
+            if len(programs) == 1 and size == 2:
+                programs.append(jax.jit(divide))
+    return found
+
+
+@pytest.mark.slow
+def test_programs_are_traced_again_if_one_has_asked_for_the_size() -> None:
+    assert run_ranks(1, _traces, framework="jax") == [[["reduce"], [], ["divide"], ["divide", "reduce"]]]
