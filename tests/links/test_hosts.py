@@ -174,9 +174,7 @@ def _knocks() -> list[bool]:
         hvd.add_process_set(members)
         hvd.allreduce(np.ones(1000), name="x")
         for fd in listening().values() if hvd.rank() == 2 else ():  # with nothing of the control between hosts
-            with socket.socket(fileno=os.dup(fd)) as port, socket.socket() as stranger:
-                if port.family != socket.AF_INET:
-                    continue
+            with socket.socket(fileno=os.dup(fd)) as port, socket.socket(port.family) as stranger:
                 stranger.settimeout(0.5)
                 with contextlib.suppress(TimeoutError):
                     stranger.connect(port.getsockname())
