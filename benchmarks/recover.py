@@ -343,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="*", help="kill, join, protect, init; all when omitted")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--systems", default="khorovod,torchrun,torchft")
+    parser.add_argument("--systems", default="khorovod,torchrun", help="torchft as well, if it is installed")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
