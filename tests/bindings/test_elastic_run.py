@@ -12,10 +12,12 @@ from elastic_double import Job, Told, failing, make_job
 
 import horovod.numpy as hvd
 from horovod import context
+from horovod.bindings import process_sets
 from horovod.bindings.elastic import checkpoint, leave
 from horovod.bindings.elastic.notifications import HostUpdateResult, notification_manager
 from horovod.bindings.elastic.run import run, run_fn
 from horovod.bindings.elastic.state import ObjectState
+from horovod.bindings.elastic.variables import VariablesState
 from horovod.errors import (
     DismissedError,
     HorovodInternalError,
@@ -62,10 +64,13 @@ def test_the_order_of_events_is_horovods(name: str) -> None:
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_elastic_job_has_the_same_order(name: str, job: Job) -> None:
+    """But for the sync, which new ranks wait for, whatever has changed."""
     errors, expected = ORDERS[name]
     state = Told(job.events, batch=0)
     assert run(failing(*errors))(state) == "done"
     told = ["renew" if event[0] == "renew" else event for event in job.events]
+    if isinstance(errors[0] if errors else None, HostsUpdatedInterrupt):
+        expected = ["renew", *AGAIN, *expected[expected.index("train") + 1 :]]
     assert told == ["renew", "sync", "train", *expected]
 
 
@@ -191,6 +196,57 @@ def test_an_object_state_saves_copies_and_syncs_what_was_saved() -> None:
 # -- leaving and ending --------------------------------------------------------------------------------------------
 
 
+class Arrays(VariablesState):
+    """A state whose variables are arrays, of a framework that sends them nowhere."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+        super().__init__()
+
+    def _shared(self) -> Any:
+        return self.arrays
+
+    def _hold(self, variables: Any) -> Any:
+        return [array.copy() for array in variables]
+
+    def _put(self, variables: Any, held: Any) -> None:
+        for array, value in zip(variables, held, strict=True):
+            array[:] = value
+
+    def _send(self) -> None:
+        pass
+
+
+def test_variables_are_sent_as_they_are(job: Job) -> None:
+    """So what was loaded after the state was made is trained on, and what a reset callback has set."""
+    state = Arrays(np.zeros(2))
+    state.arrays[0][:] = 1
+    state.sync()
+    assert state.arrays[0].tolist() == [1, 1]
+    state.arrays[0][:] = 2
+    state.restore()
+    assert state.arrays[0].tolist() == [1, 1], "what was sent is saved"
+
+
+def test_a_new_rank_learns_of_the_sets_after_a_second_loss(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has met the others before, but they could not tell it which sets there are."""
+    told: list[bool] = []
+
+    def exchange(own: Any) -> Any:
+        told.append(own[0])
+        if len(told) == 1:
+            raise PeerLostError("x")
+        return [[True, [[None, [0], ""], [None, [], "gone"]]], own]
+
+    monkeypatch.setattr(process_sets, "_exchange", exchange)
+    assert run(failing())(Told(job.events, batch=0)) == "done"
+    assert job.events[:2] == [("renew", 0), ("renew", 0)]
+    assert told == [False, False]
+    assert [each.ranks for each in process_sets._registered] == [[0], []]
+    process_sets.renew()
+    assert told[-1]
+
+
 def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) -> None:
     done: list[str] = []
     hvd.on_leave(lambda: done.append("first"))
@@ -249,6 +305,9 @@ def test_a_file_holds_what_it_was_given_and_runs_no_code(tmp_path: Path, caplog:
     found = checkpoint.read(path)
     np.testing.assert_equal(found, values)
     assert found["arrays"][0].dtype == np.int16
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    checkpoint.write(str(path.parent), 8, {"bits": np.ones(3, ml_dtypes.bfloat16)})
+    assert checkpoint.read(path.with_name("elastic-000000000008.state"))["bits"].dtype == ml_dtypes.bfloat16
     checkpoint.write(str(path.parent), 9, {})
     assert [p.name for p in path.parent.iterdir()] == ["elastic-000000000009.state"]
     for damaged in (b"", b"garbage", path.with_name("elastic-000000000009.state").read_bytes()[:-3]):

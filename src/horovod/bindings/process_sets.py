@@ -127,6 +127,8 @@ global_process_set = _make_global()
 _registered: list[ProcessSet] = []
 #: Whether the ranks of an elastic job have met, so that sets can be registered.
 _have_met = False
+#: Whether this rank has the sets of the others, which it renumbers at the next meeting.
+_has_adopted = False
 #: Ranks of sets that were there when they met last.
 _carried: set[tuple[int, ...]] = set()
 _adapter = NumpyAdapter()
@@ -230,8 +232,8 @@ def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
 
 def shutdown() -> None:
     """Leave the job; ``init()`` may follow."""
-    global _have_met
-    _have_met = False
+    global _have_met, _has_adopted
+    _have_met = _has_adopted = False
     _carried.clear()
     context.shutdown()
     for process_set in _registered:
@@ -330,9 +332,9 @@ def renew() -> None:
         PeerLostError: a rank died; may be called again after the next meeting.
         ValueError: a set that was made before the first meeting names ranks that do not exist.
     """
-    global _have_met
+    global _have_met, _has_adopted
     world, previous = context.world(), context.membership().previous
-    knows, _have_met = _have_met and previous[world.rank] >= 0, True
+    _have_met, knows = True, _has_adopted and previous[world.rank] >= 0
     for function in _at_init:
         function()
     global_process_set.ranks = list(range(world.size))
@@ -341,6 +343,7 @@ def renew() -> None:
     own = (knows, [(each._declaration, each.ranks, each._why) for each in _registered])
     everywhere = _exchange(own)
     _adopt(next((sets for has_seen, sets in everywhere if has_seen), everywhere[0][1]), knows)
+    _has_adopted = True
     _carried.clear()
     for process_set in _registered:
         ranks = tuple(process_set.ranks or ())

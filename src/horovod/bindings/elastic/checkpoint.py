@@ -56,7 +56,7 @@ def write(folder: str, progress: int, values: Mapping[str, Any]) -> Path:
     """
     arrays: list[np.ndarray[Any, Any]] = []
     tree = _packed(dict(values), arrays, "")
-    kinds = [[array.dtype.str, list(array.shape)] for array in arrays]
+    kinds = [[_name(array.dtype), list(array.shape)] for array in arrays]
     header = json.dumps({"values": tree, "arrays": kinds}).encode()
     path = Path(folder) / f"elastic-{progress:012d}.state"
     draft = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.part")
@@ -101,6 +101,11 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is no state of an elastic job ({error}); remove it to begin anew") from None
     return values
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    # Dtypes that others have added to numpy, such as bfloat16, are known by their names only.
+    return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
 
 
 class _Unknown(Exception):

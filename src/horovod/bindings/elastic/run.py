@@ -138,7 +138,8 @@ def _go_on(job: _Job, state: State, cause: _Cause) -> None:
         state.before_change()
     job.renew(state)
     state.on_reset()
-    if not (isinstance(cause, HostsUpdatedInterrupt) and cause.skip_sync):
+    # In an elastic job a new rank may have come, which waits for all.
+    if context.is_elastic() or not (isinstance(cause, HostsUpdatedInterrupt) and cause.skip_sync):
         job.sync(state)
 
 
@@ -202,6 +203,7 @@ class _ThisJob:
     def __init__(self) -> None:
         self._is_elastic = context.is_elastic()
         self._folder = ""
+        self._has_digest = False
 
     def enter(self, state: State) -> None:
         """Take the state of an earlier job from a file, and meet for the first time."""
@@ -233,9 +235,11 @@ class _ThisJob:
             InitError: the job is over.
             SystemExit: this process is no member any more.
         """
+        digest = state.digest()
+        self._has_digest = bool(digest)
         while True:
             try:
-                context.renew(state.progress, state.digest())
+                context.renew(state.progress, digest)
                 process_sets.renew()
                 return
             except DismissedError as error:
@@ -264,7 +268,7 @@ class _ThisJob:
             return
         rank, view = context.world().rank, context.membership()
         members = _exchange(state, is_new=view.previous[rank] < 0)
-        state._all_equal = not view.behind and bool(state.digest())
+        state._all_equal = not view.behind and self._has_digest
         state._sync_present = state._sync_present or members[0].keeps_steps
         try:
             state.sync()

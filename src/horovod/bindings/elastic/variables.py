@@ -79,8 +79,6 @@ class VariablesState(ObjectState):
         """Give all ranks the values and attributes of rank 0. Collective."""
         is_sent, keeps = not self._all_equal, self._sync_present
         if is_sent:
-            if not keeps:
-                self.restore()
             self._send()
         super().sync()
         if is_sent and not keeps:
