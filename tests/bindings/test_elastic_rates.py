@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -53,9 +53,17 @@ class Lines:
         return iter(range(37))
 
 
+class Pair(NamedTuple):
+    """A batch whose parts have names."""
+
+    x: Any
+    y: Any
+
+
 FORMS = {
     "array": np.arange(37),
     "tuple": (np.arange(37), np.arange(37) * 2),
+    "named tuple": Pair(np.arange(37), np.arange(37) * 2),
     "dict": {"x": np.arange(37), "y": list(range(37))},
     "list of arrays": [np.arange(37), np.arange(37)],
     "sequence": list(range(37)),
@@ -66,9 +74,11 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_shards_use_every_sample_once_while_ranks_change(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(batch: Any) -> list[int]:
-        if form == "tuple":
+        if "tuple" in form:
+            assert type(batch) is type(FORMS[form])
             assert (batch[0] * 2 == batch[1]).all()
-        first = batch["x"] if form == "dict" else batch[0] if form in ("tuple", "list of arrays") else batch
+        is_nest = "tuple" in form or form == "list of arrays"
+        first = batch["x"] if form == "dict" else batch[0] if is_nest else batch
         return [int(number) for number in first]
 
     used: list[int] = []
@@ -103,3 +113,5 @@ def test_what_cannot_be_dealt_is_refused() -> None:
         shard(Lines(), 1, shuffle=True)
     with pytest.raises(ValueError, match="arrays must have one length"):
         shard((np.zeros(3), np.zeros(4)), 1)
+    with pytest.raises(ValueError, match="nothing to deal"):
+        shard({}, 1)

@@ -147,6 +147,8 @@ class _Training:
             numbered.on_epoch_end(state.epoch, broadcast_object(logs, 0, "elastic.fit.logs"))
             return
         self.data.set_epoch(state.epoch)
+        if self.data.is_done:
+            raise wrong_argument("hvd.elastic.fit() got data without samples")
         sample = self._kit.convert(next(iter(self.data)))
         self._deal()
         self.model.fit(

@@ -33,9 +33,13 @@ class JaxState(VariablesState):
     Args:
         **kwargs: attributes of the state, such as ``params=params, opt_state=opt_state, batch=0``. Those with arrays of
             JAX in them when the state is made are pytrees, of the same structure on every rank.
+
+    Raises:
+        ValueError: a keyword is the name of a method.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        self._check_names(kwargs)
         self._names = [name for name, value in kwargs.items() if _has_arrays(value)]
         self._set({name: kwargs.pop(name) for name in self._names})
         super().__init__(**kwargs)

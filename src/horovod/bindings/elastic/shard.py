@@ -32,9 +32,12 @@ def shard(data: Any, batch_size: int, shuffle: bool = False, seed: int = 0) -> A
         An iterable of batches: rows of the arrays, or lists of samples.
 
     Raises:
-        ValueError: arrays of different lengths; an iterable without a length is to be shuffled, or cannot begin anew.
+        ValueError: no array, or arrays of different lengths; an iterable without a length is to be shuffled, or cannot
+            begin anew.
     """
     columns = list(_columns(data))
+    if not columns:
+        raise ValueError(f"there is nothing to deal. Received: {data!r}")
     if not all(hasattr(column, "__len__") and hasattr(column, "__getitem__") for column in columns):
         if shuffle or iter(data) is data:
             raise ValueError(
@@ -69,7 +72,8 @@ def _rows(data: Any, rows: Sequence[int]) -> Any:
     if isinstance(data, Mapping):
         return {key: _rows(column, rows) for key, column in data.items()}
     if _is_nest(data):
-        return type(data)([_rows(column, rows) for column in data])
+        parts = [_rows(column, rows) for column in data]
+        return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
     return data[np.asarray(rows)] if _is_array(data) else [data[row] for row in rows]
 
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -193,14 +193,17 @@ class ObjectState(State):
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
-        if taken := [name for name in kwargs if hasattr(State, name)]:
-            raise ValueError(f"a state cannot have an attribute {taken[0]!r}: {type(self).__name__} uses this name")
+        self._check_names(kwargs)
         self._saved_state: dict[str, Any] = dict(kwargs)
         self._captured_values: dict[str, Any] | None = None
         for name, value in kwargs.items():
             setattr(self, name, value)
         super().__init__(bcast_object=bcast_object, get_rank=get_rank)
         ObjectState.save(self)
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        if taken := [name for name in names if hasattr(State, name)]:
+            raise ValueError(f"a state cannot have an attribute {taken[0]!r}: {type(self).__name__} uses this name")
 
     def save(self) -> None:
         """Copy the attributes; of those with ``state_dict`` and ``load_state_dict``, their state."""
