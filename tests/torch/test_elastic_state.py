@@ -209,7 +209,8 @@ def test_a_state_goes_through_a_file(job: Job, tmp_path: Path, monkeypatch: pyte
 
 def test_digests_tell_states_apart(job: Job) -> None:
     model, optimizer = parts()
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1)
+    sampler = hvd.elastic.ElasticSampler(range(8))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=1)
     digests = [state.digest()]
     assert state.digest() == digests[0]
     with torch.no_grad():
@@ -221,7 +222,54 @@ def test_digests_tell_states_apart(job: Job) -> None:
     digests.append(state.digest())
     model[1].num_batches_tracked += 1  # of this rank alone
     assert state.digest() == digests[-1]
-    assert len(set(digests)) == 4
+    optimizer.param_groups[0]["lr"] /= 2
+    digests.append(state.digest())
+    state.sampler.record_batch(0, 1)
+    digests.append(state.digest())
+    assert len(set(digests)) == 6
+
+
+def test_a_rate_is_scaled_after_a_restore_too(job: Job) -> None:
+    model, optimizer = parts()
+    groups = optimizer.param_groups
+    scale = hvd.elastic.LearningRateScale(groups, reference_size=2)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scale=scale)
+    groups[0]["lr"] = 7.0
+    state.restore()
+    assert optimizer.param_groups[0] is groups[0]
+    scale.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_handled_attribute_has_no_name_of_the_state(job: Job) -> None:
+    with pytest.raises(ValueError, match="cannot have an attribute 'progress'"):
+        hvd.elastic.TorchState(progress=parts()[0])
+
+
+def test_a_model_that_is_assigned_is_captured(job: Job) -> None:
+    state = hvd.elastic.TorchState(model=parts()[0])
+    state.capture()
+    state.model = parts(seed=1)[0]
+    state.capture()
+    state.model(torch.randn(16, 4))
+    assert state.undo()
+    assert state.model[1].num_batches_tracked == 0
+    with torch.no_grad():
+        state.model[0].weight += 1
+    assert not state.undo()
+
+
+@pytest.mark.parametrize(("count", "size", "batch_size"), [(5, 2, 4), (11, 3, 3), (50, 3, 7)])
+def test_ranks_that_record_their_own_last_batches_agree(
+    count: int, size: int, batch_size: int, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(size):
+        monkeypatch.setattr(context, "world", lambda: type("W", (), {"rank": rank, "size": size}))
+        sampler = hvd.elastic.ElasticSampler(range(count))
+        sampler.load_state_dict({"epoch": 1, "processed_num": 0, "batch_size": batch_size})
+        for number, batch in enumerate(torch.utils.data.DataLoader(range(count), batch_size, sampler=sampler)):
+            sampler.record_batch(number, len(batch))
+        assert sampler.processed_num == count
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -58,6 +58,10 @@ class StateHandler:
         """Yield the tensors that are equal on all ranks."""
         yield from ()
 
+    def numbers(self) -> Any:
+        """Return what else is equal on all ranks: numbers and texts, in dicts and lists."""
+        return None
+
     def state(self) -> Any:
         """Return the value for a file, or None if it cannot be written."""
         return None
@@ -136,6 +140,11 @@ class OptimizerStateHandler(StateHandler):
         """Yield all tensors of the state."""
         yield from (tensor for _, tensor in tensors_of(self.value))
 
+    def numbers(self) -> Any:
+        """Return the options that are numbers, such as learning rates."""
+        kinds = (bool, int, float, tuple)
+        return [[(k, v) for k, v in sorted(g.items()) if isinstance(v, kinds)] for g in self.value.param_groups]
+
     def state(self) -> Any:
         """Return the whole state and the options."""
         in_parts = isinstance(self.value, HostMethods)
@@ -145,7 +154,14 @@ class OptimizerStateHandler(StateHandler):
         """Set state and options."""
         if isinstance(self.value, HostMethods):
             self.value._forget_shards()
+        groups = self.value.param_groups
         self.value.load_state_dict(state)
+        # Torch makes new groups, but others may hold the old ones, such as LearningRateScale.
+        for group, loaded in zip(groups, self.value.param_groups, strict=True):
+            if group is not loaded:
+                group.clear()
+                group.update(loaded)
+        self.value.param_groups = groups
 
 
 class SamplerStateHandler(StateHandler):
@@ -171,6 +187,10 @@ class SamplerStateHandler(StateHandler):
     def sync(self) -> None:
         """Take what rank 0 has processed. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+    def numbers(self) -> Any:
+        """Return where the epoch stands."""
+        return sorted(self.value.state_dict().items())
 
     def state(self) -> Any:
         """Return the number of samples that were processed."""

@@ -60,8 +60,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             batch_idx: accepted for Horovod's sake.
             batch_size: samples of one rank; of a last, shorter batch, either its own or the usual size.
         """
+        count, is_short = len(self.dataset), batch_size < self._batch_size
         self._batch_size = max(self._batch_size, batch_size)
-        self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
+        self.processed_num = min(self.processed_num + batch_size * self.num_replicas, count)
+        if is_short and count - self.processed_num < self.num_replicas:
+            # The last batch of the epoch, of which other ranks had one sample more.
+            self.processed_num = count
 
     def record_indices(self, indices: Any) -> None:
         """Note that every rank has processed as many samples as this one.

@@ -47,6 +47,9 @@ class TorchState(ObjectState):
         model: a module, optional.
         optimizer: an optimizer, optional; made before or after ``DistributedOptimizer``.
         **kwargs: more modules, optimizers and samplers, and plain objects.
+
+    Raises:
+        ValueError: a keyword is the name of a method.
     """
 
     _generators = (*generators.BUILT_IN, *_GENERATORS)
@@ -55,6 +58,7 @@ class TorchState(ObjectState):
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
+        self._check_names(kwargs)
         kwargs.update(model=model, optimizer=optimizer)
         found = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value)) is not None}
         for name, handler in found.items():
@@ -68,6 +72,7 @@ class TorchState(ObjectState):
         handler = self.__dict__.get("_handlers", {}).get(name)
         if handler is not None:
             handler.set_value(value)
+            self._capture.forget()
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
@@ -93,10 +98,11 @@ class TorchState(ObjectState):
                 value.reset()
 
     def digest(self) -> str:
-        """Return a hash of parameters, optimizer states and plain attributes."""
+        """Return a hash of parameters, optimizer states and options, samplers and plain attributes."""
         tensors = [tensor for handler in self._handlers.values() for tensor in handler.tensors()]
         hashed = hashlib.blake2b(super().digest().encode(), digest_size=16)
         hashed.update(np.array(_sums(tensors), np.int64).tobytes())
+        hashed.update(repr([handler.numbers() for handler in self._handlers.values()]).encode())
         self._capture.forget()
         return hashed.hexdigest()
 
