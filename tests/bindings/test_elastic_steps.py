@@ -65,7 +65,7 @@ def test_a_change_comes_between_two_steps(job: Job) -> None:
 
     @step
     def one(state: Told) -> None:
-        job.wants = state.progress == 1  # is seen while the step runs
+        job.wants = state.progress in (1, 3)  # is seen while the step runs
         state.batch += 1
 
     @run
@@ -74,8 +74,12 @@ def test_a_change_comes_between_two_steps(job: Job) -> None:
             one(state)
             sizes.append((state.batch, job.number))
 
-    train(Told(job.events, batch=0))
+    state = Told(job.events, batch=0)
+    train(state)
     assert sizes == [(1, 1), (2, 1), (3, 1), (4, 2)], "what follows a step is done before the change"
+    state.batch = 3
+    train(state)
+    assert sizes[4:] == [(4, 3)], "the ranks have met after the last change was due"
 
 
 def test_an_error_between_steps_goes_back_to_the_last_step(job: Job) -> None:

@@ -71,7 +71,8 @@ class TensorFlowState(VariablesState):
 
     def _send(self) -> None:
         if self.session:
-            self.session.run(self._broadcast)
+            with typed_errors():
+                self.session.run(self._broadcast)
         else:
             broadcast_variables(self.variables, 0)
 

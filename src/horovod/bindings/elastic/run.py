@@ -241,6 +241,7 @@ class _ThisJob:
             try:
                 context.renew(state.progress, digest)
                 process_sets.renew()
+                state._change_is_due = False
                 return
             except DismissedError as error:
                 logger.info("this process leaves the job: %s", error)

@@ -69,7 +69,6 @@ class State:
     def on_reset(self) -> None:
         """Call ``reset()`` and the callbacks; ``run`` does so after each change of the membership."""
         self._host_messages = queue.Queue()
-        self._change_is_due = False
         self.reset()
         for callback in self._reset_callbacks:
             callback()
