@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,17 @@ def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) 
     assert caught.value.code == 0
     assert done == ["second", "first"]
     assert not leave._functions
+
+
+def test_sigterm_reaches_the_handler_of_the_script_after_the_functions() -> None:
+    done: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: done.append("own"))
+    try:
+        hvd.on_leave(lambda: done.append("function"))
+        signal.raise_signal(signal.SIGTERM)
+        assert done == ["function", "own"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_job_that_is_over_leaves_its_state_in_a_file(

@@ -18,6 +18,8 @@ __all__ = ["leaving_allowed", "on_leave", "run_functions"]
 F = TypeVar("F", bound=Callable[[], Any])
 
 _functions: list[Callable[[], Any]] = []
+#: The handler of SIGTERM without this module.
+_before: Any = signal.SIG_DFL
 
 
 def on_leave(function: F) -> F:
@@ -25,7 +27,7 @@ def on_leave(function: F) -> F:
 
     In an elastic job the others take over at the next commit or step. Then the functions run, the last one that was
     added first, and the process ends with exit code 0. A machine that is taken away grants some seconds for all of
-    this. Elsewhere the functions run at once, and SIGTERM ends the process as ever.
+    this. Elsewhere the functions run at once, and SIGTERM then does what it did before.
 
     Args:
         function: takes no arguments and calls no collectives.
@@ -51,24 +53,27 @@ def run_functions() -> None:
 @contextmanager
 def leaving_allowed() -> Iterator[None]:
     """While the context lasts, let SIGTERM ask the job service for a membership without this process."""
-    before = _listen(_ask) if context.is_elastic() else None
+    listens = context.is_elastic() and _listen(_ask)
     try:
         yield
     finally:
-        if before is not None:
-            _listen(_end_at_once if _functions else before)
+        if listens:
+            _listen(_end_at_once if _functions else _before)
 
 
 def _is_ours() -> bool:
     return signal.getsignal(signal.SIGTERM) in (_ask, _end_at_once)
 
 
-def _listen(handler: Any) -> Any:
-    """Set the handler of SIGTERM; return the one before, or None where that is not possible."""
+def _listen(handler: Any) -> bool:
+    """Set the handler of SIGTERM; return False where that is not possible."""
+    global _before
     if threading.current_thread() is not threading.main_thread():
-        return None
-    before = signal.signal(signal.SIGTERM, handler)
-    return signal.SIG_DFL if before is None else before
+        return False
+    if not _is_ours():
+        _before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    signal.signal(signal.SIGTERM, handler)
+    return True
 
 
 def _ask(signum: int, frame: FrameType | None) -> None:
@@ -78,6 +83,6 @@ def _ask(signum: int, frame: FrameType | None) -> None:
 
 
 def _end_at_once(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _before)
     run_functions()
     os.kill(os.getpid(), signal.SIGTERM)
