@@ -361,3 +361,26 @@ def test_512_slots_survive_a_hundred_losses_and_joins(seed: int) -> None:
                 decisions = _do(members, Ready(slot, step))
         assert len(_ranks(decisions)) == 512
         assert next(iter(_ranks(decisions))) != lost
+
+
+def test_a_host_that_is_lost_before_the_ranks_have_met_is_not_waited_for() -> None:
+    members = Membership(Policy(3, is_elastic=True, minimum=2, cool_down_s=(1, 1)))
+    members.handle(Discovered({"a": 2, "b": 1}))
+    for slot in (A0, A1):
+        assert members.handle(Ready(slot)) == []
+    assert members.handle(Discovered({"a": 2})) == []
+    assert _ranks(members.handle(Ended(B0, "was lost with its host"))) == [A0, A1]
+    for slot in (A0, A1):
+        members.handle(Joined(slot, 1))
+    assert members.handle(Discovered({"a": 2, "b": 1})) == []
+    assert members.handle(Tick(1)) == [Start(B0)]
+
+
+def test_a_process_that_fails_before_the_ranks_have_met_is_replaced_first() -> None:
+    members = Membership(Policy(3, is_elastic=True, minimum=2, cool_down_s=(1, 1)))
+    members.handle(Discovered({"a": 2, "b": 1}))
+    for slot in (A0, A1):
+        members.handle(Ready(slot))
+    assert members.handle(Ended(B0, KILLED)) == []
+    assert members.handle(Tick(1)) == [Start(B0)]
+    assert _ranks(members.handle(Ready(B0))) == [A0, A1, B0]

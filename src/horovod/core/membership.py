@@ -231,9 +231,12 @@ class Membership:
             return False
         if self.generation:
             return len(self._phases[_Phase.WAITING]) >= self._policy.fewest
+        size = self._policy.size
+        if self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
+            size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
         # Those that were started first, so that the others are the spares.
-        first = [p for p in self._ordered(self._processes.values()) if p.phase is not _Phase.GONE][: self._policy.size]
-        return len(first) == self._policy.size and all(p.phase is _Phase.WAITING for p in first)
+        first = [p for p in self._ordered(self._processes.values()) if p.phase is not _Phase.GONE][:size]
+        return len(first) == size and all(p.phase is _Phase.WAITING for p in first)
 
     def _members(self) -> list[_Process]:
         """Those of the next generation, by rank; the others that may not stay are dismissed."""
@@ -299,8 +302,7 @@ class Membership:
         missing = (policy.fewest if self._phases[_Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
             return False
-        able = 0 if self._is_draining else sum(self._usable_at.get(s.host) != math.inf for s in self._free())
-        return able < max(missing, 1)
+        return self._startable() < max(missing, 1)
 
     def _give_up(self) -> None:
         if self._policy.is_elastic:
@@ -369,6 +371,10 @@ class Membership:
 
     def _alive(self) -> int:
         return len(self._processes) - len(self._phases[_Phase.GONE]) - len(self._phases[_Phase.FENCED])
+
+    def _startable(self) -> int:
+        """Number of slots in which a process can be started, now or later."""
+        return 0 if self._is_draining else sum(self._usable_at.get(s.host) != math.inf for s in self._free())
 
     def _is_running(self) -> bool:
         """Whether the latest generation has begun and all its members are still in it."""
