@@ -22,7 +22,7 @@ HOST = os.uname().nodename
 # first step in a generation up to ``until``. ``phases`` are words that rank 0 writes for the script that names hosts:
 # each one when the ranks are as many as it says, and the script has read the one before.
 TRAIN = """
-import json, os, sys, time
+import ctypes, json, os, sys, time
 from pathlib import Path
 import numpy as np
 import horovod.numpy as hvd
@@ -56,6 +56,10 @@ while True:
         os.kill(os.getpid(), 9)
     elif act == "exit":
         os._exit(7)
+    elif act == "stop":
+        os.kill(os.getpid(), 19)
+    elif act == "hold":
+        ctypes.PyDLL(None).sleep(7)  # with the GIL
     elif act == "raise":
         raise ValueError(f"bad batch in generation {number}")
     try:
@@ -109,6 +113,15 @@ def test_a_lost_rank_is_replaced(act: str, how: str, ready: tuple[str, ...], scr
     assert re.search(
         r"^horovodrun: 1 loss and 1 join by step \d+, [12] resets?, .* goodput \d", ended.err, re.MULTILINE
     )
+
+
+def test_a_stopped_rank_is_killed_and_one_that_holds_the_gil_is_not(script: str) -> None:
+    plan = json.dumps({"acts": {"0": "hold", "1": "stop"}, "after": 1, "size": 2})
+    ended = horovodrun("-np", "3", "--min-np", "2", *NEVER, PY, script, plan)
+    assert [(rank, size) for rank, size, _ in done(ended)] == [(0, 2), (1, 2)]
+    killed = rf"rank 1 \(pid \d+ on {HOST}:1\) was killed by horovodrun: it was stopped \(such as by SIGSTOP\)"
+    assert re.search(rf"^horovodrun: {killed} and had not answered for 5 s; 2 ranks continue", ended.err, re.MULTILINE)
+    assert re.search(r"^horovodrun: 1 loss and 0 joins by ", ended.err, re.MULTILINE), ended.err
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,17 @@ from horovod.core.membership_events import (
     Ended,
     Finish,
     Policy,
+    Silent,
     Slot,
     Start,
+    Tick,
 )
 from horovod.errors import DismissedError, InitError
 from horovod.rendezvous import curve, membership_client
 from horovod.rendezvous.client import FateQuery, JobStore
+from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.keys import SERVICE, local_name, purpose_key
-from horovod.rendezvous.member_messages import MemberNews, MemberPlace
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus
 from horovod.rendezvous.membership_client import MembershipClient, Superseded
 from horovod.rendezvous.protocol import pack
 from horovod.rendezvous.service import Service
@@ -168,6 +171,7 @@ def test_a_death_calls_the_meeting_off_and_gives_other_places(make_job: Callable
     job.decided(lambda d: isinstance(d, Dissolve))
     thread.join(LONG_S)
     assert len(errors) == 1
+    _await(lambda: job.members[2].status.placed != 1)
     places = job.begin(1, 2)
     assert [(p.generation, p.rank, p.size, p.previous) for p in places] == [(2, 0, 2, [-1, -1]), (2, 1, 2, [-1, -1])]
     for member, place in zip((job.members[1], job.members[2]), old[1:], strict=True):
@@ -225,6 +229,58 @@ def test_a_second_process_in_a_slot_is_refused_and_a_dead_one_is_not_heard(make_
         Member(job.service, ("a", 0))
     with pytest.raises(InitError, match="none was started"):
         Member(job.service, ("b", 0))
+
+
+def test_a_thread_that_waits_for_a_place_ends_when_its_process_leaves_the_job(make_job: Callable[..., Job]) -> None:
+    job = make_job(Policy(2, is_elastic=True), 2)
+    job.come(0)
+    job.ready(0)
+    closing = threading.Thread(target=job.members[0].close)
+    closing.start()
+    with pytest.raises(InitError, match="has left its job"):
+        job.members[0].await_place()
+    closing.join(LONG_S)
+
+
+def test_last_words_of_a_dead_process_are_not_those_of_its_successor() -> None:
+    generations, slot = Generations(Policy(2, is_elastic=True, cool_down_s=(1, 1))), Slot("a", 0)
+    generations.handle(Discovered({"a": 1}))
+    old, new = (MemberNews("a", 0, nonce * 16, 7) for nonce in (b"o", b"n"))
+    assert len(generations.hear(b"old", old)) == 1
+    generations.handle(Ended(slot, KILLED))
+    generations.handle(Tick(0.0))
+    generations.handle(Tick(2.0))
+    assert [d for d in generations.take() if isinstance(d, Start)] == [Start(slot)] * 2
+    assert generations.hear(b"old", old) == []
+    ((sender, answer),) = generations.hear(b"new", new)
+    assert sender == b"new" and isinstance(answer, MemberStatus)
+
+
+def test_a_place_that_was_lost_is_said_again_also_to_one_that_had_joined() -> None:
+    generations = Generations(Policy(2, is_elastic=True, minimum=1))
+    generations.handle(Discovered({"a": 2}))
+    for number in (0, 1):
+        generations.hear(b"%d" % number, MemberNews("a", number, b"%d" % number * 16, 7))
+        generations.hear(b"%d" % number, MemberNews("a", number, b"%d" % number * 16, 7, "ready", 1))
+    joined = MemberNews("a", 0, b"0" * 16, 7, "joined", 1, 1)
+    generations.hear(b"0", joined)
+    generations.handle(Ended(Slot("a", 1), KILLED))  # its answers are lost
+    places = [answer for _, answer in generations.hear(b"0", joined) if isinstance(answer, MemberPlace)]
+    assert [(place.attempt, place.generation, place.size) for place in places] == [(1, 2, 1)]
+
+
+def test_the_launcher_is_told_of_a_silent_process_unless_it_has_left_or_the_service_itself_stood_still() -> None:
+    generations = Generations(Policy(3, is_elastic=True))
+    generations.handle(Discovered({"a": 3}))
+    for number, verb in enumerate(("here", "left", "here")):
+        generations.hear(b"", MemberNews("a", number, b"%d" % number * 16, 70 + number, verb))  # type: ignore[arg-type]
+    silent: list[tuple[Slot, int]] = []
+    for now_s in (0.0, 100.0, 101.0, 102.0, 103.0, 104.0, 105.0):
+        generations.hear(b"", MemberNews("a", 2, b"2" * 16, 72))
+        generations.handle(Tick(now_s))
+        silent += [(d.slot, d.pid) for d in generations.take() if isinstance(d, Silent)]
+        assert bool(silent) == (now_s >= 104.0)
+    assert silent == [(Slot("a", 0), 70)] * 2
 
 
 def test_a_job_that_is_not_elastic_says_so() -> None:

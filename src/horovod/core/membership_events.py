@@ -23,6 +23,7 @@ __all__ = [
     "Position",
     "Ready",
     "Refuse",
+    "Silent",
     "Slot",
     "Start",
     "Tick",
@@ -141,6 +142,20 @@ class Fence(NamedTuple):
     why: str
 
 
+class Silent(NamedTuple):
+    """Nothing has been heard of the process in a slot for some seconds: kill it if it is stopped, by a signal.
+
+    Attributes:
+        slot: where it runs.
+        pid: of the process.
+        why: what to say of it then.
+    """
+
+    slot: Slot
+    pid: int
+    why: str
+
+
 class Refuse(NamedTuple):
     """Let ``init()`` raise an error in this slot; ``is_dismissal`` tells that nothing has failed."""
 
@@ -156,7 +171,7 @@ class Finish(NamedTuple):
 
 
 Event = Ready | Joined | Ended | Left | Leaving | Discovered | Tick
-Decision = Assign | Begin | Dissolve | Start | Fence | Refuse | Finish
+Decision = Assign | Begin | Dissolve | Start | Fence | Silent | Refuse | Finish
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,10 @@ class Agent:
         elif isinstance(frame, frames.StartRank):
             self._start_rank(frame)
         elif isinstance(frame, frames.KillRank) and self._job is not None:
-            self._job.kill_rank(frame.rank)
+            if frame.stopped_pid:
+                self._job.kill_stopped(frame.rank, frame.stopped_pid)
+            else:
+                self._job.kill_rank(frame.rank)
         elif isinstance(frame, frames.Taken):
             self._under_way -= frame.nbytes
         elif isinstance(frame, frames.PassOrder):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from horovod.config import MEETING
-from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Slot, Start
+from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Silent, Slot, Start
 from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery, HostOffer
 from horovod.launch.elastic_options import ElasticOptions
@@ -69,6 +69,7 @@ class ElasticJob(Supervision):
         self._hosts: dict[str, tuple[Job, int]] = {}  # and cores
         self._processes: dict[Slot, int] = {}  # that run, by number
         self._fenced: dict[int, str] = {}
+        self._silent: dict[int, str] = {}  # why they would be killed
         self._ledger = Ledger()
         #: Processes of the latest generation, by rank.
         self.members: list[int] = []
@@ -143,10 +144,13 @@ class ElasticJob(Supervision):
                     self._start_process(decision.slot)
             elif isinstance(decision, Fence):
                 self._fence(decision)
+            elif isinstance(decision, Silent):
+                self._probe(decision)
             elif isinstance(decision, Assign):
                 self._ledger.changing(time.monotonic())
                 self._is_meeting = True
                 self.members = [self._processes.get(slot, -1) for slot in decision.positions]
+                self._name_late(decision)
             elif isinstance(decision, Begin):
                 self._begin(decision.generation)
             elif isinstance(decision, Finish):
@@ -192,6 +196,23 @@ class ElasticJob(Supervision):
         if process is not None:
             self._fenced[process] = decision.why
             self.places[process].job.kill_rank(process)
+
+    def _name_late(self, assign: Assign) -> None:
+        """Say whom the job begins without."""
+        few, size = len(assign.positions), self._options.num_proc
+        if assign.generation == 1 and few < size:
+            late = ", ".join(str(slot) for slot in self._processes if slot not in assign.positions)
+            more = f": {late} did not call init() within --start-timeout" if late else ""
+            self.say(f"the job begins with {few} of {size} ranks{more}")
+
+    def _probe(self, decision: Silent) -> None:
+        process = self._processes.get(decision.slot)
+        if process is not None:
+            self._silent[process] = decision.why
+            self.places[process].job.kill_stopped(process, decision.pid)
+
+    def on_stopped(self, rank: int) -> None:
+        self._fenced[rank] = self._silent[rank]
 
     def _begin(self, generation: int) -> None:
         joined = [] if not self._ledger.size else [p for p in self.members if p not in self._ranks]

@@ -139,9 +139,10 @@ class StartRank(msgspec.Struct, tag="start", frozen=True):
 
 
 class KillRank(msgspec.Struct, tag="kill", frozen=True):
-    """Kills a rank and all that it has started."""
+    """Kills a rank and all that it has started; with ``stopped_pid`` only if that process is stopped by a signal."""
 
     rank: int
+    stopped_pid: int = 0
 
 
 class CallPart(msgspec.Struct, tag="call", frozen=True):

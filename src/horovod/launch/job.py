@@ -56,6 +56,13 @@ class Job:
         """Kill a rank and all that it has started; its end is reported as that of others."""
         raise NotImplementedError
 
+    def kill_stopped(self, rank: int, pid: int) -> None:
+        """Kill a rank if its process ``pid`` is stopped by a signal; ``{"stopped": rank}`` among the news says so.
+
+        A process that a debugger holds is not touched.
+        """
+        raise NotImplementedError
+
     def finish(self) -> None:
         """No more ranks will be started: end when those that run have ended."""
         raise NotImplementedError

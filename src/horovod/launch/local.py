@@ -23,7 +23,7 @@ from horovod.launch import keeper
 from horovod.launch.job import Job
 from horovod.launch.plan import FDS_VARIABLE, LaunchPlan
 from horovod.rendezvous.endings import exits_name
-from horovod.world import EXITS_VARIABLE
+from horovod.world import EXITS_VARIABLE, process_status
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
 
@@ -55,6 +55,7 @@ class LocalJob(Job):
         self._orders: deque[tuple[bytes, list[int]]] = deque()  # each with descriptors, which we close
         self._call = _file_of(call) if call else -1
         self._results: dict[int, int] = {}  # the file of each rank's result
+        self._stopped: list[int] = []  # ranks that were killed for that, not told yet
         # The guard, to be exact, whose child the keeper is.
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -108,6 +109,12 @@ class LocalJob(Job):
     def kill_rank(self, rank: int) -> None:
         self._order({"kill": rank})
 
+    def kill_stopped(self, rank: int, pid: int) -> None:
+        with contextlib.suppress(OSError, IndexError):  # ended meanwhile
+            if process_status(Path("/proc"), pid)[0] == "T":
+                self._stopped.append(rank)
+                self.kill_rank(rank)
+
     def finish(self) -> None:
         self._orders.append((b"F", []))
         self.flush()
@@ -146,6 +153,8 @@ class LocalJob(Job):
             if not message:
                 yield {"lost": "the process that watches the ranks was killed"}
                 return
+            while self._stopped:  # before the news of their ends
+                yield {"stopped": self._stopped.pop(0)}
             event = json.loads(message)
             if (result := self._results.pop(event.get("ended"), -1)) >= 0:
                 self.results[event["ended"]] = read_all(result)

@@ -173,6 +173,9 @@ class RemoteJob(Job):
     def kill_rank(self, rank: int) -> None:
         self._wire.send(frames.KillRank(rank))
 
+    def kill_stopped(self, rank: int, pid: int) -> None:
+        self._wire.send(frames.KillRank(rank, pid))
+
     def finish(self) -> None:
         self.tell(b"F")
 

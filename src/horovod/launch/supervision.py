@@ -91,6 +91,9 @@ class Supervision:
         """A rank has ended."""
         raise NotImplementedError
 
+    def on_stopped(self, rank: int) -> None:
+        """A rank was killed since it was stopped; its end follows."""
+
     def on_lost(self, job: Job, reason: str) -> None:
         """Nobody answers for a host any more; what may still run there has been killed."""
         raise NotImplementedError
@@ -269,6 +272,8 @@ class Supervision:
             ended = Exit(event["ended"], event["pid"], event["status"], event["sent"])
             self.outcome.exits.append(ended)
             self.on_exit(ended)
+        elif "stopped" in event:
+            self.on_stopped(event["stopped"])
         elif "passed_on" in event:
             self._passed_on.append(event["passed_on"])
             if len(self._passed_on) >= len(self._running):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from horovod.core.membership import Membership
@@ -18,7 +19,9 @@ from horovod.core.membership_events import (
     Policy,
     Ready,
     Refuse,
+    Silent,
     Slot,
+    Tick,
 )
 from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
 from horovod.rendezvous.protocol import Answer, Fate
@@ -28,6 +31,10 @@ __all__ = ["Generations"]
 _Answers = list[tuple[bytes, Answer]]
 #: Of so many generations it is known how their ranks ended: the present one, and those that some may still be in.
 _KEPT = 8
+#: A process speaks once a second. After so long a silence the launcher looks, again and again, whether it is stopped.
+_SILENCE_S, _AGAIN_S = 5.0, 1.0
+#: In a longer pause between two looks at the clock the service itself did not run.
+_LONGEST_TICK_S = 1.0
 
 
 @dataclass
@@ -35,7 +42,9 @@ class _Process:
     """A process that has said that it is there; ``answer`` is the one to its last attempt."""
 
     nonce: bytes
+    pid: int
     sender: bytes
+    silent_s: float = 0.0
     attempt: int = 0
     answer: MemberPlace | Refused | None = None
     wants_out: bool = False
@@ -59,6 +68,8 @@ class Generations:
         self._fates: dict[int, dict[int, str]] = {}  # by generation and rank
         self._placed: frozenset[Slot] = frozenset()  # in the latest generation, which may not have begun
         self._begun, self._size, self._wants_change = 0, policy.size, False
+        self._now_s = math.inf
+        self._buried: set[bytes] = set()  # nonces: the last words of a host that was cut off may come when it is back
         self.progress = 0
 
     @property
@@ -78,11 +89,13 @@ class Generations:
         """
         slot = Slot(news.host, news.number)
         process = self._processes.get(slot)
+        if news.nonce in self._buried:
+            return []
         if process is None or process.nonce != news.nonce:
             if why := self._objection(slot, news):
                 return [(sender, Refused(news.attempt, why, False))]
-            process = self._processes[slot] = _Process(news.nonce, sender)
-        process.sender = sender
+            process = self._processes[slot] = _Process(news.nonce, news.pid, sender)
+        process.sender, process.silent_s = sender, -math.inf if news.verb == "left" else 0.0
         answers: _Answers = []
         if news.wants_out and not process.wants_out:
             process.wants_out = True
@@ -90,12 +103,13 @@ class Generations:
         if news.verb == "ready" and news.attempt > process.attempt:
             process.attempt, process.answer = news.attempt, None
             answers += self.handle(Ready(slot, news.progress, news.digest))
-        elif news.verb == "ready" and news.attempt == process.attempt and process.answer is not None:
-            answers.append((sender, process.answer))  # it was lost
         elif news.verb == "joined":
             answers += self.handle(Joined(slot, news.generation))
         elif news.verb == "left":
             answers += self.handle(Left(slot))
+        if news.attempt == process.attempt and process.answer is not None and not answers:
+            # It may have been lost: also that of a process that has joined a generation which was dissolved since.
+            answers.append((sender, process.answer))
         return [*answers, (sender, self._status(slot))]
 
     def _objection(self, slot: Slot, news: MemberNews) -> str:
@@ -119,6 +133,8 @@ class Generations:
             self.progress = max(self.progress, event.progress)
         elif isinstance(event, Ended):
             answers += self._bury(event)
+        elif isinstance(event, Tick):
+            self._notice_silence(event.now_s)
         for decision in self._membership.handle(event):
             if isinstance(decision, Refuse):
                 answers += self._answer(decision.slot, Refused(0, decision.why, decision.is_dismissal))
@@ -177,7 +193,8 @@ class Generations:
 
     def _bury(self, event: Ended) -> _Answers:
         """Note which ranks a process had; tell the others of its last generation if it did not end well."""
-        self._processes.pop(event.slot, None)
+        if (process := self._processes.pop(event.slot, None)) is not None:
+            self._buried.add(process.nonce)
         answers: _Answers = []
         for number, ranks in self._ranks.items():
             rank = ranks.pop(event.slot, None)
@@ -187,6 +204,15 @@ class Generations:
                     fate = Fate(rank, event.how, number)
                     answers += [(self._processes[slot].sender, fate) for slot in ranks if slot in self._processes]
         return answers
+
+    def _notice_silence(self, now_s: float) -> None:
+        passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
+        for slot, process in self._processes.items():
+            process.silent_s += passed_s
+            if process.silent_s >= _SILENCE_S:
+                process.silent_s -= _AGAIN_S
+                why = f"it was stopped (such as by SIGSTOP) and had not answered for {_SILENCE_S:g} s"
+                self._decisions.append(Silent(slot, process.pid, why))
 
     def _status(self, slot: Slot) -> MemberStatus:
         placed = self._membership.generation if slot in self._placed else 0

@@ -220,6 +220,8 @@ class MembershipClient:
             raise kind(f"this process has no place in the job: {self._refused.why}")
         if self._failure:
             raise InitError(self._failure)
+        if self._is_closed:
+            raise InitError("this process has left its job: shutdown() was called")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
