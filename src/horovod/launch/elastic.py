@@ -171,7 +171,7 @@ class ElasticJob(Supervision):
         running = self._ledger.size
         is_newcomer = running > 0
         size = max(2, running) if is_newcomer else self._options.num_proc
-        rank = size - 1 if is_newcomer else process
+        rank = size - 1 if is_newcomer else min(process, size - 1)
         count = min(slots, self._options.maximum)
         is_here = isinstance(job, LocalJob)
         own = {
