@@ -162,7 +162,7 @@ def _run(made: Engine, world: World, settings: Config, watching: JobObserver) ->
     _context.join_count = 0
     made.start()
     try:
-        watching.record(before)
+        watching.record(before, made.link.generation.number)
     except InitError:
         shutdown()
         raise

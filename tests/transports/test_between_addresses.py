@@ -56,8 +56,9 @@ def test_who_waits_for_a_host_that_is_lost_hears_of_it() -> None:
     def check(rank: int, waited_s: float) -> None:
         raise PeerLostError(f"rank {rank} is lost", rank=rank)
 
+    watch: Any = SimpleNamespace(check=check, is_alarmed=True)
     with pytest.raises(PeerLostError, match="rank 2 is lost"):
-        _address(Topology(4, HOSTS), STORE_WITHOUT, _towards(4), SimpleNamespace(check=check), 60.0)  # type: ignore[arg-type]
+        _address(Topology(4, HOSTS), STORE_WITHOUT, _towards(4), watch, 60.0)
 
 
 def test_who_waits_for_a_host_that_says_nothing_gives_up() -> None:

@@ -89,11 +89,12 @@ class JobObserver:
         announce.started(self._config, self._job, self._subject.link)
         self._trigger.set()
 
-    def record(self, before: JobObserver | None) -> None:
+    def record(self, before: JobObserver | None, number: int) -> None:
         """Begin the recording that HOROVOD_TIMELINE names, or go on with that of an earlier generation of the job.
 
         Args:
-            before: who has observed the engine before, if this is another generation of an elastic job.
+            before: observer of the generation before, in an elastic job.
+            number: counts the times that the ranks of the job have met.
 
         Raises:
             InitError: the file cannot be written.
@@ -103,12 +104,13 @@ class JobObserver:
         of_job = (Path(name), self._config.timeline_mark_cycles) if name and name.upper() != "DYNAMIC" else None
         wanted = of_job if before is None else before.tracer.wanted
         try:
-            if self._subject.link.generation.number > 1:
+            if number > 1:
                 self.tracer.go_on(wanted)
             elif wanted is not None:
                 self.tracer.start(*wanted)
         except OSError as error:
-            raise InitError(f"the timeline {wanted and wanted[0]} cannot be written: {error}") from None
+            named = "HOROVOD_TIMELINE=" if before is None else "the timeline "
+            raise InitError(f"{named}{wanted and wanted[0]} cannot be written: {error}") from None
 
     @property
     def is_busy(self) -> bool:

@@ -72,11 +72,11 @@ class WorkerWatch:
                     if connection is not None:
                         self._connections[rank] = connection
                 missing = [rank for rank in missing if rank not in self._connections]
-                if missing and time.monotonic() > deadline:
-                    raise WorkerLostError(self._missing(missing, timeout_s))
                 if missing and time.monotonic() - told > _REMIND_S:
                     told = time.monotonic()
-                    _logger.warning("waiting for %s, for %.0f s more", self._names(missing), deadline - told)
+                    _logger.warning("waiting for %s, for %.0f s more", self._names(missing), max(0.0, deadline - told))
+                if missing and time.monotonic() > deadline:
+                    raise WorkerLostError(self._missing(missing, timeout_s))
                 if missing:
                     threading.Event().wait(_PAUSE_S)
             # A thread that goes on while TensorFlow is taken down would close sessions that are gone.

@@ -78,6 +78,14 @@ class Plan:
         self._taken = self._rows_for_each()
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
 
+    def views(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
+        """Return the data that this rank takes, by tensor and then by member.
+
+        Args:
+            offsets: where each member has put its data.
+        """
+        return self._rows.get(offsets) or self._find(offsets)
+
     def _find(self, offsets: tuple[int, ...]) -> list[list[Buffer]]:
         try:
             rows = [[known[offset] for known, offset in zip(row, offsets, strict=True)] for row in self._views]
@@ -119,7 +127,7 @@ class Plan:
                 known.clear()
 
     def _reduce(self, work: Work, offsets: tuple[int, ...]) -> None:
-        views = self._rows.get(offsets) or self._find(offsets)
+        views = self.views(offsets)
         for index, (reduce, own, make) in enumerate(self._reductions):
             srcs = views[index]
             if own >= 0:
@@ -135,7 +143,7 @@ class Plan:
                 reduce(work.allocate(index, tuple(srcs[0].shape)), srcs)
 
     def _broadcast(self, work: Work, offsets: tuple[int, ...]) -> None:
-        views = self._rows.get(offsets) or self._find(offsets)
+        views = self.views(offsets)
         root = self._entry.response.members.index(self._entry.response.requests[0].root)
         for index, srcs in enumerate(views):
             shown = srcs[root]
