@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,27 +13,27 @@ from namespaces import Cluster
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurms.Slurm]:
+def slurm() -> Iterator[slurms.Slurm]:
     """A real Slurm of three nodes, made once."""
-    yield from _slurm(tmp_path_factory)
+    yield from _slurm()
 
 
 @pytest.fixture
-def own_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurms.Slurm]:
+def own_slurm() -> Iterator[slurms.Slurm]:
     """Another one, for tests that break it."""
-    yield from _slurm(tmp_path_factory)
+    yield from _slurm()
 
 
-def _slurm(folders: pytest.TempPathFactory) -> Iterator[slurms.Slurm]:
+def _slurm() -> Iterator[slurms.Slurm]:
     if reason := slurms.why_not():
         if os.environ.get("HOROVOD_TEST_CLUSTERS"):
             pytest.fail(reason)
         pytest.skip(reason)
-    base = folders.mktemp("slurm")
-    for folder in (base, *base.parents):
-        if folder.owner() == "root" and folder.parent != folder and folder.stat().st_mode & 0o001 == 0:
-            folder.chmod(0o711)  # another user's jobs read the configuration
-    (base / "hosts").mkdir()
-    (base / "slurm").mkdir()
-    with Cluster(Path(base / "hosts")) as cluster, slurms.Slurm(cluster, base / "slurm") as found:
-        yield found
+    # Other users read the configuration, and pytest closes its own folders to them whenever it starts.
+    with tempfile.TemporaryDirectory(prefix="horovod-slurm-") as name:
+        base = Path(name)
+        base.chmod(0o711)
+        (base / "hosts").mkdir()
+        (base / "slurm").mkdir()
+        with Cluster(base / "hosts") as cluster, slurms.Slurm(cluster, base / "slurm") as found:
+            yield found
