@@ -26,8 +26,8 @@ READS_SETTINGS = (
     "horovod.rendezvous.mpi",  # mpi4py's own variable
     "horovod.tensorflow.unsafe",  # one of TensorFlow's, which horovodrun sets
 )  # fmt: skip
-# They hand their environment on to processes that they start.
-PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.common.util", "poprun")
+# They hand their environment on to ranks that they start.
+PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.dask", "horovod.common.util", "poprun")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef

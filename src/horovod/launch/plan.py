@@ -191,7 +191,7 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
     ranks = []
     for i, share in enumerate(shares):
         for local_rank in range(share.count):
-            ranks.append({**own[i], **_rank_variables(share.hostname, counts, i, local_rank)})
+            ranks.append({**own[i], **rank_variables(share.hostname, counts, i, local_rank)})
     digits = len(str(request.num_proc - 1))
     folders = (f"{request.output_dir}/rank.{rank:0{digits}}" for rank in range(request.num_proc))
     return LaunchPlan(
@@ -316,7 +316,7 @@ def _cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in names and not (prefixes and k.startswith(prefixes))}
 
 
-def _rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
+def rank_variables(hostname: str, counts: Sequence[int], host: int, local_rank: int) -> dict[str, str]:
     """A rank's place; its cross group are the ranks with its local rank on all hosts that have one."""
     cross = [i for i, count in enumerate(counts) if count > local_rank]
     values: Sequence[tuple[str, object]] = (

@@ -1,0 +1,57 @@
+"""Ranks on a real Dask cluster of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+distributed = pytest.importorskip("distributed", reason="needs: pip install khorovod[dask]")
+# A thread of Dask's that never ends must begin before a test does, which looks for threads that it has left.
+distributed.utils._offload_executor.submit(int).result()
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    cluster = distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+def _train(scale: float, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    if hvd.rank() == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if hvd.rank() == fails:
+        raise ValueError(f"rank {fails} has no data")
+    total: Any = hvd.allreduce(np.full(3, scale * (hvd.rank() + 1)), op=hvd.Sum)
+    return hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), os.getpid()
+
+
+def test_ranks_run_in_the_workers_and_again(client: Any) -> None:
+    from horovod.dask import run
+
+    for size in (3, 2):
+        found = run(_train, (2.0,), client=client, num_proc=size)
+        total = [2.0 * sum(range(1, size + 1))] * 3
+        assert [result[:4] for result in found] == [(rank, size, rank, total) for rank in range(size)]
+        assert len({result[4] for result in found} - {os.getpid()}) == size
+
+
+def test_a_lost_worker_and_a_failing_rank_are_named_and_nothing_runs_twice(client: Any) -> None:
+    from horovod.dask import run
+    from horovod.errors import LaunchError
+
+    with pytest.raises(ValueError, match="rank 1 has no data"):
+        run(_train, (1.0,), {"fails": 1}, client=client)
+    with pytest.raises(Exception, match="rank 2"):
+        run(_train, (1.0,), {"dies": 2}, client=client)
+    with pytest.raises(LaunchError, match="num_proc=9, and the Dask cluster has"):
+        run(_train, (1.0,), client=client, num_proc=9)
