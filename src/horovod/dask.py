@@ -92,6 +92,7 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], service: 
     import distributed
 
     waiting = dict(enumerate(futures))
+    who = [f"rank {rank} on worker {worker}" for rank, worker in enumerate(workers)]
     while waiting:
         try:
             distributed.wait(list(waiting.values()), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
@@ -99,12 +100,12 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], service: 
             here = client.nthreads()
             if lost := [rank for rank in waiting if workers[rank] not in here]:
                 for rank in lost:
-                    service.ended(rank, f"rank {rank} on worker {workers[rank]}", "was lost")
-                gone = few([f"rank {rank} on worker {workers[rank]}" for rank in lost])
+                    service.ended(rank, who[rank], "was lost")
+                gone = few([who[rank] for rank in lost])
                 raise LaunchError(f"Dask lost {gone}; its log says why. The other ranks have ended, too") from None
         failed = [rank for rank, future in waiting.items() if future.status == "error"]
         for rank in failed:
-            service.ended(rank, f"rank {rank} on worker {workers[rank]}", "failed")
+            service.ended(rank, who[rank], "failed")
         if failed:
             _raise_cause(futures)
         waiting = {rank: future for rank, future in waiting.items() if not future.done()}

@@ -38,11 +38,6 @@ class HorovodFabricStrategy(Ranks, ParallelStrategy):
         self._names: dict[torch.Tensor, str] = {}
         self._backward_sync_control = _Blocking(self)
 
-    def setup_environment(self) -> None:
-        """Prepare the device; only rank 0 logs from now on."""
-        super().setup_environment()
-        self.set_world_ranks()
-
     def module_to_device(self, module: torch.nn.Module) -> None:
         """Move a module to this rank's device."""
         module.to(self.root_device)
@@ -64,9 +59,7 @@ class HorovodFabricStrategy(Ranks, ParallelStrategy):
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         """Step with the gradients that ``backward`` has combined."""
-        if optimizer not in self.distributed:
-            return super().optimizer_step(optimizer, **kwargs)
-        with optimizer.skip_synchronize():
+        with self._combined(optimizer):
             return super().optimizer_step(optimizer, **kwargs)
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:

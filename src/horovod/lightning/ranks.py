@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -103,6 +103,11 @@ class Ranks:
         self.distributed: list[Any] = []
         self._is_blocked = False
 
+    def setup_environment(self) -> None:
+        """Prepare the device; only rank 0 logs from now on."""
+        super().setup_environment()  # type: ignore[misc]
+        self.set_world_ranks()
+
     @property
     def root_device(self) -> torch.device:
         """The device of this rank."""
@@ -174,6 +179,11 @@ class Ranks:
             yield
         finally:
             self._is_blocked = before
+
+    def _combined(self, optimizer: Any) -> AbstractContextManager[None]:
+        """In which an optimizer steps with the gradients that ``_after_backward`` has combined."""
+        kept: AbstractContextManager[None] = nullcontext()
+        return optimizer.skip_synchronize() if optimizer in self.distributed else kept
 
     def _after_backward(self) -> None:
         """Combine the gradients, so that what follows, such as clipping, sees those of all ranks."""

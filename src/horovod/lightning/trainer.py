@@ -51,11 +51,6 @@ class HorovodStrategy(Ranks, ParallelStrategy):
         self._begin()
         self._scales_lr = scale_lr
 
-    def setup_environment(self) -> None:
-        """Prepare the device; only rank 0 logs from now on."""
-        super().setup_environment()
-        self.set_world_ranks()
-
     def setup(self, trainer: Any) -> None:
         """Give all ranks the model of rank 0, and make the optimizers distributed ones."""
         if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
@@ -110,9 +105,7 @@ class HorovodStrategy(Ranks, ParallelStrategy):
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Step with the gradients that ``post_backward`` has combined."""
-        if optimizer not in self.distributed:
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
-        with optimizer.skip_synchronize():
+        with self._combined(optimizer):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
