@@ -1,9 +1,10 @@
 """Hosts of our own: network namespaces with a name, addresses and an sshd each, on one bridge.
 
 Every host has its own network, host name, process table and ``/etc/hosts``, and b a clock of its own where the kernel
-has such; files are shared. ``login`` is a machine
-without sshd, from which horovodrun is started: it shares our process table, so that its processes can be found. Needs
-root, ``ip`` and ``sshd``. ``cut`` pulls the cable of a host, ``crash`` ends all of it at once.
+has such; files are shared, except that a user's startup files are empty there: pyenv's takes a lock, and a login shell
+killed with it delays every later one by a minute. ``login`` is a machine without sshd, from which horovodrun is started:
+it shares our process table, so that its processes can be found. Needs root, ``ip`` and ``sshd``. ``cut`` pulls the cable
+of a host, ``crash`` ends all of it at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ set -e
 mount --bind {folder}/hosts /etc/hosts
 mount --bind {folder}/ssh_config /etc/ssh/ssh_config
 if [ -d {home}/.ssh ]; then mount --bind {folder}/empty {home}/.ssh; fi
+for startup in .bashrc .profile .bash_profile .bash_login; do
+    if [ -f {home}/$startup ]; then mount --bind /dev/null {home}/$startup; fi
+done
 hostname {name}
 """
 #: By how much the clock of b is ahead: no two machines were booted at the same moment.
