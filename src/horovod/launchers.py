@@ -109,7 +109,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         job=("ALPS_APP_ID",),
         by_hand=(RANK_VARIABLES["size"], RANK_VARIABLES["local_size"]),
     ),
-    # Its PMI sets the variables of MPICH, too.
+    # Before MPICH: Flux's PMI also sets MPICH's variables.
     Launcher(
         "flux",
         "FLUX_TASK_RANK",

@@ -19,7 +19,7 @@ PLUMBING = frozenset({
 })  # fmt: skip
 
 _SPEAK_FOR_THEMSELVES = (HorovodInternalError, DuplicateNameError, OptimizerUseError)
-#: They do so where this package raises them on purpose, and not where something inside of it has failed.
+#: These explain themselves only if this package raised them on purpose, not if something inside it failed.
 _RAISED_FOR_THE_USER = (ValueError, TypeError, NotImplementedError, AttributeError)
 
 

@@ -386,5 +386,5 @@ def launcher_process(variable: str, proc: Path, pid: int) -> tuple[int, str]:
 
 def process_status(proc: Path, pid: int) -> list[str]:
     """Return the words of ``/proc/<pid>/stat`` from the state on; the name before it may hold blanks and brackets."""
-    # That name is bytes, too.
+    # The name may be any bytes.
     return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].decode().split()

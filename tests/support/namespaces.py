@@ -1,10 +1,10 @@
 """Hosts of our own: network namespaces with a name, addresses and an sshd each, on one bridge.
 
 Every host has its own network, host name, process table and ``/etc/hosts``, and b a clock of its own where the kernel
-has such; files are shared, except that a user's startup files are empty there: pyenv's takes a lock, and a login shell
-killed with it delays every later one by a minute. ``login`` is a machine without sshd, from which horovodrun is started:
-it shares our process table, so that its processes can be found. Needs root, ``ip`` and ``sshd``. ``cut`` pulls the cable
-of a host, ``crash`` ends all of it at once.
+has such. Files are shared, except that a user's startup files are empty there: pyenv's takes a lock, and a login shell
+killed with it delays every later one by a minute. ``login`` is a machine without sshd, from which horovodrun is
+started: it shares our process table, so that its processes can be found. Needs root, ``ip`` and ``sshd``. ``cut`` pulls
+the cable of a host, ``crash`` ends all of it at once.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Broadcast:
         local_variables: variables that each rank keeps as they are.
     """
 
-    #: Where Keras would call the end of a step on a thread, there is nothing to do any more.
+    #: Keras may call the end of a step on another thread: nothing is left to do there.
     async_safe = True
     _kit: Kit
     model: Any

@@ -179,7 +179,7 @@ class _Training:
             self.data.load_state_dict(state._fit_place)
             self._batches = iter(self.data)
             if state.progress > before:
-                # It is done, here or by a rank whose state this one has now.
+                # The epochs are done, here or on the rank whose state this one has taken.
                 return self._kit.present(self.model) if self._result is None else self._result
 
     def _once(self, state: ModelState) -> Any:

@@ -68,7 +68,7 @@ def make_partial(
             innermost(optimizer).register_local_var(variable)
         return optimizer
 
-    # Where it is found, for the docs.
+    # The public name, which the documentation shows.
     PartialDistributedOptimizer.__module__ = distribute.__module__
     PartialDistributedOptimizer.__qualname__ = "PartialDistributedOptimizer"
     return PartialDistributedOptimizer

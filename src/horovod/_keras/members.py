@@ -94,7 +94,7 @@ def make_distributed(
         "_new_reduction": new_reduction,
         "_number": next(_numbers),
     }
-    # By the way of ``object``: a class that is distributed already shows the plain one under this name.
+    # Through ``object``: an optimizer that is distributed already shows its plain class as ``__class__``.
     object.__dict__["__class__"].__set__(optimizer, type(plain.__name__, (members, plain), own))
     optimizer.__dict__.pop("_reduction_made", None)
 
@@ -182,7 +182,7 @@ class DistributedMembers(Distributed):
             return found
 
         if self._reduction.backend.name == "jax":
-            # There Keras clips in every pass, and uses the result in the last one only.
+            # With JAX, Keras clips in every pass and uses only the result of the last one.
             last = (self._iterations + 1) % steps == 0
             own = list(grads)
             found = self._reduction.backend.cond(last, combined, lambda: own)

@@ -35,9 +35,9 @@ class ModelState(VariablesState):
     _backend: Backend
     epoch: int
     batch: int
-    #: Of ``fit``: whether the ranks are inside of it, so that a newcomer joins them there.
+    #: Whether the ranks are inside ``fit``, so that a newcomer joins them there.
     _fit_goes_on: bool
-    #: Of ``fit``: where its data stands.
+    #: How far ``fit`` has read its data.
     _fit_place: Any
     _has_met = False
 
@@ -67,7 +67,7 @@ class ModelState(VariablesState):
         """Return random states and metrics."""
         shared = {id(variable) for variable in self._shared()}
         every = [*self.model.variables, *(v for metric in self.model.metrics for v in metric.variables)]
-        # Of tf_keras, where tf.keras.backend.experimental.enable_tf_random_generator() was called.
+        # tf_keras has these after tf.keras.backend.experimental.enable_tf_random_generator().
         random = [getattr(layer, "_random_generator", None) for layer in self.model._flatten_layers()]
         every += [made.state for each in random if (made := getattr(each, "_generator", None)) is not None]
         return [variable for variable in every if id(variable) not in shared]

@@ -180,7 +180,7 @@ class GradientReduction:
             return
         name, process_set = self._first_name, self.settings.process_set
         site = user_site()
-        # It is the line that the error shows to ranks which are still training, inside of compiled steps as well.
+        # The error shows this line to ranks that are still training, also inside compiled steps.
         told = f"the end of {what} there ({_SAME_NUMBER}), {site.file}"
         as_told = Site(told, site.line, site.function).stand_in()
         try:

@@ -47,6 +47,6 @@ def make_load_model(load: Callable[..., Any], distribute: Callable[..., Any]) ->
             distribute(model.optimizer, **({} if compression is None else {"compression": compression}))
         return model
 
-    # Where it is found, for the docs.
+    # The public name, which the documentation shows.
     load_model.__module__, load_model.__qualname__ = distribute.__module__.rpartition(".")[0], "load_model"
     return load_model

@@ -162,7 +162,7 @@ class Values:
         backend, targets = self._backend, list(variables)
         agree_on_count("broadcast_variables", [variable.name for variable in targets], process_set)
         for number, variable in enumerate(targets):
-            # By number: automatic names hold how many layers this rank has made before.
+            # Names are numbers: Keras' own contain how many layers this rank has made before.
             value = self._tensor(variable)
             variable.assign(backend.broadcast(value, root_rank, f"broadcast_variables.{number}", process_set))
 

@@ -14,7 +14,7 @@ __all__ = ["ImmutableAdapter", "NumpyAdapter", "aligned"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Where frameworks want the first byte of memory that they adopt: the width of the widest vector registers.
+#: Frameworks adopt memory only at this alignment: the width of the widest vector registers.
 _ALIGN_BYTES = 64
 
 

@@ -93,7 +93,7 @@ class Coordinator:
         self.joined: list[int] = []
         self._threshold = fusion_threshold_bytes
         self._capacity = max(1, capacity)
-        # By rank: what its signatures stand for; and the number of its unnamed requests, by process set.
+        # Per rank: what its signatures stand for, and how many unnamed requests it has sent to each process set.
         self._signatures: list[dict[int, _CachedRequest]] = [{} for _ in range(size)]
         self._unnamed: list[dict[int, int]] = [{} for _ in range(size)]
         self._needed: dict[int, int] = {0: size}
@@ -104,7 +104,7 @@ class Coordinator:
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, PendingRequest] = {}
         self._known: dict[Hashable, CachedResponse] = {}
-        # By id, the one first that was not used for longest. A key may hold a number of every rank.
+        # Per id, the least recently used first. A key may contain a number of each rank.
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()

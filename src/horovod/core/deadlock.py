@@ -76,7 +76,7 @@ def advice(circle: Sequence[Stuck]) -> list[str]:
     calls = [item for item in distinct.values() if item.request.kind is not Kind.JOIN]
     done = [item.times - 1 for item in calls]
     never = [item for item in calls if item.times == 1]
-    # Of what has no name only the number of all that have none is known.
+    # Operations without a name are only counted together.
     are_counted = all(item.request.name or item.times == 1 for item in calls)
     behind_condition = "a condition that only some ranks meet, such as `if hvd.rank() == 0:`"
     names = {item.request.name.partition(".")[2] for item in calls}

@@ -96,7 +96,7 @@ class Gathering:
             return
         subject = self._subjects[rank][signature]
         if subject.kind in ORDERED:
-            # It means something to what came before.
+            # It depends on the order of the requests before it.
             self.collect()
             self._loosen(reduce(or_, self._tally.bits.values()))
             self._joined |= subject.kind is Kind.JOIN

@@ -234,7 +234,7 @@ class Membership:
         size = self._policy.size
         if self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
             size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
-        # Those that were started first, so that the others are the spares.
+        # Take the processes that were started first; the others are spares.
         first = [p for p in self._ordered(self._processes.values()) if p.phase is not _Phase.GONE][:size]
         return len(first) == size and all(p.phase is _Phase.WAITING for p in first)
 

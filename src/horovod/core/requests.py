@@ -11,7 +11,7 @@ import msgspec
 
 __all__ = ["ITEMSIZE", "NO_NOTE", "ORDERED", "Kind", "ReduceOp", "Request", "Response", "TensorSpec"]
 
-#: Of a submission with which a transport sends no note.
+#: Stands for the note of a submission that has none.
 NO_NOTE = 0xFFFFFFFF
 
 #: Bytes per element of every dtype that can be moved.

@@ -77,7 +77,7 @@ class _Naming(threading.local):
     advice = ""
 
 
-#: Of this thread: why operations need a name, and what to do; empty where they need none.
+#: Per thread: why operations need a name, and what to do; empty if they need none.
 naming = _Naming()
 
 

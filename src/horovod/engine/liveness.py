@@ -75,7 +75,7 @@ class Liveness:
         peers = self._peers
         lost = peers.gone()
         if lost is not None:
-            # Its last operations are in the log by now, and may be all that this rank waits for.
+            # The lost rank's last operations are in the log by now, and may be all that this rank waits for.
             log.advance()
             raise self._lost(lost, self._waited_in(log))
         # A rank that waits for nothing may go on alone.

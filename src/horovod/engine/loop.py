@@ -208,7 +208,7 @@ class Loop:
         self._is_asked = True
         if self._is_asleep:
             self._wake()
-        # It needs the interpreter, which a caller that polls in a loop would keep for itself.
+        # The engine's thread needs the interpreter, which a caller that polls in a loop would keep.
         time.sleep(0)
 
     def abort(self, error: HorovodInternalError) -> None:
@@ -236,7 +236,7 @@ class Loop:
         self._wake()
         self._thread.join(timeout_s)
         while self._is_concluding:
-            # Its last words have limits of their own.
+            # The end of the thread has time limits of its own.
             self._thread.join(_LOOK_S)
         return not self._thread.is_alive()
 
@@ -332,7 +332,7 @@ class Loop:
                     doorbell.sleep(heard, _LOOK_S, parked=True)
                 self._is_asleep = False
                 if not execution.has_news():
-                    # It was rung for something else.
+                    # The doorbell rang for something else.
                     execution.attend()
         self._turn.acquire()
         self._end()

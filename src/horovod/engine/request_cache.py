@@ -28,7 +28,7 @@ __all__ = ["RequestCache"]
 
 # An attribute of an enum class costs more than a name, in every operation.
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
-#: Here members write to each other's results, unless a framework makes these in memory of its own.
+#: Members write to each other's results in these, unless the framework makes results in its own memory.
 _EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
 _SPEC = attrgetter("dtype", "shape")
 #: How many that are in flight are looked at for one that can be forgotten.

@@ -53,7 +53,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
         names = [*leaves.names(), *(f"{name}, a scalar" for name in leaves.scalar_names())]
         agree_on_names("broadcast_parameters", names, process_set, _SAME_TREE)
     if leaves.scalars:
-        # As objects: numbers keep type and digits, and a rank may have a number where the root has an array.
+        # Objects keep type and digits of numbers, and a rank may have a number where the root has an array.
         own = leaves.scalars
         values = objects.broadcast_object([*own.values()], root_rank, "broadcast_parameters.scalars", process_set)
         pairs = zip(own.items(), values, strict=True)

@@ -39,7 +39,7 @@ __all__ = ["InProgram", "register"]
 
 _TOKEN = ShapedArray((), np.dtype(np.int32))
 _IN_PLACE = (Kind.ALLREDUCE, Kind.BROADCAST)
-#: Of values that loops and branches give.
+#: The dtypes that results of loops and branches may have.
 _DTYPES = (
     bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, jnp.bfloat16,
     np.float32, np.float64, np.complex64, np.complex128,
@@ -197,7 +197,7 @@ def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Seque
         return outputs
 
     def inner(*arrays: Any) -> Any:
-        # Of what only comes before it, an element is enough, and what is copied to the host.
+        # Arrays that only order the call pass one element: everything passed is copied to the host.
         count = here.operands
         given = [*arrays[:count], *(jnp.ravel(array)[:1] for array in arrays[count:])]
         # Not a pure one, of which XLA would make several one, or leave one out of a loop.

@@ -82,7 +82,7 @@ def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
     results = collective(call, primals)
-    # Which inputs have no derivative follows from the program, so all ranks leave out the same ones.
+    # The program decides which inputs have a derivative, so all ranks leave out the same ones.
     moving = [i for i, tangent in enumerate(tangents[: len(results)]) if not isinstance(tangent, ad.Zero)]
     moved = [ad.Zero(_tangent_type(result)) for result in results]
     if not moving:

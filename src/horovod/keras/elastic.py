@@ -90,7 +90,7 @@ def _installed(model: Any, call: Callable[[], Any]) -> Iterator[None]:
         try:
             result = call()
         except BaseException:
-            # Else Keras would set values of before the loss.
+            # Otherwise Keras would set the values from before the loss.
             model._jax_state = None
             raise
         model._jax_state_synced = False

@@ -232,7 +232,7 @@ def main() -> int:
     """Entry point of the agent."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    # Other input and output of this process and its children must not tear the frames.
+    # Other input and output of this process and its children must not mix with the frames.
     wire = AgentWire(os.dup(0), os.dup(1), is_launcher=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -287,7 +287,7 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[st
         name = word.partition("=")[0]
         if word in takes_value:
             if takes_value[word] == 1 and word.startswith("--") and i + 1 < len(argv):
-                # As one word, since the value may look like a flag, as those of MPI do.
+                # Joined to one word, since the value may look like a flag: arguments for MPI do.
                 argv[i : i + 2] = [f"{word}={argv[i + 1]}"]
                 i += 1
             else:

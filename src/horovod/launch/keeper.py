@@ -289,7 +289,7 @@ class Keeper:
             self._write_down(slot, result.si_pid, 1, status)
             self._say({"ended": rank, "pid": result.si_pid, "status": status, "sent": int(self._sent)})
             if status and self._is_open and (left := descendants(os.getpid(), result.si_pid)):
-                # Others go on and may get its slot: end the processes that it has left there.
+                # The job goes on and may reuse the slot: end the processes that this one has left.
                 self._signal(signal.SIGTERM, left)
                 self._deserted[result.si_pid] = time.monotonic() + _SWEEP_PATIENCE_S
         return True

@@ -109,7 +109,7 @@ def _named(launcher: MpiLauncher, hosts: Sequence[HostSlots], nodename: str) -> 
     """The hosts under names that the launcher understands: it cuts them at the first colon."""
     hosts = [HostSlots("localhost", host.slots) if host.name == "::1" else host for host in hosts]
     if launcher.kind in ("mpich", "intel") and len({host.name for host in hosts}) > 1:
-        # It tells the others to come to the host with this name.
+        # The launcher tells other hosts to connect to this name.
         hosts = [HostSlots(nodename or host.name, host.slots) if _is_loopback(host.name) else host for host in hosts]
     if wrong := [host.name for host in hosts if ":" in host.name and launcher.kind not in ("cray", "jsrun")]:
         raise ValueError(

@@ -21,7 +21,7 @@ from horovod.launch.ssh import Access
 __all__ = ["has_mpirun", "mpi_plan"]
 
 _VERSION_S = 30.0
-# Of the launcher itself: each process gets its own.
+# Variables that the launcher sets anew for each process.
 _OWN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "I_MPI_HYDRA_")
 
 

@@ -291,7 +291,7 @@ def framework_presets(environ: Mapping[str, str], num_proc: int, cores: int) -> 
     if "GLIBC_TUNABLES" not in environ:
         presets |= dict.fromkeys(_MALLOC_VARIABLES, str(_KEPT_BYTES))
         if share == 1:
-            # Other threads than the first have heaps of 64 MiB otherwise, and larger blocks go back to the kernel at
+            # By default, each further thread gets a heap of at most 64 MiB, and larger blocks go back to the kernel at
             # once: a fifth of a step of JAX, whose programs run on threads of its own, was spent on clearing pages.
             presets["MALLOC_ARENA_MAX"] = "1"
     return {name: text for name, text in presets.items() if name not in environ}

@@ -37,7 +37,7 @@ def report(plan: LaunchPlan, outcome: Outcome, oom_kills: int = 0) -> list[str]:
     lines = [outcome.error] if outcome.error else []
     noun = plan.display.noun
     if outcome.interrupted:
-        # Of those that the kernel ended, because the keeper did not answer, nobody reported.
+        # Nobody reported the ranks that the kernel ended because the keeper did not answer.
         ended = plan.size - sum(1 for e in outcome.exits if not e.sent)
         name = signal.Signals(outcome.interrupted).name
         ranks = f"{plan.size} {noun}{'s' * (plan.size != 1)}"

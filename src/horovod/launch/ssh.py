@@ -153,7 +153,7 @@ def diagnose(host: str, access: Access, status: int | None, stderr: str, noise: 
     return f"{host}: no agent could be started ({last}); see what `{try_it} {access.python} -m {AGENT}` says"
 
 
-#: As ssh prints them, as users write them, and what they must be; older clients than OpenSSH 8.7 know neither.
+#: Option as ssh prints it: as users write it, and the value it must have. OpenSSH below 8.7 knows neither.
 _UNFIT = {"stdinnull": ("StdinNull", "no"), "sessiontype": ("SessionType", "default")}
 _MEANINGS: Sequence[tuple[tuple[str, ...], str]] = (
     (("bad configuration option",), "the configuration of ssh on this host cannot be read ({last}); correct that line"),

@@ -99,7 +99,7 @@ def _call(call: bytes) -> tuple[bytes, int]:
         value = func(*args, **kwargs)
     except BaseException as error:
         failure = _failure(error)
-        # As Python does when it prints one: what ends the script is told to the other ranks at exit.
+        # Python sets these when it prints an error; at exit the other ranks are told what ended the script.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.stderr.write(failure.traceback)
         code = error.code if isinstance(error, SystemExit) else 1

@@ -130,7 +130,7 @@ def _waits(rank: int, answer: RankStatus, waiting: Sequence[Waiting]) -> list[Wa
         return []
     found: list[Waiting] = []
     for one in (*blocked, *answer.others):
-        # Which of several without a name it is cannot be told: then it must be stuck whichever it is.
+        # Requests without a name cannot be told apart: report only if each candidate would be stuck.
         same = [item for item in known if _same(item.request, one.request) and item.missing]
         if not same or one.executing:
             return []

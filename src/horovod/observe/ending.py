@@ -50,7 +50,7 @@ class Ending:
         """
         current = sys.exc_info()[1]
         if is_call and current is not None and not self._exception:
-            # As in `finally: hvd.shutdown()`.
+            # An error is on its way, for example in `finally: hvd.shutdown()`.
             self.note(current, current.__traceback__)
         if self._exception:
             return f"{who} {self._exception}"

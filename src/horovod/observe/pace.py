@@ -6,7 +6,7 @@ import time
 
 __all__ = ["Pace"]
 
-#: Of the time of the thread that looks, and the longest pause.
+#: The largest share of time that looking may take, and the longest pause between two looks.
 _SHARE, _MOST_S = 1 / 16, 2.0
 
 
@@ -22,7 +22,7 @@ class Pace:
         return time.monotonic() >= self._due_s
 
     def __enter__(self) -> None:
-        # Its own time: that it had to wait for a processor does not make the work any larger.
+        # Processor time of this thread: waiting for a processor is not work.
         self._began_s = time.thread_time()
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from horovod.timeline import dumps
 
 __all__ = ["DEFAULT_FOLDER", "Recorder", "Trigger"]
 
-#: Where a dump that was asked for goes when HOROVOD_FLIGHT_RECORDER_DIR is not set.
+#: Folder of a requested dump if HOROVOD_FLIGHT_RECORDER_DIR is not set.
 DEFAULT_FOLDER = "horovod-flight-recorder"
 
 

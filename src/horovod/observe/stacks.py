@@ -16,7 +16,7 @@ __all__ = ["all_threads", "handles_waited_for", "main_thread", "render", "user_l
 
 _OWN = "horovod"
 _PLUMBING = (_OWN, "torch")
-#: Their code stands between a user's line and the place where a framework waits.
+#: Frameworks whose code stands between the user's line and the place where they wait.
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "jax", "jaxlib")
 #: Rooms that start threads of this package; no user code runs on these.
 _OWN_THREADS = tuple(f"horovod.{room}" for room in ("engine", "links", "observe", "rendezvous", "transports"))
@@ -26,7 +26,7 @@ _INERT = frozenset({"threading", "queue", "multiprocessing", "concurrent", "logg
 #: Only these may stand above the place where a thread waits in the engine; a signal handler of the user is none.
 _WAITING = frozenset({_OWN, "threading", "contextlib", "linecache", "msgspec"})
 _MOST = 40
-#: Of a longer stack, which is an import or a recursion, so many frames begin it: there is the user's own line.
+#: Outermost frames kept of a longer stack (an import or a recursion): the user's line is among them.
 _OUTER = 10
 #: Python leaves these out of its tracebacks, too.
 _IMPORTING = "<frozen importlib"

@@ -74,7 +74,7 @@ class Streams:
         self.loads: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
         self.gives_weights = False
-        # Their order says nothing, and need not be the same on all ranks.
+        # The order of these streams may differ between ranks.
         for handle in session.getHostReduceStreamIds():
             if handle.startswith(STORE):
                 gradient = handle.removeprefix(STORE)

@@ -41,7 +41,7 @@ def broadcast_weights(session: HostReducedSession, root_rank: int = 0) -> None:
     infos = {name: session.getInfo(name) for name in names}
     arrays = {name: np.empty(tuple(info.shape()), info.data_type_lcase()) for name, info in infos.items()}
     session.readWeights(weights_io(session, arrays))
-    # By name: no order of weights has to be the same on all ranks.
+    # Names identify weights: their order may differ between ranks.
     handles = [comm.broadcast_async_(array, root_rank, name=f"weights.{name}") for name, array in arrays.items()]
     for handle in handles:
         comm.synchronize(handle)

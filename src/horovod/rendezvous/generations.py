@@ -29,7 +29,7 @@ from horovod.rendezvous.protocol import Answer, Fate
 __all__ = ["Generations"]
 
 _Answers = list[tuple[bytes, Answer]]
-#: Of so many generations it is known how their ranks ended: the present one, and those that some may still be in.
+#: Number of latest generations whose ranks' endings are kept: some processes may still be in an earlier one.
 _KEPT = 8
 #: A process speaks once a second. After so long a silence the launcher looks, again and again, whether it is stopped.
 _SILENCE_S, _AGAIN_S = 5.0, 1.0
@@ -108,7 +108,7 @@ class Generations:
         elif news.verb == "left":
             answers += self.handle(Left(slot))
         if news.attempt == process.attempt and process.answer is not None and not answers:
-            # It may have been lost: also that of a process that has joined a generation which was dissolved since.
+            # The answer may have been lost, also if the process has joined a generation that was dissolved since.
             answers.append((sender, process.answer))
         return [*answers, (sender, self._status(slot))]
 

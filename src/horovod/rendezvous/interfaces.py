@@ -36,7 +36,7 @@ def own_addresses(interfaces: Sequence[str] = ()) -> list[str]:
             raise InitError(f"the network interface {', '.join(interfaces)} of this host has no address")
         return chosen[:_MOST]
     reachable = [address for _, address in found if not ipaddress.ip_address(address).is_loopback]
-    # Of the kinds of addresses, that which every host has first.
+    # IPv4 addresses first: every host has one.
     reachable.sort(key=lambda address: ":" in address)
     return reachable[:_MOST] or ["127.0.0.1"]
 

@@ -64,7 +64,7 @@ class RankZero:
         self._arena_fd = arena_fd
         self._pid_fd = os.pidfd_open(os.getpid())
         self._guests: dict[int, _Guest] = {}
-        # Those who left init() again without being dead, by pidfd: they may come back, or die.
+        # Processes that left init() alive, by pidfd: they may come back, or die.
         self._absent: dict[int, _Guest] = {}
         # Also those who died since.
         self._heard: set[int] = set()

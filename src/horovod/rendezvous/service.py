@@ -82,7 +82,7 @@ class Service:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._meetings = Meetings(hosts)
         self._table: dict[str, bytes] = {}
-        # By key, the last question of each client that waits for its value.
+        # Per key, the last question of each client that waits for its value.
         self._parked: dict[str, dict[bytes, int]] = collections.defaultdict(dict)
         self._lock = threading.Lock()
         self._news: list[Callable[[], _Answers]] = []

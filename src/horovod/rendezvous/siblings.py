@@ -56,7 +56,7 @@ class Siblings:
         try:
             self._daemon, _ = launcher_process(row.rank, proc, os.getpid())
             self._variable = variable
-            # Where the key was drawn from the launcher's process, all ranks are below it; else each may have its own.
+            # A key derived from the launcher's process is common to all ranks below it; otherwise keys may differ.
             self._is_common = not world.meeting.has_key or not self._words_of(self._daemon).isdisjoint(row.starters)
         except (OSError, ValueError, IndexError):
             pass  # another user's, or behind the wall of a container

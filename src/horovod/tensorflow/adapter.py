@@ -13,7 +13,7 @@ from horovod.bindings.numpy_adapter import Array, ImmutableAdapter
 
 __all__ = ["DTYPES", "TensorFlowAdapter", "wrap"]
 
-#: By canonical name; what the engine can move.
+#: The dtypes that the engine can move, by canonical name.
 DTYPES: dict[str, tf.DType] = {
     dtype.name: dtype
     for dtype in (

@@ -34,7 +34,7 @@ def code_of(error: BaseException) -> int:
     return _mapped(type(error))[1]
 
 
-#: By our class of error: a class that derives from it and from one of TensorFlow's.
+#: For each class of our errors, a class that derives from it and from one of TensorFlow's.
 _both_of: dict[type[Exception], type[Exception]] = {}
 
 

@@ -107,7 +107,7 @@ def node(
         eager = eager_context.context()
         made = execute.execute(op_type.encode(), len(outputs), inputs, attrs=attributes, ctx=eager)
         if eager.is_async():
-            # To record it, a tape waits for the results, and holds the interpreter, which the kernel needs.
+            # A tape that records the call waits for the results and holds the interpreter, which the kernel needs.
             eager.executor.wait()
     else:
         token = order.token("" if _keep_threads() else request.name) if inputs else None

@@ -147,7 +147,7 @@ def _plan(
         if variables is None:
             raise RequestError("groups of variables were given, but not the variables that the gradients belong to")
         place = {key_of(variable): index for index, variable in enumerate(variables)}
-        # Of one model, groups may name more than this step asks for: a part of it may be trained by itself.
+        # Groups may name variables that this step does not use: a part of the model may be trained by itself.
         groups = [[place[key] for key in map(key_of, group) if key in place] for group in settings.groups]
     items = [
         Item(index, tensors[index].shape.num_elements() or 1, tensors[index].dtype.size, tensors[index].dtype)

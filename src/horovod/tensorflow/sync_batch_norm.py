@@ -45,7 +45,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras 3 gives the mask; tf_keras the axes and whether to keep them."""
         size = self.process_set.size() if context.is_initialized() else None
-        # Where ranks come and go, a function that is traced on one rank alone is kept for several.
+        # In an elastic job, a function traced on one rank is used later on several.
         if size is None or (size == 1 and not context.is_elastic()):
             return super()._moments(inputs, *args, **kwargs)
         names = ("mask",) if hasattr(self, "_reduction_axes") else ("reduction_axes", "keep_dims", "mask")

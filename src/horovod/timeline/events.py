@@ -21,7 +21,7 @@ ENGINE_ROW, WAITING_ROW = 1, 2
 _FIRST_TENSOR_ROW = 100
 #: Rows have numbers that are unique in the trace, and none that is a rank's: readers take them for threads.
 _ROWS_PER_RANK = 10_000
-#: So many characters at most make a block of events, if one alone is not longer; JSON of ours is plain ASCII.
+#: Largest block of events in characters, unless one event is longer; our JSON is plain ASCII.
 BLOCK_CHARS = 4000
 _TEXT = 400
 _SHAPES = 4

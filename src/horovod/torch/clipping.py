@@ -13,7 +13,7 @@ from horovod.torch.runtime import comm
 
 __all__ = ["clip_norm", "clip_value"]
 
-#: As in torch.nn.utils.clip_grad_norm_.
+#: Added to the norm, as torch.nn.utils.clip_grad_norm_ does.
 _TINY = 1e-6
 
 

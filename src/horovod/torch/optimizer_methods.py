@@ -151,7 +151,7 @@ class OptimizerMethods:
             self.synchronize()
             self._synchronized = False
             if isinstance(self, torch.optim.LBFGS) and not self._works_alone():
-                # It decides by the loss how often to come back: ranks must decide the same.
+                # LBFGS repeats the closure depending on the loss: all ranks must see the same loss.
                 with torch.no_grad():
                     loss = comm.allreduce(
                         torch.as_tensor(loss), name="DistributedOptimizer.loss", process_set=self.process_set

@@ -135,7 +135,7 @@ class Shard:
         comm.synchronize(handle)
         if self._home is not self._weights:
             self._home.copy_(self._weights, non_blocking=True)
-        # As a plain optimizer does: backward through values computed with the old weights is an error.
+        # A plain optimizer does the same: backward through values of the old weights is an error.
         torch.autograd.graph.increment_version([slot.parameter for slot in self.bucket.slots])
 
     def abandon(self) -> None:

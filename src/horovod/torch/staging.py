@@ -189,6 +189,6 @@ class StagedCudaTensors:
         if self._targets is not None:
             return list(self._targets)
         for result in self._results:
-            # Else what is made on the other stream gets its memory while this one still reads it.
+            # Otherwise the other stream could reuse the memory while this stream still reads it.
             result.record_stream(stream)
         return self._results

@@ -111,7 +111,7 @@ def _groups(
         groups = module.MpiGroups(topology.rank, topology.size, watch, settings.mpi_threads_disable)
         return groups
     module = importlib.import_module("horovod.transports.torch_dist")
-    # As above. Of several interfaces, that which leads to rank 0 is known once its store was reached over one of them.
+    # With several interfaces, the one that leads to rank 0 is known once its store was reached.
     is_certain = settings.gloo_iface and "," not in settings.gloo_iface
     listener = module.listen(settings.gloo_iface) if is_certain else None
     store = open_store()
@@ -148,7 +148,7 @@ def _address(topology: Topology, store: Store, towards: Callable[[str], str], wa
         return own
     reached = _said_by(topology.hosts[1][0], store, watch, limit_s)
     if topology.mine is topology.hosts[0]:
-        # Of several addresses of the host of rank 0, one at which another host has reached it.
+        # Rank 0's host may have several addresses: take one at which another host has reached it.
         return reached
     if (":" in reached) == (":" in own):
         return own

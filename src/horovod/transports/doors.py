@@ -79,7 +79,7 @@ class Door:
                 self._filter(_SO_DETACH_FILTER if more > 0 else _SO_ATTACH_FILTER)
 
     def _filter(self, order: int) -> None:
-        # Its number may be another file's by now.
+        # The descriptor's number may belong to another file by now.
         fd = listening().get(self._inode, -1) if self._inode else -1
         if fd < 0:
             return

@@ -65,7 +65,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         if name != "bfloat16":
             raise
     try:
-        # Its name becomes one of numpy's.
+        # The import registers bfloat16 with numpy.
         importlib.import_module("ml_dtypes")
     except ImportError:
         raise TypeError("numpy has no bfloat16 without ml_dtypes; pip install ml_dtypes") from None
@@ -158,7 +158,7 @@ class NumpyKernels:
         total = srcs[0].astype(np.float64) * weights[0]
         for src, weight in zip(srcs[1:], weights[1:], strict=True):
             total += src.astype(np.float64) * weight
-        # To numpy, a dtype of ml_dtypes is of no kind that it knows.
+        # numpy knows no casting rule for a dtype of ml_dtypes.
         np.copyto(dst, total, casting="unsafe")
 
 
@@ -197,7 +197,7 @@ def _wide_sum(wide: Any, factor: float, divide: int) -> Reducer:
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         total = srcs[0].astype(wide)
         for src in srcs[1:]:
-            # To add it as it is would convert it in pieces that are too small.
+            # Adding without astype() would convert in pieces that are too small.
             total += src.astype(wide)
         if divide != 1:
             total /= divide
@@ -252,7 +252,7 @@ def _scaled_integer_sum(prescale: float, postscale: float, divide: int) -> Reduc
 
 
 def _scaled(pair: Any, kind: np.dtype[Any], prescale: float, postscale: float) -> Reducer:
-    # As torch does: half precision is multiplied in float32.
+    # torch, too, multiplies half precision in float32.
     wide = np.dtype(np.float64 if kind.kind in "iu" else np.float32 if kind.name in _HALF else kind)
 
     def scale(value: Array, factor: float) -> Array:

@@ -98,7 +98,7 @@ class TorchKernels:
     def view(self, memory: Any, offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor of ``shape`` over ``memory`` at byte ``offset``; no copy."""
         if torch.is_inference_mode_enabled():
-            # It may be kept, and written to when the mode is off, which torch forbids for a tensor made inside.
+            # The view may be written to later, outside inference mode; torch forbids that for tensors made inside it.
             with torch.inference_mode(False):
                 return self.view(memory, offset, dtype, shape)
         count = 1
@@ -289,7 +289,7 @@ def _wide_sum(wide: torch.dtype, factor: float, divide: int) -> Reducer:
         total = srcs[0].to(wide)
         other = torch.empty_like(total)
         for src in srcs[1:]:
-            # To add it as it is would convert it element by element.
+            # Adding without copy_() would convert element by element.
             total.add_(other.copy_(src))
         if divide != 1:
             total.div_(divide)

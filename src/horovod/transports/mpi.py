@@ -162,5 +162,5 @@ class MpiGroups:
 
     def close(self) -> None:
         """Use no group any more."""
-        # To free a communicator all must call, and some ranks may be gone: they end with the process.
+        # Freeing a communicator is collective, and some ranks may be gone: it ends with the process.
         self._groups.clear()

@@ -40,7 +40,7 @@ _DTYPES = {
     torch.bfloat16: 9,
 }
 _OPS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
-#: By how much longer each look at a device waits than the one before, and how long at most.
+#: By how much each pause between looks at a device is longer than the one before, and the longest pause.
 _PAUSE_S, _LONGEST_PAUSE_S = 10e-6, 200e-6
 _ONE_GPU = (
     "NCCL needs a GPU for each rank, and several ranks use the same one: call torch.cuda.set_device(hvd.local_rank()) "

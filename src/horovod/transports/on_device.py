@@ -21,15 +21,15 @@ from horovod.transports.base import Entry, Transport, Work
 
 __all__ = ["ROUTINES", "DeviceGroup", "DeviceGroups", "DeviceTransport", "execute"]
 
-#: Of which NCCL can take sums; it moves everything.
+#: The dtypes that NCCL can sum; it can move all.
 _ARITHMETIC = frozenset({"bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 _HALF = (torch.float16, torch.bfloat16)
-#: Of truth values, as bytes of 0 and 1.
+#: Sum and product of truth values, which are bytes of 0 and 1, are these.
 _OF_TRUTH = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 _Batch = Sequence[tuple[Entry, Work]]
 
-#: By device; of this process.
+#: This process' streams, by device.
 _streams: dict[torch.device, Any] = {}
 
 
@@ -240,7 +240,7 @@ def _reducescatter(group: DeviceGroup | None, batch: _Batch) -> None:
         output = work.allocate(index, (stop - start, *spec.shape[1:]))
         if not spec.count:
             continue
-        # It is scaled in its place, and the caller's stays as it is.
+        # Scaling works in place, on a copy: the caller's tensor stays as it is.
         whole = work.inputs[index].clone()
         if group is not None and spec.shape[0] % members == 0:
             _reduce(group, response, [whole], output)

@@ -217,7 +217,7 @@ class TorchGroups:
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._devices, options._threads, options._timeout = [self._listener], _THREADS, limit
-        # This call publishes our address in the table, so peers connect only while the door is open.
+        # This call publishes our address in the table, so peers connect only while the port is open.
         with self._door.opened():
             return gloo(table, me, size, options)
 

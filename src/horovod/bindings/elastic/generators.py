@@ -26,7 +26,7 @@ class Generator(NamedTuple):
     seed: Callable[[int], Any]
 
 
-#: Those that every process has.
+#: The generators that every process has.
 BUILT_IN = (
     Generator(random.getstate, random.setstate, random.seed),
     Generator(lambda: np.random.get_state(legacy=False), np.random.set_state, np.random.seed),

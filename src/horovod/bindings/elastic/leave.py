@@ -77,7 +77,7 @@ def _listen(handler: Any) -> bool:
 
 
 def _ask(signum: int, frame: FrameType | None) -> None:
-    # Once: a second signal means that it is urgent.
+    # A second signal means that it is urgent.
     signal.signal(signal.SIGTERM, _end_at_once)
     context.leave_job()
 

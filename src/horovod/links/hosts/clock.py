@@ -9,7 +9,7 @@ __all__ = ["Clock"]
 #: Round trips after which the offset counts as known.
 _ENOUGH = 8
 
-#: By how much a round trip may be slower than the best one and still renew what is known, and so follow a drift.
+#: A round trip up to this much slower than the best one still updates the estimate, to follow a drift.
 _RENEWS = 1.1
 
 

@@ -83,7 +83,7 @@ class WireDoorbell(ShmDoorbell):
             for sleeper in list(self._parked):
                 sleeper.watch(True)
             if self._has_messages():
-                # They came while this thread sent its own last ones.
+                # Messages came while this thread sent its own.
                 self.ring()
 
     def sleep(self, heard: int, timeout_s: float, parked: bool) -> None:

@@ -62,7 +62,7 @@ MAX_ITEMS = 1 << 16
 _HEAD = struct.Struct("<Q")
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
-#: Of the numbers 0, 1, 2, ... a bit each, from the lowest bit of the first byte on.
+#: A set of numbers: bit n stands for n, from the lowest bit of the first byte on.
 Bits = Annotated[bytes, msgspec.Meta(max_length=8 << 10)]
 
 

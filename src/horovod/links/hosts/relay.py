@@ -311,7 +311,7 @@ class Relay:
         if self._index == HUB:
             self.send_all([message], but=host)
         if self._index != HUB and message.state == Presence.LEFT:
-            # It has left after what the log says so far.
+            # The rank left after the last entry of the log so far.
             self._departing.add(message.rank)
             self.log.append(message)
         else:

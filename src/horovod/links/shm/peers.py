@@ -24,7 +24,7 @@ __all__ = ["ShmPeers", "process_state"]
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 1 << 3
-# Where /proc hides the code, it is known once the parent has collected it, which it does if the machine lets it.
+# If /proc hides the exit code, the parent's report is awaited for this long.
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 100, 0.005
 # Place of the exit code among the words of /proc/<pid>/stat from the state on.
 _STATUS_CODE = 49

@@ -196,7 +196,7 @@ class _Pipeline:
         elif len(sources) <= 2 or sources[me] is not target:
             stream.steps.inside(target, sources)
         else:
-            # Of more sources than two, none may be written before all are read.
+            # With more than two sources, none may be written before all are read.
             partial = team.scratch.view(kernels, self._scratch(k, _PARTIAL), stream.dtype, count)
             stream.steps.inside(partial, sources)
         self._partial[k] = partial
@@ -238,7 +238,7 @@ class _Pipeline:
                 sources.insert(1 - team.here, team.scratch.view(kernels, at, dtype, count))
             else:
                 sources = [team.scratch.view(kernels, at + i * nbytes, dtype, count) for i in range(len(parts))]
-            # Where nothing else is left to do, the result is made in its place.
+            # The last reduction writes straight to the result.
             in_place = self._home(k, first, count) if self._whole or is_pair else None
             target = team.scratch.view(kernels, to, dtype, count) if in_place is None else in_place
             stream.steps.between(target, sources)

@@ -60,7 +60,7 @@ class Mailbox:
         if len(own) >= _MOST_WAITING:
             return NO_NOTE
         raw, data = kernels_named(work.kernels).raw, bytearray()
-        # Of a broadcast only the root has something to send.
+        # In a broadcast only the root sends.
         if request.kind is not Kind.BROADCAST or request.root == self._rank:
             for spec, source in zip(request.tensors, work.inputs, strict=True):
                 if spec.nbytes:

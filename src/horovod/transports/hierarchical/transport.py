@@ -181,7 +181,7 @@ class HierarchicalTransport:
         self._last = stage.begin(sequence, self._last)
         if (routine := ROUTINES.get(response.kind)) is not None:
             routine(team, batch)
-        # Of a barrier, the log entry itself proves that everybody has come.
+        # For a barrier, the log entry itself proves that all ranks have come.
         stage.end()
 
     def _team(self, members: tuple[int, ...], groups: Groups) -> Team:

@@ -29,7 +29,7 @@ INLINE_BYTES = 8 << 20
 STAGING_BYTES = 4 << 20
 HEAP_START = INLINE_BYTES + STAGING_BYTES
 _ALIGN = mmap.PAGESIZE
-#: Of the staging buffers: places of few sizes.
+#: Kept views of the staging buffers, which have few sizes.
 _MOST_VIEWS = 256
 #: Part of the heap that results may take; the user's own tensors find room in the rest.
 _MOST_LENT = 0.5

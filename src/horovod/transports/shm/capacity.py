@@ -62,7 +62,7 @@ def share_of(ranks: int, physical: int, address_space: int, limit: int, mapped: 
         mapped: how much it has mapped already.
         file_limit: the largest file that it may make.
     """
-    # Of addresses a process needs others, too: for threads, libraries, and tensors of its own.
+    # A process needs addresses for threads, libraries and its own tensors, too.
     shares = [physical, address_space // 4 // ranks]
     if limit >= 0:
         shares.append((limit - mapped) // 2 // ranks)

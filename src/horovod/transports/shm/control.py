@@ -43,7 +43,7 @@ HOLDER = 2
 #: Channel of the background thread, parked because nobody needs it.
 PARKED = 1
 PHASE_BITS = 24
-#: Of a sleeper who waits for no flag.
+#: Goal of a sleeper that waits for no flag.
 NO_GOAL = (1 << 64) - 1
 
 _LINE = 64
@@ -172,7 +172,7 @@ class Control:
         """``ring`` those left for later who did not look; before this rank sleeps or has other things to do."""
         if not self._deferred:
             return
-        # Other threads defer and ring meanwhile.
+        # Other threads may defer and ring meanwhile.
         deferred, self._deferred = self._deferred, set()
         for rank in deferred:
             if self._is_behind(rank):

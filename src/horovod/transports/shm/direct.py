@@ -97,7 +97,7 @@ def make_results(
         output = work.allocate(index, shape).reshape(-1)
         own.append(output)
         if len(places) == index:
-            # It was there already, or is too small to be lent.
+            # The output lies in the arena already, or is too small to be lent.
             nbytes = math.prod(shape) * ITEMSIZE[tensors[index].dtype]
             places.append(staging.arena.offset_of(library.raw(output).ctypes.data) if nbytes else 0)
     members = entry.response.members

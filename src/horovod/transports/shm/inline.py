@@ -18,7 +18,7 @@ from horovod.transports.shm.slots import factor_on_send, left_to_reduce, most_vi
 
 __all__ = ["ROUTINES", "Plan"]
 
-#: Of how many combinations of places the views are found at once; ranks that keep in step have few.
+#: Kept combinations of places and their views; ranks that run in step have few.
 _MOST_ROWS = 64
 
 
@@ -57,9 +57,9 @@ class Plan:
         self._kernels = kernels
         response = entry.response
         request, members = response.requests[0], response.members
-        # By the offsets of all members: their views, for the last few combinations.
+        # Views of all members by their offsets, for the last few combinations.
         self._rows: dict[tuple[int, ...], list[list[Buffer]]] = {}
-        # By tensor, then by member, then by offset.
+        # Indexed by tensor, member and offset.
         self._views: list[list[dict[int, Buffer]]] = [[{} for _ in members] for _ in request.tensors]
         library = self._library = kernels_named(kernels)
         self._copy = library.copy
@@ -68,13 +68,13 @@ class Plan:
             for spec in request.tensors:
                 scaled = factor_on_send(request, spec, response.divisor) != 1.0
                 how = left_to_reduce(request, spec, response.divisor)
-                # To read back what this rank has sent takes as long again as all the rest. In place the result
+                # Reading back what this rank has sent doubles the time. In place, the result
                 # may overwrite one of two inputs, not of more.
                 apart = len(members) == 2 or request.kind is Kind.REDUCESCATTER
                 own = entry.me if apart and not scaled else -1
                 make = library.maker(spec.dtype, *how) if len(members) > 1 else None
                 self._reductions.append(_Reduction(library.reducer(spec.dtype, *how), own, make))
-        # By tensor, then by member: the rows of it that this rank takes; empty where everybody takes all.
+        # Indexed by tensor and member: the rows that this rank takes; empty if each rank takes all.
         self._taken = self._rows_for_each()
         self.run: Callable[[Work, tuple[int, ...]], None] = functools.partial(ROUTINES[request.kind], self)
 
@@ -131,7 +131,7 @@ class Plan:
         for index, (reduce, own, make) in enumerate(self._reductions):
             srcs = views[index]
             if own >= 0:
-                # To what is kept this rank's own tensor must not be added.
+                # The kept list must not get this rank's own tensor.
                 srcs = srcs.copy()
                 srcs[own] = work.inputs[index]
             outputs = work.outputs

@@ -24,7 +24,7 @@ __all__ = ["address_of", "create_memfd", "map_shared", "populate", "unmap"]
 _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x02, 0x10, 0x20, 0x4000
 _MAY_MOVE_TO = 3
 _READ, _READ_WRITE = 1, 3
-#: Of madvise(2), since Linux 5.14; Python has no name for it.
+#: An advice of madvise(2) since Linux 5.14; Python has no name for it.
 _POPULATE_WRITE = 23
 _HINTS = {
     errno.EMFILE: "this process has too many files open; raise `ulimit -n`, or close some before hvd.init()",
@@ -129,7 +129,7 @@ class _Mapping:
         """Replace the mapping by memory of this child's own, with the copies in it."""
         copies = self._copies.get(threading.get_ident())
         if copies is None:
-            # There was no memory for the copies. Reading does no harm.
+            # No memory for the copies: leave the pages readable only.
             _mprotect(self._address, self._nbytes, _READ)
             return
         flags = _PRIVATE | _ANONYMOUS | _FIXED | _NORESERVE
@@ -179,7 +179,7 @@ _mmap = _function("mmap", ctypes.c_void_p, _size, ctypes.c_int, ctypes.c_int, ct
 _munmap = _function("munmap", ctypes.c_void_p, _size)
 _mremap = _function("mremap", ctypes.c_void_p, _size, _size, ctypes.c_int, ctypes.c_void_p)
 _mprotect = _function("mprotect", ctypes.c_void_p, _size, ctypes.c_int)
-# It takes long, so others may have the interpreter.
+# madvise takes long, so it releases the interpreter.
 _madvise = _function("madvise", ctypes.c_void_p, _size, ctypes.c_int, library=ctypes.CDLL)
 # Keeps the interpreter: no other thread of Python begins to write meanwhile.
 _memmove = _function("memmove", ctypes.c_void_p, ctypes.c_void_p, _size)

@@ -18,7 +18,7 @@ __all__ = ["RecordReader", "RecordWriter", "bytes_of"]
 _PAD = 0xFF
 _CONTINUED = 0x80
 _LENGTH = 0xFFFFFF
-#: To store and to read short records in one step; most are.
+#: Pack and unpack short records in one step; most records are short.
 _SHORT = [struct.Struct(f"={count}I") for count in range(16)]
 
 

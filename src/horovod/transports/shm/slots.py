@@ -93,7 +93,7 @@ class Sender:
         self._most = most_views(self.nbytes)
         self.rotation = max(self.step, min(ROTATION_BYTES, _places_of(self.nbytes) * self.step))
         library = kernels_named(kernels)
-        # Of a broadcast only the root's data is read.
+        # In a broadcast only the root's data is read.
         has_root = request.kind in COLLECTIVES and COLLECTIVES[request.kind].has_root
         shown = request.tensors if not has_root or request.root == rank else ()
         self._copiers = [library.copier(spec.dtype, factor_on_send(request, spec, members)) for spec in shown]
@@ -157,7 +157,7 @@ class SlotRing:
         start = self._next + -self._next % sender.step
         end = start + sender.nbytes
         if taken and taken[0].start < self._next and end <= sender.rotation:
-            # There is room behind the last one, so it is not yet worth while to see who has read what.
+            # There is room behind the last slot: no need yet to look who has read what.
             self._next = end
             work.slot = slot = StagingSlot(start)
             taken.append(slot)

@@ -104,7 +104,7 @@ def _read_all(
     """Let every rank reduce everything."""
     arenas, members, me, known = staging.arenas, entry.response.members, entry.me, layout.shared_pieces
     copies, reducers = [library.copy for library in layout.libraries], layout.reducers
-    # Of two inputs the result may overwrite either, so this rank's own need not be read back from the buffer.
+    # With two inputs the result may overwrite either, so this rank's own need not be read back.
     pair = len(members) == 2
 
     def shared_pieces(round_: int, offset: int) -> list[_SharedPiece]:

@@ -62,7 +62,7 @@ class Staging:
             The same for what follows.
         """
         if not count:
-            # Of what is empty everywhere; this rank must not wait for itself to be through with it.
+            # The tensors are empty everywhere: this rank must not wait for itself.
             return phase
         flags, base = self.flags, self._begin(sequence, members, phase)
         fill(0, self.offset(0))

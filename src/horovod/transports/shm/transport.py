@@ -122,7 +122,7 @@ class ShmTransport:
         sender = Sender(self.arena, self.staging.budget, self.rank, kernels, request, members)
         is_fresh = members == 2 and request.placement == self.fresh * len(request.tensors)
         if is_fresh and request.kind is Kind.ALLREDUCE and sender.nbytes >= _FRESH_BYTES and not self.control.crowded:
-            # It need not read all that the other one has.
+            # On the staged route, each rank reads only a part of the other input.
             return None
         limit = inline_limit(self.control.size, request.kind)
         return sender if sender.nbytes <= (self._arena_limit if is_placed(request) else limit) else None
@@ -155,7 +155,7 @@ class ShmTransport:
         for _, work in batch:
             if work.slot is not None:
                 work.slot.readers, work.slot.fence = members, done
-        # Of inline messages, nobody waits for the others to have read it.
+        # Nobody waits until the others have read an inline message.
         self.control.post(done, () if notes else members)
         return done if unsettled else 0
 
