@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from horovod import context
-from horovod.config import JOB_ID, MEETING, SECRET_KEY
-from horovod.errors import LaunchError, PeerLostError
-from horovod.launch.plan import rank_variables
+from horovod.bindings.hosted import hosted_rank, refuse_second_run
+from horovod.config import JOB_ID
+from horovod.errors import LaunchError
+from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
 from horovod.phrases import few
-from horovod.rendezvous.client import JobStore
-from horovod.rendezvous.interfaces import own_addresses
-from horovod.rendezvous.service import Service
 
 __all__ = ["run"]
 
@@ -54,40 +49,38 @@ def run(
     import distributed
 
     client = distributed.get_client() if client is None else client
-    workers = sorted(client.nthreads(), key=lambda address: (urlsplit(address).hostname or "", address))
-    hosts = [urlsplit(address).hostname for address in workers]
-    if None in hosts:
+    workers = sorted(client.nthreads(), key=lambda address: (_host(address), address))
+    if not all(map(_host, workers)):
         raise LaunchError("ranks need processes of their own: start the cluster with processes=True")
     if not 0 < (size := len(workers) if num_proc is None else num_proc) <= len(workers):
         raise LaunchError(
             f"num_proc={num_proc}, and the Dask cluster has {len(workers)} workers: one rank runs on each"
         )
-    workers, names = workers[:size], [str(host) for host in hosts[:size]]
-    places = list(dict.fromkeys(names))
-    counts = [names.count(name) for name in places]
-    key = secrets.token_hex(32)
-    service = Service(bytes.fromhex(key), [*own_addresses(), "127.0.0.1"], hosts=names)
-    common = {JOB_ID: secrets.token_hex(16), SECRET_KEY: key, MEETING: ",".join(service.endpoints)}
+    workers = in_rank_order(workers[:size], _host)
+    job = WorkerJob([_host(worker) for worker in workers])
     futures: list[Any] = []
     try:
         for rank, worker in enumerate(workers):
-            host = places.index(names[rank])
-            own = rank_variables(names[rank], counts, host, rank - sum(counts[:host]))
+            own = job.variables[rank]
             futures.append(
                 client.submit(
-                    _rank, {**common, **own}, rank, service.endpoints, func, tuple(args), dict(kwargs or {}),
-                    workers=[worker], allow_other_workers=False, pure=False, retries=0, key=f"horovod-{key[:8]}-{rank}",
+                    _rank, own, func, tuple(args), dict(kwargs or {}), workers=[worker], allow_other_workers=False,
+                    pure=False, retries=0, key=f"horovod-{own[JOB_ID]}-{rank}",
                 )
             )  # fmt: skip
-        _wait(client, futures, workers, service)
+        _wait(client, futures, workers, job)
         found: list[Any] = client.gather(futures)
         return found
     finally:
         client.cancel(futures)
-        service.close()
+        job.close()
 
 
-def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], service: Service) -> None:
+def _host(worker: str) -> str:
+    return urlsplit(worker).hostname or ""
+
+
+def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], job: WorkerJob) -> None:
     """Return when all ranks have returned; raise what ended the first that failed."""
     import distributed
 
@@ -100,12 +93,12 @@ def _wait(client: Any, futures: Sequence[Any], workers: Sequence[str], service: 
             here = client.nthreads()
             if lost := [rank for rank in waiting if workers[rank] not in here]:
                 for rank in lost:
-                    service.ended(rank, who[rank], "was lost")
+                    job.ended(rank, who[rank], "was lost")
                 gone = few([who[rank] for rank in lost])
                 raise LaunchError(f"Dask lost {gone}; its log says why. The other ranks have ended, too") from None
         failed = [rank for rank, future in waiting.items() if future.status == "error"]
         for rank in failed:
-            service.ended(rank, who[rank], "failed")
+            job.ended(rank, who[rank], "failed")
         if failed:
             _raise_cause(futures)
         waiting = {rank: future for rank, future in waiting.items() if not future.done()}
@@ -117,28 +110,12 @@ def _raise_cause(futures: Sequence[Any]) -> None:
 
     with contextlib.suppress(TimeoutError, distributed.TimeoutError):
         distributed.wait(futures, timeout=_CAUSE_S)
-    errors = [future.exception() for future in futures if future.status == "error"]
-    raise next((error for error in errors if not isinstance(error, PeerLostError)), errors[0])
+    raise first_cause([future.exception() for future in futures if future.status == "error"])
 
 
-def _rank(
-    variables: Mapping[str, str], rank: int, endpoints: Sequence[str], func: Callable[..., Any],
-    args: tuple[Any, ...], kwargs: dict[str, Any],
-) -> Any:  # fmt: skip
+def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On a worker: be a rank, once."""
-    store = JobStore(bytes.fromhex(variables[SECRET_KEY]), lambda: endpoints)
-    try:
-        # Dask runs the tasks of a lost worker again, and the others have ended by then.
-        if store.add(f"dask/{rank}", 1) > 1:
-            raise LaunchError(f"rank {rank} has run before, on a worker that was lost: call horovod.dask.run again")
-    finally:
-        store.close()
-    if SECRET_KEY in os.environ:
-        raise LaunchError("this worker is a rank of another job already; wait for that one, or start more workers")
-    os.environ.update(variables)
-    try:
+    # Dask runs the tasks of a lost worker again, and the others have ended by then.
+    refuse_second_run(variables, "horovod.dask.run")
+    with hosted_rank(variables):
         return func(*args, **kwargs)
-    finally:
-        context.shutdown()
-        for name in variables:
-            os.environ.pop(name, None)

@@ -1,0 +1,61 @@
+"""A rank for the time of one call, in a process that belongs to another system, such as a worker of Dask or Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from horovod import context
+from horovod.config import MEETING, RANK_VARIABLES, SECRET_KEY
+from horovod.errors import LaunchError
+from horovod.rendezvous.client import JobStore
+
+__all__ = ["hosted_rank", "refuse_second_run"]
+
+
+def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
+    """Raise if this rank has run before: systems that run tasks of a lost process again must not do so with ranks.
+
+    Args:
+        variables: of the rank, as ``launch.workers.WorkerJob`` made them.
+        again: what to call for another try, such as "horovod.dask.run".
+
+    Raises:
+        LaunchError: it has.
+        TimeoutError: the job service does not answer, such as that of a job that is over.
+
+    Blocks until the job service has answered.
+    """
+    rank, endpoints = variables[RANK_VARIABLES["rank"]], variables[MEETING].split(",")
+    store = JobStore(bytes.fromhex(variables[SECRET_KEY]), lambda: endpoints)
+    try:
+        if store.add(f"once/{rank}", 1) > 1:
+            raise LaunchError(f"rank {rank} has run before, in a process that was lost: call {again} again")
+    finally:
+        store.close()
+
+
+@contextmanager
+def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
+    """Be a rank inside of the context; at its end leave the job, and restore the environment.
+
+    Args:
+        variables: of the rank, as ``launch.workers`` made them.
+
+    Raises:
+        LaunchError: this process is a rank of another job.
+    """
+    if SECRET_KEY in os.environ:
+        raise LaunchError("this process is a rank of another job already; wait for that one, or start more workers")
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        context.shutdown()
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
