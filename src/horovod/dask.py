@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from horovod.bindings.hosted import hosted_rank, refuse_second_run
+from horovod.bindings.hosted import call_hosted, refuse_second_run
 from horovod.config import JOB_ID
 from horovod.errors import LaunchError
 from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
@@ -117,5 +117,4 @@ def _rank(variables: Mapping[str, str], func: Callable[..., Any], args: tuple[An
     """On a worker: be a rank, once."""
     # Dask runs the tasks of a lost worker again, and the others have ended by then.
     refuse_second_run(variables, "horovod.dask.run")
-    with hosted_rank(variables):
-        return func(*args, **kwargs)
+    return call_hosted(variables, func, args, kwargs)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from horovod import context
 from horovod.config import MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
 
-__all__ = ["hosted_rank", "refuse_second_run"]
+__all__ = ["call_hosted", "hosted_rank", "refuse_second_run"]
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
@@ -59,3 +60,27 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = text
+
+
+def call_hosted(
+    variables: Mapping[str, str], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Be a rank for one call, and return its result; None for a rank that has left an elastic job.
+
+    Args:
+        variables: of the rank, as ``launch.workers`` made them.
+        func: what to call.
+        args: its arguments.
+        kwargs: its named arguments.
+
+    Raises:
+        LaunchError: this process is a rank of another job, or the function wanted to end the process.
+        Exception: as ``func`` raised it.
+    """
+    with hosted_rank(variables):
+        try:
+            return func(*args, **kwargs)
+        except SystemExit as end:
+            if end.code in (None, 0):
+                return None
+            raise LaunchError(f"the function ended with sys.exit({end.code!r})") from end

@@ -1,0 +1,298 @@
+"""An elastic job whose processes another system starts, such as Ray or Spark.
+
+The job service decides (``core.membership``). ``ElasticWorkers`` carries its decisions to an *adapter*, which starts
+and kills processes, and tells it how they ended. An adapter's process must have the variables that ``start`` gets in
+its environment (``bindings.hosted`` does that for one call), and then calls the user's function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.config import ELASTIC, JOB_ID, MEETING, SECRET_KEY
+from horovod.core.membership_events import (
+    Assign,
+    Begin,
+    Decision,
+    Discovered,
+    Ended,
+    Fence,
+    Finish,
+    Policy,
+    Silent,
+    Slot,
+    Start,
+)
+from horovod.errors import LaunchError
+from horovod.launch.ledger import Ledger, Loss, signature
+from horovod.launch.plan import slot_variables
+from horovod.launch.workers import listen_addresses
+from horovod.logs import logger
+from horovod.rendezvous.service import Service
+
+__all__ = ["ElasticWorkers", "End", "WorkerAdapter"]
+
+#: How often the adapter may look at its system.
+_LOOK_S = 0.25
+
+
+class WorkerAdapter:
+    """The system that has the processes. ``ElasticWorkers.run`` calls all methods, in its thread."""
+
+    def start(self, slot: Slot, variables: dict[str, str]) -> None:
+        """Start a process in a slot, without waiting for it.
+
+        ``ElasticWorkers.ended`` must follow for every start, also for a process that could not be started.
+
+        Args:
+            slot: where: the ``number``-th place of ``host``, a host that was offered.
+            variables: for the environment of the process.
+        """
+        raise NotImplementedError
+
+    def kill(self, slot: Slot) -> None:
+        """Kill the process in a slot, without waiting for it. ``ElasticWorkers.ended`` must follow.
+
+        Args:
+            slot: where one was started.
+        """
+        raise NotImplementedError
+
+    def describe(self, slot: Slot) -> str:
+        """Return the process in a slot in words, such as "actor 01ab on node 10.0.0.2".
+
+        Args:
+            slot: where one was started.
+        """
+        return str(slot)
+
+    def look(self) -> None:
+        """Look for changes, and report them with ``offer`` and ``ended``; called several times a second."""
+
+    def kill_stopped(self, slot: Slot, pid: int) -> None:
+        """Kill a process if a signal has stopped it; nothing has been heard of it for some seconds.
+
+        Args:
+            slot: where it was started.
+            pid: its process id, as the process itself knows it.
+        """
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a process.
+
+    Attributes:
+        slot: where it was.
+        how: it ended, such as "died: node 10.0.0.2 is lost"; empty if its function returned.
+        value: that the function returned.
+        error: that the function raised; None if the process was lost.
+        text: traceback of the error, as Python prints it.
+    """
+
+    slot: Slot
+    how: str = ""
+    value: Any = None
+    error: BaseException | None = None
+    text: str = ""
+
+
+class ElasticWorkers:
+    """One elastic job.
+
+    Args:
+        adapter: has the processes.
+        policy: how the members of the job may change; must be elastic.
+        settings: more variables for all processes, such as HOROVOD_TIMELINE.
+        interfaces: network interfaces of this host at which the processes find the job service; all when empty.
+        say: takes each line about a loss or a join; a warning of the log when omitted.
+
+    Raises:
+        InitError: there is no such interface, or it has no address.
+        OSError: the service cannot listen at any address.
+    """
+
+    def __init__(
+        self,
+        adapter: WorkerAdapter,
+        policy: Policy,
+        settings: Mapping[str, str] | None = None,
+        interfaces: Sequence[str] = (),
+        say: Callable[[str], None] = logger.warning,
+    ) -> None:
+        self._adapter, self._policy, self._say = adapter, policy, say
+        key = secrets.token_hex(32)
+        self._service = Service(bytes.fromhex(key), listen_addresses(interfaces), policy=policy)
+        meeting = ",".join(self._service.endpoints)
+        own = {ELASTIC: "1", JOB_ID: secrets.token_hex(16), SECRET_KEY: key, MEETING: meeting}
+        self._common = {**(settings or {}), **own}
+        self._ledger = Ledger()
+        self._slots: dict[Slot, int] = {}  # number of the process that runs there
+        self._offers: Mapping[str, int] = {}
+        self._count = 0  # of processes
+        self._members: list[int] = []  # of the latest generation, by rank
+        self._ranks: dict[int, int] = {}  # of the generation that has begun, by process
+        self._last_ranks: dict[int, int] = {}
+        self._fenced: dict[int, str] = {}
+        self._values: dict[int, Any] = {}  # by process
+        self._error: BaseException | None = None  # the latest
+        self._finish: Finish | None = None
+        self._ends: deque[End] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()  # of the descriptor
+
+    def offer(self, hosts: Mapping[str, int]) -> None:
+        """Say which hosts the job may use from now on; any thread, never blocks.
+
+        Args:
+            hosts: number of slots by name of the host. Hosts that are missing are withdrawn: their processes are asked
+                to leave at the next commit or step.
+        """
+        if dict(hosts) != self._offers:
+            self._offers = dict(hosts)
+            self._service.put(Discovered(self._offers))
+
+    def ended(self, end: End) -> None:
+        """Report the end of a process, once for each that was started; any thread, never blocks.
+
+        Args:
+            end: which, and how.
+        """
+        with self._lock:
+            if self._wake >= 0:
+                self._ends.append(end)
+                os.eventfd_write(self._wake, 1)
+
+    def run(self) -> list[Any]:
+        """Run the job to its end, and return what the ranks of the last generation returned, in rank order.
+
+        Raises:
+            LaunchError: the job could not go on; the message names the processes that failed, and ``__cause__`` is the
+                last error that a function raised.
+
+        Blocks until the job is over; then processes may still run that ``WorkerAdapter.kill`` was called for.
+        """
+        poll = select.poll()
+        poll.register(self._service.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        try:
+            while self._finish is None:
+                self._adapter.look()
+                poll.poll(_LOOK_S * 1000)
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+                self._obey()
+                while self._ends and self._finish is None:
+                    self._take_end(self._ends.popleft())
+                if line := self._ledger.waiting(time.monotonic(), self._policy.fewest):
+                    self._say(line)
+        finally:
+            for slot in self._slots.keys() - {end.slot for end in self._ends}:
+                self._adapter.kill(slot)
+        if summary := self._ledger.summary(time.monotonic(), self._service.progress):
+            self._say(summary)
+        if self._finish.why:
+            why = self._finish.why
+            causes = [line for line in self._ledger.causes() if line.strip() not in why]
+            raise LaunchError("\n".join([f"the job has ended: {why}", *causes])) from self._error
+        ranks = self._ranks or {process: process for process in self._values}
+        return [self._values[process] for process in sorted(ranks, key=ranks.__getitem__) if process in self._values]
+
+    def close(self) -> None:
+        """End the service. Blocks for two seconds at most."""
+        self._service.close()
+        with self._lock:
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _obey(self) -> None:
+        for decision in self._service.take():
+            if self._finish is None:
+                self._carry_out(decision)
+
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, Start):
+            self._start(decision.slot)
+        elif isinstance(decision, Fence):
+            if (process := self._slots.get(decision.slot)) is not None:
+                self._fenced[process] = decision.why
+                self._adapter.kill(decision.slot)
+        elif isinstance(decision, Silent):
+            if decision.slot in self._slots:
+                self._adapter.kill_stopped(decision.slot, decision.pid)
+        elif isinstance(decision, Assign):
+            self._ledger.changing(time.monotonic())
+            self._members = [self._slots.get(slot, -1) for slot in decision.positions]
+        elif isinstance(decision, Begin):
+            self._begin(decision.generation)
+        elif isinstance(decision, Finish):
+            self._finish = decision
+
+    def _start(self, slot: Slot) -> None:
+        slots = min(self._offers.get(slot.host, slot.number + 1), self._policy.most)
+        # Until it is a member; rank 0 only if no rank has a state yet.
+        running = self._ledger.size
+        size = max(2, running) if running else self._policy.size
+        rank = size - 1 if running else min(self._count, size - 1)
+        self._slots[slot] = self._count
+        self._count += 1
+        self._adapter.start(slot, self._common | slot_variables(slot.host, slot.number, slots, rank, size))
+
+    def _begin(self, generation: int) -> None:
+        names = {process: slot for slot, process in self._slots.items()}
+        is_first = not self._ledger.size
+        joined = [process for process in self._members if process in names and process not in self._ranks]
+        self._last_ranks |= self._ranks
+        self._ranks = {process: rank for rank, process in enumerate(self._members)}
+        lines = [f"rank {self._ranks[process]} ({self._adapter.describe(names[process])})" for process in joined]
+        progress = self._service.progress
+        for line in self._ledger.begin(
+            time.monotonic(), generation, len(self._members), [] if is_first else lines, progress
+        ):
+            self._say(line)
+        self._check_error()
+
+    def _take_end(self, end: End) -> None:
+        process = self._slots.get(end.slot)
+        if process is None:
+            return
+        self._obey()  # the ranks may have met before it ended
+        number = self._ranks.get(process, self._last_ranks.get(process))
+        rank = "a new process" if number is None else f"rank {number}"
+        who = f"{rank} ({self._adapter.describe(end.slot)})"
+        del self._slots[end.slot]
+        has_met = self._ledger.generation > 0
+        how = f"was killed: {self._fenced.pop(process)}" if process in self._fenced else end.how
+        if not how:
+            self._values[process] = end.value
+            if has_met:
+                self._service.put(Ended(end.slot))
+            elif not self._slots:  # the function is not elastic, and has returned on all ranks
+                self._finish = Finish("")
+            return
+        self._error = end.error or self._error
+        loss = Loss(who, how, self._ledger.generation, 1, signature(end.text.splitlines()))
+        if process in self._ranks or process in self._members:
+            self._ledger.ended(time.monotonic(), f"{who} {how}", loss)
+        else:
+            self._ledger.failures.append(loss)
+            self._say(f"{who} {how}, before it was a member")
+        self._service.put(Ended(end.slot, how))
+        if end.error is not None and not has_met:
+            self._finish = Finish(f"{who} {how} before the ranks had met")
+
+    def _check_error(self) -> None:
+        if self._finish is None and (loss := self._ledger.own_error()) is not None:
+            self._finish = Finish(
+                f"{loss.who} {loss.how}, as another did before, at the same place: the script itself fails"
+            )
