@@ -20,6 +20,7 @@ from horovod.core.membership_events import (
     Joined,
     Leaving,
     Left,
+    Paused,
     Policy,
     Ready,
     Refuse,
@@ -152,7 +153,7 @@ def test_a_spare_is_admitted_at_the_next_boundary() -> None:
     assert members.handle(Ready(A2)) == []
     assert (before, members.wants_change) == (False, True)
     for slot in (A0, A1, B0):
-        assert members.handle(Ready(slot, 5, "x")) == []
+        assert members.handle(Ready(slot, 5, "x")) == [Paused(1)] * (slot == A0)
     assert _ranks(members.handle(Ready(B1, 5, "x"))) == [A0, A1, A2, B0, B1]
 
 
@@ -202,6 +203,39 @@ def test_a_member_that_does_not_come_is_fenced() -> None:
     assert fence.slot == B1
     assert members.handle(Ready(B1, 5)) == []  # only its end is a verdict
     assert _ranks(members.handle(Ended(B1, KILLED))) == [A0, A1, B0]
+
+
+def test_a_killed_member_that_the_kernel_holds_is_not_waited_for_and_never_comes_back() -> None:
+    members = _started(dataclasses.replace(ELASTIC, cool_down_s=(0, 0)), a=2, b=2)
+    for slot in (A0, A1, B0):
+        members.handle(Ready(slot, 5))
+    members.handle(Tick(600))
+    assert members.handle(Tick(604.9)) == []
+    decisions = _do(members, Tick(605))
+    assert _ranks(decisions) == [A0, A1, B0]
+    assert decisions[-1] == Begin(2)
+    assert members.handle(Ready(B1, 9)) == []
+    assert members.handle(Ended(B1, KILLED)) == [Start(B1)]
+    assert members.handle(Ended(A0)) == members.handle(Ended(A1)) == []
+
+
+def test_nobody_is_fenced_where_too_few_are_left_with_it() -> None:
+    members = _started(dataclasses.replace(ELASTIC, minimum=4, cool_down_s=None), a=2, b=2)
+    members.handle(Ended(B1, KILLED))
+    for slot in (A0, A1):  # B0 is busy
+        members.handle(Ready(slot, 5))
+    decisions = members.handle(Tick(600))
+    assert _kinds(decisions) == [Refuse, Refuse, Finish]
+    assert decisions[-1] == Finish("there were 3 ranks of at least 4 within 600 s")
+
+
+def test_work_stands_still_from_the_first_member_on_that_waits_for_the_next_generation() -> None:
+    members = _started(dataclasses.replace(ELASTIC, is_discovering=False), a=4)
+    members.handle(Discovered({"a": 5}))
+    newcomer = Slot("a", 4)
+    assert members.handle(Ready(newcomer)) == []
+    assert members.handle(Ready(A1, 5)) == [Paused(1)]
+    assert members.handle(Ready(A0, 5)) == []
 
 
 def test_the_others_get_another_generation_when_one_does_not_join() -> None:
@@ -257,7 +291,7 @@ def test_a_member_that_wants_to_leave_is_dismissed_at_the_next_boundary() -> Non
     assert members.handle(Leaving(B0)) == []
     assert members.wants_change
     for slot in (A0, B0, B1):
-        assert members.handle(Ready(slot, 5, "x")) == []
+        assert members.handle(Ready(slot, 5, "x")) == [Paused(1)] * (slot == A0)
     decisions = _do(members, Ready(A1, 5, "x"))
     assert decisions[0] == Refuse(B0, "it asked to leave", is_dismissal=True)
     assert _ranks(decisions) == [A0, A1, B1]
@@ -337,7 +371,7 @@ def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members.handle(Discovered({"a": 2}))
     members.handle(Ready(A0))
     assert members.handle(Tick(59)) == []
-    assert members.handle(Tick(60))[-1] == Finish("1 slots of at least 2 came to init() within 60 s")
+    assert members.handle(Tick(60))[-1] == Finish("there were 1 ranks of at least 2 within 60 s")
 
 
 @pytest.mark.parametrize("seed", range(3))

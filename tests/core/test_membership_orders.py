@@ -18,6 +18,7 @@ from horovod.core.membership_events import (
     Joined,
     Leaving,
     Left,
+    Paused,
     Policy,
     Ready,
     Refuse,
@@ -87,6 +88,9 @@ class Job(RuleBasedStateMachine):
             elif isinstance(decision, Fence):
                 assert self.policy.is_elastic
                 self.lose(decision.slot, KILLED)
+            elif isinstance(decision, Paused):
+                assert self.assign is not None
+                assert decision.generation == self.assign.generation
             else:
                 self.finish = decision
 

@@ -8,10 +8,8 @@ when all its members have joined it: until then they wait in ``init()`` and can 
 from __future__ import annotations
 
 import collections
-import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from horovod.core.membership_events import (
     Assign,
@@ -26,6 +24,7 @@ from horovod.core.membership_events import (
     Joined,
     Leaving,
     Left,
+    Paused,
     Policy,
     Position,
     Ready,
@@ -34,28 +33,12 @@ from horovod.core.membership_events import (
     Start,
     Tick,
 )
+from horovod.core.membership_processes import NOT_ALIVE, Phase, Process
 
 __all__ = ["Membership"]
 
-
-class _Phase(enum.Enum):
-    OUTSIDE = enum.auto()  # it runs, but is neither in init() nor a member
-    WAITING = enum.auto()  # in init(), without a position
-    ASSIGNED = enum.auto()  # in init(), with a position
-    JOINED = enum.auto()  # a member
-    GONE = enum.auto()  # it runs, and nobody waits for it
-    FENCED = enum.auto()
-
-
-@dataclass
-class _Process:
-    slot: Slot
-    phase: _Phase = _Phase.OUTSIDE
-    progress: int = 0
-    digest: str = ""
-    rank: int | None = None  # in its last generation that began
-    wants_out: bool = False
-    is_dismissed: bool = False
+#: How long a process that was killed may take to end. It runs nothing any more, but the kernel may hold it (state D).
+_KILL_S = 5.0
 
 
 class Membership:
@@ -72,8 +55,8 @@ class Membership:
         self.generation = 0
         self._policy = policy
         self._hosts: dict[str, int] = {}  # in the order of their arrival
-        self._processes: dict[Slot, _Process] = {}
-        self._phases: dict[_Phase, dict[Slot, _Process]] = {phase: {} for phase in _Phase}
+        self._processes: dict[Slot, Process] = {}
+        self._phases: dict[Phase, dict[Slot, Process]] = {phase: {} for phase in Phase}
         self._has_begun = self._has_ever_begun = False
         self._is_draining = False  # a process has ended well: no more are started, and newcomers not admitted
         self._failures: collections.Counter[str] = collections.Counter()  # by host
@@ -91,15 +74,15 @@ class Membership:
         """Whether the next generation would have other members: ask the present ones to come to ``init()``."""
         if not self._is_running():
             return False
-        members = self._in(_Phase.JOINED)
+        members = self._in(Phase.JOINED)
         staying = sum(map(self._stays, members))
-        is_joining = bool(self._phases[_Phase.WAITING]) and not self._is_draining and staying < self._policy.most
+        is_joining = bool(self._phases[Phase.WAITING]) and not self._is_draining and staying < self._policy.most
         return is_joining or staying < len(members)
 
     def is_open(self, slot: Slot) -> bool:
         """Whether a process was started in ``slot`` that has not come to ``init()`` yet."""
         process = self._processes.get(slot)
-        return process is not None and process.phase is _Phase.OUTSIDE
+        return process is not None and process.phase is Phase.OUTSIDE
 
     def handle(self, event: Event) -> list[Decision]:
         """Take one event.
@@ -115,6 +98,9 @@ class Membership:
             return [Refuse(event.slot, self._finish.why or "the job has ended")] if isinstance(event, Ready) else []
         if isinstance(event, Tick):
             self._now = event.now_s
+            for fenced in self._in(Phase.FENCED):
+                if not self._is_dying(fenced):
+                    fenced.rank = None
         elif isinstance(event, Discovered):
             kept = {host: event.hosts[host] for host in self._hosts if host in event.hosts}
             self._hosts = kept | dict(event.hosts)
@@ -129,20 +115,22 @@ class Membership:
         self._settle()
         return self._decisions
 
-    def _take_news(self, process: _Process, event: Ready | Joined | Left | Leaving) -> None:
+    def _take_news(self, process: Process, event: Ready | Joined | Left | Leaving) -> None:
         if isinstance(event, Leaving):
             process.wants_out = self._policy.is_elastic
             return
         if isinstance(event, Joined):
-            if process.phase is _Phase.ASSIGNED and event.generation == self.generation:
-                self._set(process, _Phase.JOINED)
+            if process.phase is Phase.ASSIGNED and event.generation == self.generation:
+                self._set(process, Phase.JOINED)
             return
-        if process.phase is _Phase.FENCED:
+        if process.phase is Phase.FENCED:
             return
         self._dissolve(process)
         if isinstance(event, Ready):
+            if self._is_running() and process.phase is Phase.JOINED:
+                self._decisions.append(Paused(self.generation))
             process.progress, process.digest, process.is_dismissed = event.progress, event.digest, False
-        self._set(process, _Phase.WAITING if isinstance(event, Ready) else _Phase.GONE)
+        self._set(process, Phase.WAITING if isinstance(event, Ready) else Phase.GONE)
 
     def _take_end(self, event: Ended) -> None:
         process = self._processes.pop(event.slot, None)
@@ -174,11 +162,11 @@ class Membership:
         least, limit = self._policy.cool_down_s or (math.inf, math.inf)
         self._usable_at[host] = self._now + min(limit, least * 2.0 ** min(doublings, 64))
 
-    def _dissolve(self, process: _Process) -> None:
+    def _dissolve(self, process: Process) -> None:
         """A process leaves the generation: if that has not begun, its members still wait in ``init()``."""
-        if not self._has_begun and process.phase in (_Phase.ASSIGNED, _Phase.JOINED):
-            for other in self._in(_Phase.ASSIGNED, _Phase.JOINED):
-                self._set(other, _Phase.WAITING)
+        if not self._has_begun and process.phase in (Phase.ASSIGNED, Phase.JOINED):
+            for other in self._in(Phase.ASSIGNED, Phase.JOINED):
+                self._set(other, Phase.WAITING)
             if len(self._ranks) > 1:
                 self._decisions.append(Dissolve(self.generation))
 
@@ -191,22 +179,22 @@ class Membership:
             self._end("; ".join(filter(None, (lost, self._failure))))
             return
         if self._is_running():
-            self._dismiss([p for p in self._in(_Phase.WAITING) if not self._stays(p)])
+            self._dismiss([p for p in self._in(Phase.WAITING) if not self._stays(p)])
         if self._is_complete():
             self._assign()
-        if not self._has_begun and self._phases[_Phase.JOINED] and not self._phases[_Phase.ASSIGNED]:
+        if not self._has_begun and self._phases[Phase.JOINED] and not self._phases[Phase.ASSIGNED]:
             self._has_begun, self._has_ever_begun, self._failure = True, True, ""
-            for process in self._in(_Phase.JOINED):
+            for process in self._in(Phase.JOINED):
                 process.rank = self._ranks[process.slot]
             self._decisions.append(Begin(self.generation))
         if not self._finish and self._is_hopeless():
             self._give_up()
         self._watch()
 
-    def _dismiss(self, processes: Iterable[_Process]) -> None:
+    def _dismiss(self, processes: Iterable[Process]) -> None:
         for process in processes:
             process.is_dismissed = True
-            self._set(process, _Phase.GONE)
+            self._set(process, Phase.GONE)
             why = "it asked to leave" if process.wants_out else f"host {process.slot.host} was withdrawn from the job"
             self._decisions.append(Refuse(process.slot, why, is_dismissal=True))
 
@@ -214,33 +202,31 @@ class Membership:
         policy = self._policy
         if self._is_draining or self._finish is not None:
             return
-        leaving = sum(
-            not self._stays(p) for p in self._processes.values() if p.phase not in (_Phase.GONE, _Phase.FENCED)
-        )
+        leaving = sum(not self._stays(p) for p in self._processes.values() if p.phase not in NOT_ALIVE)
         room = policy.most + policy.spares - self._alive() + leaving
         for slot in self._free():
             if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
-                self._processes[slot] = process = _Process(slot)
-                self._set(process, _Phase.OUTSIDE)
+                self._processes[slot] = process = Process(slot)
+                self._set(process, Phase.OUTSIDE)
                 self._decisions.append(Start(slot))
                 room -= 1
 
     def _is_complete(self) -> bool:
         """Whether nobody is missing that the next generation has to wait for."""
-        if any(self._phases[phase] for phase in (_Phase.ASSIGNED, _Phase.JOINED, _Phase.FENCED)):
+        if self._phases[Phase.ASSIGNED] or self._phases[Phase.JOINED] or self._are_dying():
             return False
         if self.generation:
-            return len(self._phases[_Phase.WAITING]) >= self._policy.fewest
+            return len(self._phases[Phase.WAITING]) >= self._policy.fewest
         size = self._policy.size
         if self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
             size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
         # Take the processes that were started first; the others are spares.
-        first = [p for p in self._ordered(self._processes.values()) if p.phase is not _Phase.GONE][:size]
-        return len(first) == size and all(p.phase is _Phase.WAITING for p in first)
+        first = [p for p in self._ordered(self._processes.values()) if p.phase not in NOT_ALIVE][:size]
+        return len(first) == size and all(p.phase is Phase.WAITING for p in first)
 
-    def _members(self) -> list[_Process]:
+    def _members(self) -> list[Process]:
         """Those of the next generation, by rank; the others that may not stay are dismissed."""
-        present = self._ordered(self._in(_Phase.WAITING))
+        present = self._ordered(self._in(Phase.WAITING))
         if self._is_draining:
             present = [process for process in present if process.rank is not None]
         staying = [process for process in present if self._stays(process)]
@@ -251,7 +237,7 @@ class Membership:
 
     def _assign(self) -> None:
         policy = self._policy
-        if self._has_ever_begun and all(process.rank is None for process in self._in(_Phase.WAITING)):
+        if self._has_ever_begun and all(process.rank is None for process in self._in(Phase.WAITING)):
             return  # the others, which have the state, may come, or end well
         members = self._members()
         if len(members) < policy.fewest:
@@ -259,7 +245,7 @@ class Membership:
         if policy.is_elastic and policy.resets is not None and self.generation > policy.resets:
             self._end(f"the job was reset {policy.resets} times, which is its limit")
             return
-        by_host: dict[str, list[_Process]] = {}
+        by_host: dict[str, list[Process]] = {}
         for process in members:
             by_host.setdefault(process.slot.host, []).append(process)
         best = members[0]
@@ -269,7 +255,7 @@ class Membership:
                 cross = [i for i, others in enumerate(by_host.values()) if len(others) > local_rank]
                 is_new = process.rank is None and not process.digest and process is not best
                 is_behind = is_new or (process.progress, process.digest) != (best.progress, best.digest)
-                self._set(process, _Phase.ASSIGNED)
+                self._set(process, Phase.ASSIGNED)
                 positions[process.slot] = Position(
                     len(positions), local_rank, len(processes), cross.index(number), len(cross), is_behind,
                     -1 if process.rank is None else process.rank,
@@ -279,13 +265,13 @@ class Membership:
         self._ranks = {slot: position.rank for slot, position in positions.items()}
         self._decisions.append(Assign(self.generation, positions))
 
-    def _ordered(self, processes: Iterable[_Process]) -> list[_Process]:
+    def _ordered(self, processes: Iterable[Process]) -> list[Process]:
         """Furthest first, the most frequent state of equals first, then as before; newcomers last, by their host."""
         processes = list(processes)
         arrival = {host: i for i, host in enumerate(self._hosts)}
         states = collections.Counter((p.progress, p.digest) for p in processes)
 
-        def key(p: _Process) -> tuple[float, ...]:
+        def key(p: Process) -> tuple[float, ...]:
             state, last = (-p.progress, -states[p.progress, p.digest]), len(arrival)
             place = (arrival.get(p.slot.host, last), p.slot.number)
             return (1, *state, *place) if p.rank is None else (0, *state, p.rank, *place)
@@ -299,7 +285,7 @@ class Membership:
             return bool(self._ended)
         if self._is_running() or (policy.is_discovering and not self._is_draining):
             return False
-        missing = (policy.fewest if self._phases[_Phase.WAITING] else 0) - self._alive()
+        missing = (policy.fewest if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
             return False
         return self._startable() < max(missing, 1)
@@ -317,7 +303,7 @@ class Membership:
 
     def _watch(self) -> None:
         """Let nobody wait for longer than the limit."""
-        waits = self._phases[_Phase.WAITING] or self._phases[_Phase.ASSIGNED] or not self._processes
+        waits = self._phases[Phase.WAITING] or self._phases[Phase.ASSIGNED] or not self._processes
         if self._finish or self._is_running() or not waits:
             self._stuck_since = None
         elif self._stuck_since is None:
@@ -332,28 +318,28 @@ class Membership:
 
     def _time_out(self) -> None:
         limit = f"within {self._limit_s():g} s"
-        here = {p.slot for p in self._in(_Phase.WAITING)}
-        late = self._in(_Phase.ASSIGNED) or self._in(_Phase.JOINED)
+        here = {p.slot for p in self._in(Phase.WAITING)}
+        late = self._in(Phase.ASSIGNED) or self._in(Phase.JOINED)
         if not self._policy.is_elastic:
             missing = [p.slot for p in late] or [s for s in self._processes if s not in here]
             self._refuse(f"slot {', '.join(map(str, missing))} did not come to init() {limit}")
+        elif (count := len(here) + len(late)) < self._policy.fewest and not self._are_dying():
+            self._end(f"there were {count} ranks of at least {self._policy.fewest} {limit}")
         elif late:
             for process in late:
                 self._dissolve(process)
-                self._set(process, _Phase.FENCED)
+                self._set(process, Phase.FENCED)
+                process.fenced_s = self._now
                 self._decisions.append(Fence(process.slot, f"it did not come to init() {limit}, and others waited"))
-        elif not self._in(_Phase.FENCED):
-            if len(here) >= self._policy.fewest:
-                self._assign()
-            else:
-                self._end(f"{len(here)} slots of at least {self._policy.fewest} came to init() {limit}")
+        elif not self._are_dying():
+            self._assign()
 
     def _refuse(self, why: str) -> None:
         """Let everybody go that waits in ``init()``."""
-        waiting = self._in(_Phase.WAITING, _Phase.ASSIGNED)
-        waiting += self._in(_Phase.JOINED) if not self._has_begun else []
+        waiting = self._in(Phase.WAITING, Phase.ASSIGNED)
+        waiting += self._in(Phase.JOINED) if not self._has_begun else []
         for process in waiting:
-            self._set(process, _Phase.OUTSIDE)
+            self._set(process, Phase.OUTSIDE)
             self._decisions.append(Refuse(process.slot, why))
 
     def _end(self, why: str) -> None:
@@ -361,16 +347,22 @@ class Membership:
         self._finish = Finish(why)
         self._decisions.append(self._finish)
 
-    def _set(self, process: _Process, phase: _Phase) -> None:
+    def _set(self, process: Process, phase: Phase) -> None:
         self._phases[process.phase].pop(process.slot, None)
         process.phase = phase
         self._phases[phase][process.slot] = process
 
-    def _in(self, *phases: _Phase) -> list[_Process]:
+    def _in(self, *phases: Phase) -> list[Process]:
         return [process for phase in phases for process in self._phases[phase].values()]
 
     def _alive(self) -> int:
-        return len(self._processes) - len(self._phases[_Phase.GONE]) - len(self._phases[_Phase.FENCED])
+        return len(self._processes) - len(self._phases[Phase.GONE]) - len(self._phases[Phase.FENCED])
+
+    def _is_dying(self, process: Process) -> bool:
+        return self._now - process.fenced_s < _KILL_S
+
+    def _are_dying(self) -> bool:
+        return any(map(self._is_dying, self._in(Phase.FENCED)))
 
     def _startable(self) -> int:
         """Number of slots in which a process can be started, now or later."""
@@ -378,9 +370,9 @@ class Membership:
 
     def _is_running(self) -> bool:
         """Whether the latest generation has begun and all its members are still in it."""
-        return self._has_begun and len(self._phases[_Phase.JOINED]) == len(self._ranks)
+        return self._has_begun and len(self._phases[Phase.JOINED]) == len(self._ranks)
 
-    def _stays(self, process: _Process) -> bool:
+    def _stays(self, process: Process) -> bool:
         return not process.wants_out and process.slot.number < self._hosts.get(process.slot.host, 0)
 
     def _free(self) -> Iterator[Slot]:

@@ -19,6 +19,7 @@ __all__ = [
     "Joined",
     "Leaving",
     "Left",
+    "Paused",
     "Policy",
     "Position",
     "Ready",
@@ -123,6 +124,12 @@ class Begin(NamedTuple):
     generation: int
 
 
+class Paused(NamedTuple):
+    """A member has left a generation that all others are in, for the next one: work stands still until that begins."""
+
+    generation: int
+
+
 class Dissolve(NamedTuple):
     """A member was lost before all had joined: its others wait for an assignment again."""
 
@@ -171,7 +178,7 @@ class Finish(NamedTuple):
 
 
 Event = Ready | Joined | Ended | Left | Leaving | Discovered | Tick
-Decision = Assign | Begin | Dissolve | Start | Fence | Silent | Refuse | Finish
+Decision = Assign | Begin | Dissolve | Paused | Start | Fence | Silent | Refuse | Finish
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from horovod.config import MEETING
-from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Silent, Slot, Start
+from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Paused, Silent, Slot, Start
 from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery, HostOffer
 from horovod.launch.elastic_options import ElasticOptions
@@ -146,6 +146,8 @@ class ElasticJob(Supervision):
                 self._fence(decision)
             elif isinstance(decision, Silent):
                 self._probe(decision)
+            elif isinstance(decision, Paused):
+                self._ledger.changing(time.monotonic())
             elif isinstance(decision, Assign):
                 self._ledger.changing(time.monotonic())
                 self._is_meeting = True
@@ -320,6 +322,8 @@ class ElasticJob(Supervision):
                 ):  # spares, and newcomers that come too late
                     self.streams.mute(process)
                     self.places[process].job.kill_rank(process)
+            if self._fenced and self._fenced.keys() >= set(self._processes.values()):
+                self.end(b"K")  # the kernel still holds them, for as long as it likes
             self._over |= not self._running
 
     def _make_chaos(self, now: float) -> None:
