@@ -12,6 +12,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod import context
+from horovod.bindings import process_sets
 
 __all__ = ["FEATURES", "horovod_script", "kept_things", "linear_from", "parts", "snapshot", "train_on", "train_steps"]
 
@@ -174,8 +175,8 @@ def kept_things(victim: int, host: bool) -> Any:
         victim: number of the slot whose process ends itself after a commit.
         host: whether the optimizer has shards.
     """
-    even, alone = hvd.ProcessSet([0, 2, 3]), hvd.ProcessSet([victim])
-    hvd.init(process_sets=[even, alone])
+    even, alone, twin = hvd.ProcessSet([0, 2, 3]), hvd.ProcessSet([victim]), hvd.ProcessSet([0, 3])
+    hvd.init(process_sets=[even, alone, twin])
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 5)
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -201,10 +202,17 @@ def kept_things(victim: int, host: bool) -> Any:
             hvd.barrier()
         seen["restored"] = [p.tolist() for p in model.parameters()]
         train_on_linear(model, optimizer)
-        seen["sets"] = [even.ranks, even.included(), late.ranks]
+        seen["sets"] = [even.ranks, even.included(), late.ranks, twin.ranks]
+        seen["numbers"] = [each.process_set_id for each in (even, alone, twin, late)]
+        seen["count"] = len(process_sets._registry.entries)
         seen["sum"] = hvd.allreduce(kept["arena"], op=hvd.Sum)[0].item()
         if even.included():
-            seen["even"] = hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=even)[0].item()
+            handles = [
+                hvd.allreduce_async(torch.ones(2), name="x", op=hvd.Sum, process_set=each) for each in (even, twin)
+            ]
+            seen["even"] = [hvd.synchronize(handle)[0].item() for handle in handles]
+        hvd.remove_process_set(twin)
+        seen["after"] = [even.process_set_id, twin.process_set_id]
         for name, call in (
             ("alone", lambda: hvd.allreduce(torch.ones(2), process_set=alone)),
             ("handle", lambda: hvd.synchronize(kept["handle"])),

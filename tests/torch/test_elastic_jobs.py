@@ -140,8 +140,12 @@ def test_sets_tensors_and_shards_survive(host: bool) -> None:
         assert torch.allclose(torch.tensor(each["final"][0]), torch.tensor(expected[0]), rtol=0, atol=1e-6)
         assert each["final"] == seen[0]["final"]
         # Ranks 0, 1 and 3 of before are 0, 1 and 2 now.
-        assert each["sets"] == [[0, 2], each["rank"] != 1, [1, 2]]
+        assert each["sets"] == [[0, 2], each["rank"] != 1, [1, 2], [0, 2]]
+        # Sets keep their numbers, also where two have the same members now; the last was added again.
+        assert each["numbers"] == [1, None, 3, 4]
+        assert each["count"] == 4
+        assert each["after"] == [1, None]
         assert each["sum"] == 0 + 1 + 3
-        assert each.get("even") == (2.0 if each["rank"] != 1 else None)
+        assert each.get("even") == ([2.0, 2.0] if each["rank"] != 1 else None)
         assert "no rank of the process set of rank 2 is left" in each["alone"]
         assert "was begun before" in each["handle"]

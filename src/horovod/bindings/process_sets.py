@@ -13,6 +13,7 @@ from horovod import context
 from horovod import world as worlds
 from horovod.bindings import communicators
 from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.bindings.set_registry import Entry, SetRegistry
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call
 from horovod.phrases import list_ranks
@@ -53,8 +54,6 @@ class ProcessSet:
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
-    #: Place among the sets that were made before the ranks of an elastic job had met; None for a later one.
-    _declaration: int | None = None
     #: Why it is not registered any more.
     _why: str = ""
 
@@ -98,9 +97,6 @@ class ProcessSet:
             return None
         return context.world().rank in self.ranks
 
-    def _invalidate(self) -> None:
-        self.process_set_id = self._declaration = None
-
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -124,13 +120,7 @@ def _make_global() -> ProcessSet:
 
 #: All ranks; its ``ranks`` are known after init().
 global_process_set = _make_global()
-_registered: list[ProcessSet] = []
-#: Whether the ranks of an elastic job have met, so that sets can be registered.
-_have_met = False
-#: Whether this rank has the sets of the others, which it renumbers at the next meeting.
-_has_adopted = False
-#: Ranks of sets that were there when they met last.
-_carried: set[tuple[int, ...]] = set()
+_registry = SetRegistry()
 _adapter = NumpyAdapter()
 _at_init: list[Callable[[], None]] = []
 _when_asked: list[Callable[[], None]] = []
@@ -200,8 +190,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if known is None and ranks:
             add_process_set(process_set)
         elif ranks:
-            process_set.process_set_id = known
-            _registered.append(process_set)
+            assert known is not None
+            _registry.note(known, process_set)
 
 
 def _place(comm: Any) -> World | None:
@@ -232,13 +222,8 @@ def _of_communicators(given: list[ProcessSet], comm: Any) -> list[ProcessSet]:
 
 def shutdown() -> None:
     """Leave the job; ``init()`` may follow."""
-    global _have_met, _has_adopted
-    _have_met = _has_adopted = False
-    _carried.clear()
     context.shutdown()
-    for process_set in _registered:
-        process_set._invalidate()
-    _registered.clear()
+    _registry.clear()
     global_process_set.ranks = None
 
 
@@ -261,9 +246,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     ranks = tuple(process_set.ranks or ())
     if is_provisional():
-        process_set._declaration = sum(each._declaration is not None for each in _registered)
-        process_set.process_set_id = len(_registered) + 1  # until the ranks meet
-        _registered.append(process_set)
+        process_set.ranks = [*ranks]
+        _registry.declare(process_set)
         return process_set
     engine = context.engine()
     outside = [rank for rank in ranks if not 0 <= rank < engine.size]
@@ -271,13 +255,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"ranks {outside} do not exist in a job of {engine.size}")
     if process_set.mpi_comm is not None and process_set.ranks is None:
         raise NotImplementedError("a process set made of an MPI communicator is registered by init(process_sets=[...])")
-    if ranks in _carried:
-        # A training function that is called again adds its sets again.
-        process_set.process_set_id = engine.sets.find(list(ranks))
-        _registered.append(process_set)
-        return process_set
-    process_set.process_set_id = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
-    _registered.append(process_set)
+    # A training function that is called again adds its sets again.
+    if not _registry.takes_again(process_set):
+        key = engine.run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
+        _registry.note(key, process_set)
     return process_set
 
 
@@ -298,11 +279,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     assert key is not None
     if not is_provisional():
         context.engine().run(Call(Kind.REMOVE_PROCESS_SET, root=key), _adapter)
-    _carried.discard(tuple(process_set.ranks or ()))
-    for registered in [s for s in _registered if s.process_set_id == key]:
-        registered._invalidate()
-        _registered.remove(registered)
-    process_set._invalidate()
+    _registry.remove(key)
+    process_set.process_set_id = None
     return True
 
 
@@ -320,7 +298,7 @@ def not_registered(process_set: ProcessSet) -> str:
 
 def is_provisional() -> bool:
     """Whether the ranks of an elastic job have not met, so that nobody knows who will be there."""
-    return not _have_met and context.is_elastic()
+    return not _registry.have_met and context.is_elastic()
 
 
 def renew() -> None:
@@ -332,40 +310,19 @@ def renew() -> None:
         PeerLostError: a rank died; may be called again after the next meeting.
         ValueError: a set that was made before the first meeting names ranks that do not exist.
     """
-    global _have_met, _has_adopted
-    world, previous = context.world(), context.membership().previous
-    _have_met, knows = True, _has_adopted and previous[world.rank] >= 0
+    world = context.world()
+    _registry.have_met = True
     for function in _at_init:
         function()
     global_process_set.ranks = list(range(world.size))
-    if knows:
-        _renumber({old: new for new, old in enumerate(previous) if old >= 0})
-    own = (knows, [(each._declaration, each.ranks, each._why) for each in _registered])
-    everywhere = _exchange(own)
-    _adopt(next((sets for has_seen, sets in everywhere if has_seen), everywhere[0][1]), knows)
-    _has_adopted = True
-    _carried.clear()
-    for process_set in _registered:
-        ranks = tuple(process_set.ranks or ())
-        process_set.process_set_id = None
-        if not ranks:
-            continue
-        if ranks[-1] >= world.size:
-            raise ValueError(f"rank {ranks[-1]} of {process_set} does not exist in a job of {world.size}")
-        sets = context.engine().sets
-        if (known := sets.find(list(ranks))) is None:
-            known = context.engine().run(Call(Kind.ADD_PROCESS_SET, ranks=ranks), _adapter).result
-        process_set.process_set_id = known
-        _carried.add(ranks)
+    _registry.renew(world.rank, context.membership().previous, _exchange, _register)
 
 
-def _renumber(numbers: dict[int, int]) -> None:
-    """Give all sets the new numbers of those of their ranks that are left."""
-    for process_set in _registered:
-        before = process_set.ranks or []
-        process_set.ranks = sorted(numbers[rank] for rank in before if rank in numbers)
-        if before and not process_set.ranks:
-            process_set._why = f"no rank of the process set of {list_ranks(before)} is left: the job has lost them"
+def _register(entry: Entry) -> None:
+    if entry.ranks[-1] >= context.world().size:
+        raise ValueError(f"rank {entry.ranks[-1]} of a process set does not exist in a job of {context.world().size}")
+    call = Call(Kind.ADD_PROCESS_SET, ranks=tuple(entry.ranks), root=entry.key)
+    context.engine().run(call, _adapter)
 
 
 def _exchange(own: Any) -> list[Any]:
@@ -374,17 +331,3 @@ def _exchange(own: Any) -> list[Any]:
     call = Call(Kind.ALLGATHER, "allgather.process_sets")
     (whole,) = context.engine().run(call, _adapter, (text,)).outputs
     return [json.loads(line) for line in whole.tobytes().splitlines()]
-
-
-def _adopt(sets: Sequence[Any], knows: bool) -> None:
-    """Make the sets of this rank those that the others have."""
-    declared = {each._declaration: each for each in _registered if each._declaration is not None}
-    old = list(_registered)
-    _registered.clear()
-    for place, (declaration, ranks, why) in enumerate(sets):
-        process_set = old[place] if knows else declared.get(declaration) or ProcessSet([])
-        process_set.ranks, process_set._declaration, process_set._why = ranks, declaration, why
-        _registered.append(process_set)
-    for process_set in old:
-        if process_set not in _registered:
-            process_set._invalidate()

@@ -265,10 +265,10 @@ class Coordinator:
 
     def _change_sets(self, request: Request) -> tuple[int, str]:
         if request.kind is Kind.ADD_PROCESS_SET:
-            error = self.sets.check(request.ranks)
+            error = self.sets.check(request.ranks, request.root)
             if error:
                 return 0, error
-            result = self.sets.add(request.ranks)
+            result = self.sets.add(request.ranks, request.root)
             self._needed[result] = len(request.ranks)
             return result, ""
         if request.root not in self.sets or request.root == 0:

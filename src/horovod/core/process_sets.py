@@ -52,8 +52,14 @@ class ProcessSetTable:
                 return key
         return None
 
-    def check(self, ranks: Sequence[int]) -> str:
-        """Return why these ranks cannot become a set, or an empty string."""
+    def check(self, ranks: Sequence[int], key: int = 0) -> str:
+        """Return why these ranks cannot become a set, or an empty string.
+
+        Args:
+            ranks: its members.
+            key: the id that the set must have, since it is one of an earlier generation; sets of which ranks were lost
+                may have the same members. 0 for any id, and members of its own.
+        """
         if len(ranks) == 0:
             return "a process set needs at least one rank"
         if len(set(ranks)) != len(ranks):
@@ -61,14 +67,19 @@ class ProcessSetTable:
         outside = [rank for rank in ranks if not 0 <= rank < self._size]
         if outside:
             return f"ranks {outside} do not exist in a job of {self._size}"
+        if key:
+            other = self.find_members(key) or tuple(ranks)
+            return "" if other == tuple(ranks) else f"process set {key} has other members, {list(other)}"
         known = self.find(ranks)
         if known is not None:
             return f"ranks {sorted(ranks)} already form process set {known}"
         return ""
 
-    def add(self, ranks: Sequence[int]) -> int:
+    def add(self, ranks: Sequence[int], key: int = 0) -> int:
         """Register a set and return its id; ``check`` must have been passed."""
-        if self._free:
+        if key:
+            self._next = max(self._next, key + 1)
+        elif self._free:
             key = self._free.popleft()
         else:
             key = self._next

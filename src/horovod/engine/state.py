@@ -211,7 +211,7 @@ class EngineState:
         request = response.requests[0]
         handle.result = response.result
         if response.kind is Kind.ADD_PROCESS_SET and self._owns_sets:
-            self._sets.add(request.ranks)
+            self._sets.add(request.ranks, request.root)
         elif response.kind is Kind.REMOVE_PROCESS_SET and self._owns_sets:
             self._sets.remove(request.root)
         return Complete(handle)
