@@ -11,7 +11,7 @@ import pytest
 
 from horovod import context
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
-from horovod.bindings.elastic.shard import shard
+from horovod.bindings.elastic.shard import StreamShard, shard
 
 
 def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
@@ -104,6 +104,18 @@ def test_shards_use_every_sample_once_while_ranks_change(form: str, monkeypatch:
     assert sorted(used) == list(range(37))
     own.set_epoch(1)
     assert next(iter(own)) is not None
+
+
+def test_a_stream_without_samples_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, 0, 2)
+    data: list[int] = []
+    empty = StreamShard(data, 1)
+    for epoch in range(2):
+        empty.set_epoch(epoch)
+        assert (list(empty), empty.is_done) == ([], True)
+    data.append(1)
+    empty.set_epoch(2)
+    assert not empty.is_done
 
 
 def test_what_cannot_be_dealt_is_refused() -> None:

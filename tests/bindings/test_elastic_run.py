@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from horovod.errors import (
     InitError,
     MismatchError,
     PeerLostError,
+    RequestError,
 )
 
 
@@ -237,15 +239,20 @@ def test_a_new_rank_learns_of_the_sets_after_a_second_loss(job: Job, monkeypatch
         told.append(own[0])
         if len(told) == 1:
             raise PeerLostError("x")
-        return [[True, [[None, [0], ""], [None, [], "gone"]]], own]
+        return [[True, [[4, [0], None, "", True], [2, [], None, "gone", True], [3, [0], None, "", False]]], own]
 
     monkeypatch.setattr(process_sets, "_exchange", exchange)
     assert run(failing())(Told(job.events, batch=0)) == "done"
     assert job.events[:2] == [("renew", 0), ("renew", 0)]
     assert told == [False, False]
-    assert [each.ranks for each in process_sets._registered] == [[0], []]
+    assert [(each.key, each.ranks) for each in process_sets._registry.entries] == [(4, [0]), (2, [])]
     process_sets.renew()
     assert told[-1]
+
+
+def test_an_attribute_that_cannot_be_sent_is_named(job: Job) -> None:
+    with pytest.raises(RequestError, match=r"Told\.lock, a lock, cannot be sent to other ranks: .*state_dict"):
+        run(failing())(Told(job.events, batch=0, lock=threading.Lock()))
 
 
 def test_a_process_that_is_dismissed_runs_its_functions_and_ends_well(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -134,6 +135,8 @@ def _prepare(job: _Job, state: State, cause: _Cause) -> None:
 
 def _go_on(job: _Job, state: State, cause: _Cause) -> None:
     """Meet anew, and bring the states together."""
+    # What the calls that have failed hold, such as the tensors of their step, is of no use any more.
+    traceback.clear_frames(cause.__traceback__)
     if isinstance(cause, HostsUpdatedInterrupt):
         state.before_change()
     job.renew(state)

@@ -160,6 +160,7 @@ class StreamShard:
         samples = itertools.islice(iter(self._data), self.taken, None)
         whole = world.size * self._batch_size
         block = list(itertools.islice(samples, whole))
+        self.is_done |= not block
         while block:
             ahead = list(itertools.islice(samples, whole))
             if len(ahead) < world.size:

@@ -14,6 +14,7 @@ import cloudpickle
 from horovod import context
 from horovod.bindings.elastic import generators
 from horovod.bindings.elastic.notifications import HostUpdateResult
+from horovod.bindings.misuse import wrong_argument
 from horovod.errors import HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State"]
@@ -225,9 +226,20 @@ class ObjectState(State):
                 value.reset()
 
     def digest(self) -> str:
-        """Return a hash of the attributes."""
+        """Return a hash of the attributes.
+
+        Raises:
+            RequestError: one of them cannot be sent to other ranks.
+        """
         values = self._states()
-        return hashlib.blake2b(cloudpickle.dumps(values), digest_size=16).hexdigest() if values else "empty"
+        try:
+            return hashlib.blake2b(cloudpickle.dumps(values), digest_size=16).hexdigest() if values else "empty"
+        except Exception as error:
+            name = next((name for name, value in values.items() if not _is_picklable(value)), "?")
+            raise wrong_argument(
+                f"{type(self).__name__}.{name}, a {type(getattr(self, name, None)).__name__}, cannot be sent to other "
+                f"ranks: {error}. Keep it outside of the state, or give it state_dict() and load_state_dict()"
+            ) from error
 
     def capture(self) -> None:
         """See ``State``; also which objects the attributes are."""
@@ -288,6 +300,14 @@ def _has_state(value: Any) -> bool:
 def _is_dealt(value: Any) -> bool:
     """Whether it deals samples and must be told which of them were used, as ``Dealer`` does."""
     return _has_state(value) and hasattr(value, "confirm") and hasattr(value, "reset")
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _copied(value: Any) -> Any:
