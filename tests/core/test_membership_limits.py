@@ -1,0 +1,97 @@
+"""Memberships by tables: processes that do not come in time, and those that do not end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memberships import A0, A1, B0, B1, ELASTIC, KILLED, do, kinds, ranks, started
+
+from horovod.core.membership import Membership
+from horovod.core.membership_events import (
+    Begin,
+    Discovered,
+    Dissolve,
+    Ended,
+    Fence,
+    Finish,
+    Joined,
+    Paused,
+    Policy,
+    Ready,
+    Refuse,
+    Slot,
+    Start,
+    Tick,
+)
+
+
+def test_fewer_than_the_minimum_end_the_job_after_a_while() -> None:
+    members = started(dataclasses.replace(ELASTIC, minimum=3, cool_down_s=None), a=2, b=2)
+    for slot in (B0, B1):
+        members.handle(Ended(slot, KILLED))
+    for slot in (A0, A1):
+        assert members.handle(Ready(slot)) == []
+    assert members.handle(Tick(599)) == []
+    assert kinds(members.handle(Tick(600))) == [Refuse, Refuse, Finish]
+
+
+def test_a_member_that_does_not_come_is_fenced() -> None:
+    members = started(dataclasses.replace(ELASTIC, cool_down_s=None), a=2, b=2)
+    for slot in (A0, A1, B0):
+        members.handle(Ready(slot, 5))
+    (fence,) = members.handle(Tick(600))
+    assert isinstance(fence, Fence)
+    assert fence.slot == B1
+    assert members.handle(Ready(B1, 5)) == []  # only its end is a verdict
+    assert ranks(members.handle(Ended(B1, KILLED))) == [A0, A1, B0]
+
+
+def test_a_killed_member_that_the_kernel_holds_is_not_waited_for_and_never_comes_back() -> None:
+    members = started(dataclasses.replace(ELASTIC, cool_down_s=(0, 0)), a=2, b=2)
+    for slot in (A0, A1, B0):
+        members.handle(Ready(slot, 5))
+    members.handle(Tick(600))
+    assert members.handle(Tick(604.9)) == []
+    decisions = do(members, Tick(605))
+    assert ranks(decisions) == [A0, A1, B0]
+    assert decisions[-1] == Begin(2)
+    assert members.handle(Ready(B1, 9)) == []
+    assert members.handle(Ended(B1, KILLED)) == [Start(B1)]
+    assert members.handle(Ended(A0)) == members.handle(Ended(A1)) == []
+
+
+def test_nobody_is_fenced_where_too_few_are_left_with_it() -> None:
+    members = started(dataclasses.replace(ELASTIC, minimum=4, cool_down_s=None), a=2, b=2)
+    members.handle(Ended(B1, KILLED))
+    for slot in (A0, A1):  # B0 is busy
+        members.handle(Ready(slot, 5))
+    decisions = members.handle(Tick(600))
+    assert kinds(decisions) == [Refuse, Refuse, Finish]
+    assert decisions[-1] == Finish("there were 3 ranks of at least 4 within 600 s")
+
+
+def test_work_stands_still_from_the_first_member_on_that_waits_for_the_next_generation() -> None:
+    members = started(dataclasses.replace(ELASTIC, is_discovering=False), a=4)
+    members.handle(Discovered({"a": 5}))
+    newcomer = Slot("a", 4)
+    assert members.handle(Ready(newcomer)) == []
+    assert members.handle(Ready(A1, 5)) == [Paused(1)]
+    assert members.handle(Ready(A0, 5)) == []
+
+
+def test_the_others_get_another_generation_when_one_does_not_join() -> None:
+    members = Membership(Policy(2, is_elastic=True))
+    members.handle(Discovered({"a": 2}))
+    for slot in (A0, A1):
+        members.handle(Ready(slot))
+    members.handle(Joined(A0, 1))
+    assert kinds(members.handle(Tick(600))) == [Dissolve, Fence]
+    assert ranks(members.handle(Ended(A1, KILLED))) == [A0]
+
+
+def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
+    members = Membership(Policy(2, is_elastic=True, minimum=2, timeout_s=5, start_timeout_s=60))
+    members.handle(Discovered({"a": 2}))
+    members.handle(Ready(A0))
+    assert members.handle(Tick(59)) == []
+    assert members.handle(Tick(60))[-1] == Finish("there were 1 ranks of at least 2 within 60 s")
