@@ -1,4 +1,4 @@
-"""What ``core.membership`` knows of each process."""
+"""The processes of a job, as ``core.membership`` knows them."""
 
 from __future__ import annotations
 

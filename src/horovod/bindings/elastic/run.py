@@ -135,7 +135,7 @@ def _prepare(job: _Job, state: State, cause: _Cause) -> None:
 
 def _go_on(job: _Job, state: State, cause: _Cause) -> None:
     """Meet anew, and bring the states together."""
-    # What the calls that have failed hold, such as the tensors of their step, is of no use any more.
+    # Free what the failed calls hold, such as the tensors of their step.
     traceback.clear_frames(cause.__traceback__)
     if isinstance(cause, HostsUpdatedInterrupt):
         state.before_change()
