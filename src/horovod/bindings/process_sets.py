@@ -13,7 +13,7 @@ from horovod import context
 from horovod import world as worlds
 from horovod.bindings import communicators
 from horovod.bindings.numpy_adapter import NumpyAdapter
-from horovod.bindings.set_registry import Entry, SetRegistry
+from horovod.bindings.set_registry import KnownSet, SetRegistry
 from horovod.core.requests import Kind
 from horovod.engine.calls import Call
 from horovod.phrases import list_ranks
@@ -318,7 +318,7 @@ def renew() -> None:
     _registry.renew(world.rank, context.membership().previous, _exchange, _register)
 
 
-def _register(entry: Entry) -> None:
+def _register(entry: KnownSet) -> None:
     if entry.ranks[-1] >= context.world().size:
         raise ValueError(f"rank {entry.ranks[-1]} of a process set does not exist in a job of {context.world().size}")
     call = Call(Kind.ADD_PROCESS_SET, ranks=tuple(entry.ranks), root=entry.key)

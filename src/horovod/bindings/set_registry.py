@@ -9,11 +9,11 @@ from typing import Any
 
 from horovod.phrases import list_ranks
 
-__all__ = ["Entry", "SetRegistry"]
+__all__ = ["KnownSet", "SetRegistry"]
 
 
 @dataclass(eq=False)
-class Entry:
+class KnownSet:
     """A process set as all ranks know it.
 
     Attributes:
@@ -52,21 +52,21 @@ class SetRegistry:
     """
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._carried: list[Entry] = []  # of an earlier generation, not added again in this one
+        self.entries: list[KnownSet] = []
+        self._carried: list[KnownSet] = []  # of an earlier generation, not added again in this one
         self.have_met = self._has_adopted = False
 
     def declare(self, process_set: Any) -> None:
         """Note a set that is registered when the ranks meet."""
         place = sum(entry.declaration is not None for entry in self.entries)
-        self.entries.append(Entry(len(self.entries) + 1, process_set.ranks, place))
+        self.entries.append(KnownSet(len(self.entries) + 1, process_set.ranks, place))
         self.note(self.entries[-1].key, process_set)
 
     def note(self, key: int, process_set: Any) -> None:
         """Note that an object stands for the set of a number."""
         entry = next((entry for entry in self.entries if entry.key == key), None)
         if entry is None:
-            entry = Entry(key, process_set.ranks)
+            entry = KnownSet(key, process_set.ranks)
             self.entries.append(entry)
         entry.objects.add(process_set)
         entry.describe()
@@ -101,7 +101,7 @@ class SetRegistry:
 
     def renew(
         self, rank: int, previous: Sequence[int], exchange: Callable[[Any], Sequence[Any]],
-        register: Callable[[Entry], None],
+        register: Callable[[KnownSet], None],
     ) -> None:  # fmt: skip
         """Register all sets anew, with those of their members that are left. Collective.
 
@@ -141,7 +141,7 @@ class SetRegistry:
         old, self.entries = self.entries, []
         own = {e.key if knows else e.declaration: e for e in old if knows or e.declaration is not None}
         for key, ranks, declaration, why, _ in rows:
-            entry = own.pop(key if knows else declaration, None) or Entry(key, ranks)
+            entry = own.pop(key if knows else declaration, None) or KnownSet(key, ranks)
             entry.key, entry.ranks, entry.declaration, entry.why = key, ranks, declaration, why
             entry.describe()
             self.entries.append(entry)
