@@ -27,7 +27,9 @@ READS_SETTINGS = (
     "horovod.tensorflow.unsafe",  # one of TensorFlow's, which horovodrun sets
 )  # fmt: skip
 # They hand their environment on to ranks that they start.
-PASSES_ENVIRONMENT_ON = ("horovod.launch", "horovod.bench", "horovod.bindings.hosted", "horovod.common.util", "poprun")
+PASSES_ENVIRONMENT_ON = (
+    "horovod.launch", "horovod.bench", "horovod.bindings.hosted", "horovod.common.util", "horovod.spark.task", "poprun",
+)  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef

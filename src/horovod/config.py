@@ -128,6 +128,10 @@ class Config:
         "HOROVOD_START_TIMEOUT", 600.0, "How long init() waits for the other ranks, and horovodrun for other hosts.",
         unit="seconds", flag="--start-timeout",
     )  # fmt: skip
+    spark_start_timeout_s: float = _setting(
+        "HOROVOD_SPARK_START_TIMEOUT", 600.0, "How long horovod.spark waits for Spark to start all tasks.",
+        unit="seconds",
+    )  # fmt: skip
     host_timeout_s: float = _setting(
         "HOROVOD_HOST_TIMEOUT", 10.0, "How long a host may not answer until all ranks raise PeerLostError.",
         unit="seconds", minimum=1,

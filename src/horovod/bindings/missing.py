@@ -12,7 +12,6 @@ __all__ = ["NOT_PLANNED", "explain"]
 NOT_PLANNED: dict[str, str] = {
     "mxnet": "MXNet, which is retired",
     "ray": "Ray",
-    "spark": "Apache Spark",
 }
 
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from horovod._version import __version__
@@ -36,10 +37,11 @@ class Agent:
 
     Args:
         wire: the launcher.
+        environ: variables that its ranks have besides those of this process.
     """
 
-    def __init__(self, wire: AgentWire) -> None:
-        self._wire = wire
+    def __init__(self, wire: AgentWire, environ: Mapping[str, str] | None = None) -> None:
+        self._wire, self._environ = wire, dict(environ or {})
         self._job: LocalJob | None = None
         self._poll = select.poll()
         self._poll.register(wire.incoming, select.POLLIN)
@@ -124,7 +126,7 @@ class Agent:
 
     def _start(self, start: frames.StartJob) -> None:
         self._silence_s = start.silence_s
-        environ = {**os.environ, **_texts(start.environ), "PWD": str(Path.cwd())}
+        environ = {**os.environ, **self._environ, **_texts(start.environ), "PWD": str(Path.cwd())}
         if self._own_path:
             environ["PATH"] = self._own_path + os.pathsep + environ.get("PATH", os.defpath)
         plan = LaunchPlan(

@@ -21,7 +21,7 @@ from horovod.errors import LaunchError
 from horovod.files import read_all
 from horovod.launch import keeper
 from horovod.launch.job import Job
-from horovod.launch.plan import FDS_VARIABLE, LaunchPlan
+from horovod.launch.plan import FDS_VARIABLE, SCOPE_VARIABLE, LaunchPlan
 from horovod.rendezvous.endings import exits_name
 from horovod.world import EXITS_VARIABLE, process_status
 
@@ -171,7 +171,7 @@ class LocalJob(Job):
                 self._keeper.kill()
                 self._keeper.wait()
         for turn in range(_MOST_LOOKS):
-            members = _members(self._plan.environ[JOB_ID])
+            members = _members(self._plan.environ)
             if not members and turn >= _FEWEST_LOOKS:
                 return
             for pid in members:
@@ -206,9 +206,10 @@ def _file_of(data: bytes) -> int:
     return fd
 
 
-def _members(job: str) -> list[int]:
-    """Processes that inherited the name of the job, wherever in the process tree they are now."""
-    mark = f"\0{JOB_ID}={job}\0".encode()
+def _members(environ: Mapping[str, str]) -> list[int]:
+    """Processes that inherited the name of the job or scope, wherever in the process tree they are now."""
+    name = SCOPE_VARIABLE if SCOPE_VARIABLE in environ else JOB_ID
+    mark = f"\0{name}={environ[name]}\0".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's

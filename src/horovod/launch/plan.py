@@ -13,6 +13,7 @@ from horovod.config import ELASTIC, JOB_ID, MEETING, RANK_VARIABLES, SECRET_KEY
 
 __all__ = [
     "FDS_VARIABLE",
+    "SCOPE_VARIABLE",
     "Display",
     "LaunchPlan",
     "LaunchRequest",
@@ -27,6 +28,8 @@ __all__ = [
 
 FDS_VARIABLE = "_HOROVOD_TASK_FDS"
 """Descriptors of the call that a rank of ``horovod.run`` makes, and of its result; not a setting."""
+SCOPE_VARIABLE = "_HOROVOD_SCOPE"
+"""One agent's part of a job, where a host has several agents; not a setting."""
 # Large results come from memory that was used before, instead of pages that the kernel has to clear each time.
 _MALLOC_VARIABLES, _KEPT_BYTES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), 1 << 33
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -106,6 +109,7 @@ class Display:
         label: what stands before each line of output; ``{rank}`` and ``{stream}`` are filled in.
         is_always: whether a job of one rank has labels, too.
         hidden: ranks whose output is not shown; the last lines of one that fails are.
+        place: stands before the name of a host with which ranks are lost.
     """
 
     launcher: str = "horovodrun"
@@ -113,6 +117,7 @@ class Display:
     label: str = "[{rank}]<{stream}>:"
     is_always: bool = False
     hidden: frozenset[int] = frozenset()
+    place: str = "host"
 
 
 @dataclass(frozen=True)

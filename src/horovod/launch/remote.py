@@ -10,7 +10,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from horovod.errors import LaunchError
 from horovod.launch import end_with_parent, frames
@@ -19,7 +19,7 @@ from horovod.launch.local import LocalJob
 from horovod.launch.plan import LaunchPlan
 from horovod.launch.ssh import Access, command_line, diagnose, settings_line, unfit_setting
 
-__all__ = ["Connection", "RemoteJob", "jobs_of", "travels"]
+__all__ = ["AgentLink", "Connection", "RemoteJob", "jobs_of", "travels"]
 
 _GO_S, _LOOK_S = 2.0, 0.01
 _TAKEN_BYTES = frames.WINDOW_BYTES // 8
@@ -31,6 +31,29 @@ _STAYS = (
     "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
 )  # fmt: skip
 _STAYING_PREFIXES = ("XDG_", "SSH_", "BASH_FUNC_", "LISTEN_")
+
+
+class AgentLink(Protocol):
+    """A way to an agent, such as an ssh client or a task of Spark.
+
+    Attributes:
+        wire: frames from and to it.
+    """
+
+    wire: frames.AgentWire
+
+    @property
+    def stderr(self) -> str:
+        """Lines that say why it has ended."""
+
+    def hang_up(self) -> None:
+        """Have the agent end all that runs there, then itself."""
+
+    def kill(self) -> None:
+        """End the link at once, for the agent to notice."""
+
+    def close(self) -> None:
+        """End the link, and wait for its end."""
 
 
 class Connection:
@@ -129,12 +152,12 @@ class RemoteJob(Job):
 
     Args:
         plan: what to start there.
-        connection: a checked host.
+        connection: with the agent of a checked host.
         call: the call that each rank makes, if it is one of ``horovod.run``.
         host: name of the host in the job; that of the plan when empty.
     """
 
-    def __init__(self, plan: LaunchPlan, connection: Connection, call: bytes = b"", host: str = "") -> None:
+    def __init__(self, plan: LaunchPlan, connection: AgentLink, call: bytes = b"", host: str = "") -> None:
         super().__init__(host or plan.hostname)
         self._plan, self._connection, self._wire = plan, connection, connection.wire
         self._call = call
@@ -210,7 +233,7 @@ class RemoteJob(Job):
                 elif isinstance(frame, frames.News):
                     yield self._translated(frame.event)
         except frames.FrameError as error:
-            yield from self._lost(f"what came over ssh was no frame: {error}")
+            yield from self._lost(f"what came was no frame: {error}")
         if self._wire.is_closed:
             lines = self._connection.stderr.strip().splitlines()
             stood_s = self._wire.late_s

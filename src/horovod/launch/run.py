@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import signal
@@ -11,19 +10,19 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
 from horovod.cgroups import oom_kills, usable_cores
 from horovod.errors import LaunchError
 from horovod.launch import task
 from horovod.launch.assemble import Assembly, assemble, choose_hosts, interface_settings
+from horovod.launch.call import failed_call, pack, sink_of, unpack_results
 from horovod.launch.elastic_options import ElasticOptions, elastic_options
 from horovod.launch.hosts import HostSlots, Place
 from horovod.launch.job import Job
 from horovod.launch.outcome import Outcome
-from horovod.launch.output import FileSink, OutputSink, TextSink
+from horovod.launch.output import OutputSink
 from horovod.launch.plan import LaunchRequest
-from horovod.launch.report import report
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 
@@ -157,7 +156,7 @@ def _run_elastic(
     # Jobs of a fixed size on one host need no ZeroMQ.
     from horovod.launch.elastic_assembly import ElasticAssembly
 
-    call = _packed(func, tuple(args), dict(kwargs or {}))
+    call = pack(func, tuple(args), dict(kwargs or {}))
     flags = {**request.flags, **interface_settings(access.interfaces)}
     assembly = ElasticAssembly(replace(request, flags=flags), options, named, access)
     try:
@@ -170,34 +169,11 @@ def _run_elastic(
         raise LaunchError("\n".join(outcome.lines))
     for line in outcome.lines:
         _sinks()[1].put(f"horovod.run: {line}\n".encode())
-    return _unpacked(assembly.results)
-
-
-def _packed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    if not callable(func):
-        raise ValueError(f"func must be callable; received {type(func).__name__}")
-    paths = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
-    try:
-        return task.pack_call(func, args, kwargs, paths)
-    except Exception as error:  # whatever the objects' own code raises
-        raise ValueError(f"cannot send {func!r} and its arguments to other processes: {error}") from error
-
-
-def _unpacked(packed: Sequence[bytes]) -> list[Any]:
-    values = []
-    for rank, data in enumerate(packed):
-        try:
-            result = task.unpack_result(data)
-        except Exception as error:  # whatever the objects' own code raises
-            raise LaunchError(f"cannot read what rank {rank} returned: {error}") from error
-        if not isinstance(result, task.Result):
-            raise LaunchError(f"rank {rank} ended without a result: did the function end the process?")
-        values.append(result.value)
-    return values
+    return unpack_results(assembly.results)
 
 
 def _sinks() -> tuple[OutputSink, OutputSink]:
-    return _sink(sys.stdout, sys.__stdout__), _sink(sys.stderr, sys.__stderr__)
+    return sink_of(sys.stdout, sys.__stdout__), sink_of(sys.stderr, sys.__stderr__)
 
 
 def _ready(request: LaunchRequest, where: Sequence[Place], access: Access, use_mpi: bool) -> Assembly:
@@ -230,7 +206,7 @@ class _Call:
 
     def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Send the function, run the job, collect the results."""
-        packed = _packed(func, args, kwargs)
+        packed = pack(func, args, kwargs)
         jobs = self.assembly.jobs(call=packed)
         outcome = self._supervise(jobs)
         results = {rank: result for job in jobs for rank, result in job.results.items()}
@@ -251,40 +227,6 @@ class _Call:
             raise KeyboardInterrupt
         first = outcome.first_failure
         if first is not None or outcome.error:
-            raise self._error(outcome, packed[first.rank] if first else b"")
-        return _unpacked(packed)
-
-    def _error(self, outcome: Outcome, packed: bytes) -> LaunchError:
-        """Horovod's first sentence, which scripts look for, then which rank, why, and where."""
-        try:
-            failure = task.unpack_result(packed)
-        except Exception:
-            failure = None
-        oom = oom_kills() - self.oom_before if self.oom_before >= 0 else 0
-        if isinstance(failure, task.Failure):
-            outcome.tails.clear()  # the traceback says it better
-        lines = report(self.plan, outcome, oom)
-        if isinstance(failure, task.Failure):
-            where = next(i for i, line in enumerate(lines) if line.startswith("rank "))
-            whole = f": {failure.summary}"
-            lines[where] += whole.partition("\n")[0] if failure.traceback else whole
-            lines += ["", failure.traceback.rstrip()] if failure.traceback else []
-        error = LaunchError(
-            "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
-            "terminated. The first process to do so was:\n" + "\n".join(lines)
-        )
-        error.__cause__ = failure.error if isinstance(failure, task.Failure) else None
-        return error
-
-
-def _sink(stream: TextIO | None, original: TextIO | None) -> OutputSink:
-    """Where the caller's prints go: the process's own output, or whatever a notebook has put in its place."""
-    if stream is None:
-        return TextSink(io.StringIO())
-    if stream is original:
-        try:
-            stream.flush()
-            return FileSink(stream.fileno())
-        except (OSError, ValueError):
-            pass
-    return TextSink(stream)
+            oom = oom_kills() - self.oom_before if self.oom_before >= 0 else 0
+            raise failed_call(self.plan, outcome, packed[first.rank] if first else b"", oom)
+        return unpack_results(packed)

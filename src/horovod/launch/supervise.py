@@ -95,14 +95,15 @@ class _FixedJob(Supervision):
         if failed_s < _CONSEQUENCE_S and reason != NO_ANSWER:
             # Ranks notice the loss of a host before its agent, or the silence, tells us.
             self.outcome.excused.update(e.rank for e in self.outcome.exits if e.status > 0 and e.rank not in own)
-        if len(self._jobs) > 1:
+        if len(self._jobs) > 1 or self.plan.counts:
+            place = f"{self.plan.display.place} {job.host}"
             ended = {e.rank for e in self.outcome.exits}
             ranks = [rank for rank in own if rank not in ended]
             self.outcome.lost.update(dict.fromkeys(ranks, job.host))
             for rank in ranks:
-                self._on_end(rank, f"rank {rank}", f"was lost with host {job.host} ({reason})")
+                self._on_end(rank, f"rank {rank}", f"was lost with {place} ({reason})")
             what = f"with {list_ranks(ranks)}" if ranks else "after its ranks had ended"
-            reason = f"host {job.host} was lost {what}: {reason}"
+            reason = f"{place} was lost {what}: {reason}"
         if self.outcome.first_failure is None:
             self.outcome.error = self.outcome.error or reason
         if self._running and not self.outcome.interrupted:

@@ -1,0 +1,7 @@
+"""Horovod on Apache Spark: ranks in the tasks of a Spark application; loads PySpark when it is used."""
+
+from __future__ import annotations
+
+from horovod.spark.runner import run
+
+__all__ = ["run"]

@@ -1,0 +1,141 @@
+"""The Spark application of this process: its slots, and the job that runs the tasks of the ranks."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Application", "TaskJob"]
+
+#: How long executors may take to come where their number is not known; Spark waits as long for them by default.
+_SETTLE_S = 30.0
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
+_ENDED_S = 10.0
+
+
+class Application:
+    """What Spark can give to ranks.
+
+    Raises:
+        ImportError: PySpark is not installed.
+        RuntimeError: there is no active SparkContext in this process, as with Spark Connect.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from pyspark import SparkContext
+        except ImportError as error:
+            raise ImportError("horovod.spark needs PySpark: pip install khorovod[spark]", name="pyspark") from error
+        context = SparkContext._active_spark_context
+        if context is None:
+            from pyspark.sql.utils import is_remote
+
+            if is_remote():
+                raise RuntimeError(
+                    "horovod.spark needs a SparkContext in this process, and Spark Connect has none: start the script "
+                    "with spark-submit, or with SparkSession.builder.master(...), on the cluster"
+                )
+            raise RuntimeError(
+                "there is no active SparkContext: create one before, such as SparkSession.builder.getOrCreate()"
+            )
+        self.context: Any = context
+        self._began = time.monotonic()
+
+    @property
+    def parallelism(self) -> int:
+        """Spark's default number of tasks."""
+        return int(self.context.defaultParallelism)
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at once on the executors that are there now."""
+        java = self.context._jsc.sc()
+        return int(java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile()))
+
+    @property
+    def _executors(self) -> int:
+        return int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is listed, too
+
+    def shortage(self, size: int) -> str:
+        """Return why ``size`` tasks will not run at once, whatever one waits for; empty as long as they may."""
+        slots = self.slots
+        if slots >= size or not self._is_settled():
+            return ""
+        cpus = self.context.getConf().get("spark.task.cpus", "1")
+        executors = f", {self._executors} executors" if self._executors else ""
+        return (
+            f"num_proc={size}, and the Spark application has {slots} slots ({self.context.master}{executors}, "
+            f"spark.task.cpus={cpus}): one rank runs in each. Lower num_proc, or start more executors"
+        )
+
+    def _is_settled(self) -> bool:
+        """Whether all executors are there that are going to come."""
+        conf, master = self.context.getConf(), self.context.master
+        if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+            return False
+        if found := _LOCAL_CLUSTER.match(master):
+            wanted = int(found[1])
+        elif master.startswith("local"):
+            wanted = 0
+        else:
+            wanted = int(conf.get("spark.executor.instances", "0"))
+            if not wanted:
+                return time.monotonic() - self._began > _SETTLE_S
+        return self._executors >= wanted
+
+
+class TaskJob:
+    """A job of Spark whose tasks do not end before the driver wants it.
+
+    Args:
+        application: where it runs.
+        count: number of tasks.
+        task: what each does, as ``mapPartitionsWithIndex`` calls it; picklable.
+        name: of the job, for Spark's pages.
+    """
+
+    def __init__(self, application: Application, count: int, task: Callable[..., Any], name: str) -> None:
+        from pyspark import InheritableThread
+
+        self._context = application.context
+        self._group = f"horovod-{uuid.uuid4()}"
+        self._error: BaseException | None = None
+        self._thread: threading.Thread = InheritableThread(
+            target=self._run, args=(count, task, name), name="horovod-spark", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, count: int, task: Callable[..., Any], name: str) -> None:
+        try:
+            self._context.setJobGroup(self._group, name, interruptOnCancel=True)
+            self._context.parallelize(range(count), count).mapPartitionsWithIndex(task).collect()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no task runs any more."""
+        return not self._thread.is_alive()
+
+    def failure(self) -> str:
+        """Return why Spark has ended the job; empty if it has not, or it ended well."""
+        if self._error is None:
+            return ""
+        text = str(getattr(self._error, "java_exception", "") or self._error)
+        return text.partition("\nDriver stacktrace:")[0].strip()
+
+    def close(self, is_well: bool) -> None:
+        """Wait for the tasks, or cancel them. Blocks for ten seconds at most.
+
+        Args:
+            is_well: whether the tasks have been told to end, and need no cancelling.
+        """
+        if is_well:
+            self._thread.join(_ENDED_S)
+        if not self.has_ended:
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(_ENDED_S)
