@@ -18,7 +18,7 @@ _ENDED_S = 10.0
 
 
 class Application:
-    """What Spark can give to ranks.
+    """The active Spark application, as far as ranks need it.
 
     Raises:
         ImportError: PySpark is not installed.

@@ -27,7 +27,7 @@ def get_available_devices() -> list[str]:
 
 
 class RankTask:
-    """What each task does, as ``mapPartitionsWithIndex`` calls it.
+    """The work of each task, as ``mapPartitionsWithIndex`` calls it.
 
     Args:
         secret: the job's secret; travels with Spark's own messages.
