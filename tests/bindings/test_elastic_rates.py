@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from harness import run_ranks
 
 from horovod import context
 from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.shard import StreamShard, shard
+from horovod.errors import RequestError
 
 
 def be(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
@@ -36,6 +38,49 @@ def test_a_rate_goes_to_its_new_value_evenly(monkeypatch: pytest.MonkeyPatch) ->
     scale.step()
     assert other.factor == scale.factor == pytest.approx(1.625)
     assert LearningRateScale(groups, 1).state_dict() == {"factor": 1.0, "target": 1.0, "left": 0}
+
+
+def test_a_failed_step_leaves_rates_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = SimpleNamespace(learning_rate=0.5)
+    scale = LearningRateScale(optimizer, reference_size=2, ramp_steps=1)
+    be(monkeypatch, 0, 4)
+    assert scale.step() == 1.5
+    optimizer.learning_rate = 0.5  # a state has undone it where the optimizer's values are variables
+    scale.reset()
+    assert (scale.factor, optimizer.learning_rate) == (1.0, 0.5)
+    scale.step()
+    scale.confirm()
+    scale.reset()
+    assert (scale.factor, optimizer.learning_rate) == (1.5, 0.75)
+    with pytest.raises(RequestError, match="follows a schedule of its own"):
+        LearningRateScale([SimpleNamespace(learning_rate=lambda step: 0.1)], 1)
+
+
+def _follows() -> list[float]:
+    """The rates of an optimizer that is meant for two ranks on one: in a step, after it has failed, and in the next."""
+    import keras
+
+    import horovod.keras as hvd
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer)
+    scale = hvd.elastic.LearningRateScale(optimizer, reference_size=2)
+    state = hvd.elastic.KerasState(model, rate=scale)
+    state.capture()
+    scale.step()
+    found = [float(optimizer.learning_rate)]
+    state.undo()
+    scale.reset()
+    found.append(float(optimizer.learning_rate))
+    scale.step()
+    return [*found, float(optimizer.learning_rate), scale.factor]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_the_rate_of_a_keras_optimizer_follows(backend: str) -> None:
+    assert run_ranks(1, _follows, framework=f"keras-{backend}") == [[0.25, 0.5, 0.25, 0.5]]
 
 
 def test_a_global_batch_stays_as_large(monkeypatch: pytest.MonkeyPatch) -> None:

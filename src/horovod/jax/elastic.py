@@ -10,6 +10,7 @@ import numpy as np
 
 from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.shard import shard
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.variables import VariablesState
@@ -18,7 +19,7 @@ from horovod.jax.functions import broadcast_parameters
 from horovod.jax.held import hold, release
 from horovod.jax.trees import is_key
 
-__all__ = ["JaxState", "ObjectState", "State", "on_leave", "run", "shard", "step"]
+__all__ = ["JaxState", "LearningRateScale", "ObjectState", "State", "on_leave", "passes_for", "run", "shard", "step"]
 
 run, step = decorators(typed_errors, jax.block_until_ready)
 

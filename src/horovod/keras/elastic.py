@@ -14,6 +14,7 @@ from horovod._keras.elastic_fit import ElasticFit, FitKit
 from horovod._keras.elastic_public import derive_callbacks, derive_state
 from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.keras.callbacks import KIT
 
@@ -21,12 +22,14 @@ __all__ = [
     "FIT_KIT",
     "CommitStateCallback",
     "KerasState",
+    "LearningRateScale",
     "ObjectState",
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "fit",
     "on_leave",
+    "passes_for",
     "run",
     "shard",
     "step",

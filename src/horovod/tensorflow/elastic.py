@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.bindings.elastic.variables import VariablesState
 from horovod.bindings.misuse import wrong_argument
@@ -17,7 +18,18 @@ from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.held import array_of, changes_all, changes_early, hold, put
 from horovod.tensorflow.shards import shard
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "on_leave", "run", "shard", "step"]  # noqa: F822
+__all__ = [  # noqa: F822
+    "LearningRateScale",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "on_leave",
+    "passes_for",
+    "run",
+    "shard",
+    "step",
+]
 
 run, step = decorators(typed_errors)
 

@@ -13,6 +13,7 @@ from horovod._keras.elastic_public import derive_callbacks, derive_state
 from horovod._keras.on_tensorflow import backend
 from horovod.bindings.elastic.decorators import decorators
 from horovod.bindings.elastic.leave import on_leave
+from horovod.bindings.elastic.rates import LearningRateScale, passes_for
 from horovod.bindings.elastic.state import ObjectState, State
 from horovod.tensorflow.keras.callbacks import KIT
 from horovod.tensorflow.keras.kind import LEGACY
@@ -21,12 +22,14 @@ from horovod.tensorflow.shards import shard
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "LearningRateScale",
     "ObjectState",
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "fit",
     "on_leave",
+    "passes_for",
     "run",
     "shard",
     "step",
