@@ -267,7 +267,7 @@ def renew(progress: int = 0, digest: str = "") -> None:
     those of the new generation. It may be called again when it has raised, such as after an interrupt.
 
     Args:
-        progress: number of steps that this process has completed.
+        progress: number of steps that this process has completed; -1 if it is new and has not got the others' state.
         digest: hash of its state; equal digests mean equal states.
 
     Raises:

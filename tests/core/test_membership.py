@@ -226,6 +226,17 @@ def test_newcomers_do_not_begin_anew_when_all_that_had_the_state_are_lost() -> N
     assert kinds(members.handle(Ended(A1, KILLED))) == [Refuse, Finish]
 
 
+def test_a_newcomer_without_the_state_of_the_others_does_not_begin_anew() -> None:
+    members = started(dataclasses.replace(ELASTIC, is_discovering=False, minimum=1, cool_down_s=(0, 0)), a=2)
+    assert members.handle(Ended(A1, KILLED)) == [Start(A1)]
+    members.handle(Ready(A0, 5, "x"))
+    assert ranks(do(members, Ready(A1))) == [A0, A1]
+    members.handle(Ended(A0, KILLED))
+    assert members.handle(Ready(A1, -1))[-1] == Finish(
+        "no process is left that has the state of the job; slot a:0 was killed by SIGKILL"
+    )
+
+
 def test_spares_do_not_begin_anew_when_the_members_have_left_and_end_well() -> None:
     members = started(dataclasses.replace(ELASTIC, size=2, minimum=1, maximum=2, spares=1), a=3)
     for slot in (A0, A1):

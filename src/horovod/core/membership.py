@@ -129,7 +129,9 @@ class Membership:
         if isinstance(event, Ready):
             if self._is_running() and process.phase is Phase.JOINED:
                 self._decisions.append(Paused(self.generation))
-            process.progress, process.digest, process.is_dismissed = event.progress, event.digest, False
+            if event.progress < 0:
+                process.rank = None
+            process.progress, process.digest, process.is_dismissed = max(event.progress, 0), event.digest, False
         self._set(process, Phase.WAITING if isinstance(event, Ready) else Phase.GONE)
 
     def _take_end(self, event: Ended) -> None:

@@ -46,7 +46,8 @@ class Ready(NamedTuple):
 
     Attributes:
         slot: where it runs.
-        progress: number of steps that it has completed.
+        progress: number of steps that it has completed; -1 if it was new in its last generation, and has not got the
+            state of the others.
         digest: hash of its state; equal digests mean equal states.
     """
 

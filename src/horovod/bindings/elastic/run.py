@@ -242,7 +242,7 @@ class _ThisJob:
         self._has_digest = bool(digest)
         while True:
             try:
-                context.renew(state.progress, digest)
+                context.renew(-1 if state._lacks_values else state.progress, digest)
                 process_sets.renew()
                 state._change_is_due = False
                 return
@@ -272,6 +272,8 @@ class _ThisJob:
             return
         rank, view = context.world().rank, context.membership()
         members = _exchange(state, is_new=view.previous[rank] < 0)
+        # If all others are lost before it has their state, it must not begin anew as if it were the job's.
+        state._lacks_values = rank in view.behind and members[rank].is_new and members[0].progress > 0
         state._all_equal = not view.behind and self._has_digest
         state._sync_present = state._sync_present or members[0].keeps_steps
         try:
@@ -284,6 +286,7 @@ class _ThisJob:
             state._all_equal = state._sync_present = False
         if view.behind:
             _follow(state, rank, members, rank in view.behind)
+        state._lacks_values = False
 
     def leave(self, state: State) -> None:
         """Wait until all are done, so that the state is there if one more is lost; remove its file."""

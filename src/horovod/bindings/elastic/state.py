@@ -42,6 +42,8 @@ class State:
     _all_equal: bool = False
     #: Set by ``run`` while it calls ``sync``: the present values count, not the saved ones.
     _sync_present: bool = False
+    #: This process was new among others, and has not got their state yet.
+    _lacks_values: bool = False
     #: A change that the ranks have seen, and have not acted on.
     _change_is_due: bool = False
     _generators: Sequence[generators.Generator] = generators.BUILT_IN
