@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -43,6 +44,7 @@ from horovod.core.membership_events import (
     Fence,
     Finish,
     Policy,
+    Silent,
     Slot,
     Start,
 )
@@ -95,6 +97,7 @@ class ElasticJob:
         service: the job service.
         decisions: all that it has taken so far.
         starts: slots in which processes were started, in their order.
+        args: of the function.
         finish: why the job ended, empty after a success; None as long as it runs.
     """
 
@@ -108,7 +111,7 @@ class ElasticJob:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._payload, self._framework, self._policy = _pack(function, args), framework, policy
-        self._hosts = dict(hosts)
+        self._hosts, self.args = dict(hosts), args
         key = secrets.token_bytes(16)
         job = f"test-elastic-{os.getpid()}-{next(_numbers)}"
         self._env = {"HOROVOD_JOB_ID": job, "HOROVOD_SECRET_KEY": key.hex(), "HOROVOD_ELASTIC": "1", **(env or {})}
@@ -230,12 +233,12 @@ class ElasticJob:
             return
         one.process.join()
         code = one.outcome.exitcode = one.process.exitcode
-        one.process.close()
-        one.pipe.close()
         how = "" if code == 0 else f"exited with code {code}" if code > 0 else f"was killed by {signal_name(-code)}"
         with self._changed:
             self._ends.append(End(one.slot, one.outcome, how))
             del self._running[one.slot]
+            one.process.close()
+            one.pipe.close()
             self._changed.notify_all()
         self.service.put(Ended(one.slot, how))
 
@@ -244,6 +247,10 @@ class ElasticJob:
             self._start(decision.slot)
         elif isinstance(decision, Fence):
             self._running[decision.slot].process.kill()  # also one that is stopped
+        elif isinstance(decision, Silent) and decision.slot in self._running:
+            stat = Path(f"/proc/{decision.pid}/stat").read_bytes() if decision.pid == self.pid(decision.slot) else b""
+            if stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"]):
+                self._running[decision.slot].process.kill()
         with self._changed:
             self.decisions.append(decision)
             if isinstance(decision, Finish):
