@@ -176,3 +176,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write(dump(0, size=1), tmp_path)
     assert main(["--doctor", str(tmp_path)]) == 0
     assert "Nothing is wrong here" in capsys.readouterr().out
+
+
+def test_dumps_of_an_earlier_generation_are_kept_and_explained(tmp_path: Path) -> None:
+    first = [dump(rank, op("x", 3, ended=rank == 0), failure="rank 2 was killed" if rank else "") for rank in (0, 1)]
+    for each in (*first, dump(0, op("y", 1), size=2, generation=2, time_s=1009.0)):
+        write(each, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rank-0-generation-2.json", "rank-0.json", "rank-1.json"
+    ]  # fmt: skip
+    lines, is_there = examine(tmp_path)
+    assert is_there
+    second = lines.index("Generation 2 of the job's members:")
+    assert lines[0] == "Generation 1 of the job's members:"
+    assert lines[2 : second - 1] == diagnose(first)
+    assert lines[second + 2].startswith("Job of 2 ranks")

@@ -72,6 +72,7 @@ class JobObserver:
             self._describe,
             lambda: subject.position,
             self._pending,
+            generation.number,
         )
         self._trigger = Trigger(self._dump_everywhere)
         self.tracer = Tracer(

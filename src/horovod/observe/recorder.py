@@ -39,6 +39,7 @@ class Recorder:
         describe: returns what this rank is doing.
         position: returns how far it is in the log.
         waiting: returns what the coordinator waits for; nothing on other ranks.
+        generation: counts the times that the ranks of the job have met.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Recorder:
         describe: Callable[[], RankStatus],
         position: Callable[[], int],
         waiting: Callable[[], Iterable[Waiting]],
+        generation: int,
     ) -> None:
         self._ring = ring
         self._folder = folder
@@ -60,6 +62,7 @@ class Recorder:
         self._describe = describe
         self._position = position
         self._waiting = waiting
+        self._generation = generation
 
     def after_failure(self, reason: str, failure: str = "") -> None:
         """Write a dump if HOROVOD_FLIGHT_RECORDER_DIR is set; never raises.
@@ -102,6 +105,7 @@ class Recorder:
             threads=stacks.all_threads(),
             pending=[_pending(item) for item in self._waiting()],
             operations=[self._operation(record) for record in list(self._ring)],
+            generation=self._generation,
         )
 
     def _operation(self, record: list[Any]) -> dumps.Operation:

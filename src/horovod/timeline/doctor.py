@@ -33,14 +33,19 @@ def examine(folder: Path) -> tuple[list[str], bool]:
             "the folder that HOROVOD_FLIGHT_RECORDER_DIR names, and all running ones after kill -USR1 of horovodrun",
             *notes,
         ], False
-    return [*diagnose(dumps), *(f"({note})" for note in notes)], True
+    lines, numbers = list[str](), sorted({dump.generation for dump in dumps})
+    for number in numbers:
+        if len(numbers) > 1:
+            lines += [f"Generation {number} of the job's members:", ""]
+        lines += [*diagnose([dump for dump in dumps if dump.generation == number]), *([""] * (number < numbers[-1]))]
+    return [*lines, *(f"({note})" for note in notes)], True
 
 
 def diagnose(dumps: Sequence[Dump]) -> list[str]:
     """Say what the dumps of one job show.
 
     Args:
-        dumps: of its ranks, at most one of each.
+        dumps: of its ranks in one generation, at most one of each.
 
     Returns:
         The report in lines.

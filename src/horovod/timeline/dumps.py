@@ -122,6 +122,7 @@ class Dump(msgspec.Struct):
         threads: the stack of every thread.
         pending: what the coordinator waited for; on rank 0 only.
         operations: the last few thousand, in the order of their submission.
+        generation: counts the times that the ranks of the job have met, from 1.
     """
 
     version: int
@@ -141,10 +142,16 @@ class Dump(msgspec.Struct):
     threads: dict[str, list[str]]
     pending: list[PendingOperation]
     operations: list[Operation]
+    generation: int = 1
+
+    @property
+    def file_name(self) -> str:
+        """How its file is called: those of an earlier generation are kept."""
+        return f"rank-{self.rank}{f'-generation-{self.generation}' if self.generation > 1 else ''}.json"
 
 
 def write(dump: Dump, folder: Path) -> Path:
-    """Write a dump, in the place of an older one of the same rank.
+    """Write a dump, in the place of an older one of the same rank and generation.
 
     Args:
         dump: what to write.
@@ -159,7 +166,7 @@ def write(dump: Dump, folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder_fd, folder = _own_folder(folder)
     try:
-        name = f"rank-{dump.rank}.json"
+        name = dump.file_name
         # A signal may interrupt another dump of this process, and nobody shall know the name before.
         part = f".rank-{dump.rank}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -234,7 +241,7 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
         folder: where they lie.
 
     Returns:
-        The dumps by rank, and a sentence for each file that was left out.
+        The dumps by generation and rank, and a sentence for each file that was left out.
     """
     dumps: list[Dump] = []
     notes = []
@@ -250,9 +257,9 @@ def read_folder(folder: Path) -> tuple[list[Dump], list[str]]:
         dumps.append(dump)
     if dumps:
         last = max(dumps, key=lambda dump: dump.time_s)
-        notes += [f"rank-{dump.rank}.json is of another, older job" for dump in dumps if dump.job != last.job]
+        notes += [f"{dump.file_name} is of another, older job" for dump in dumps if dump.job != last.job]
         dumps = [dump for dump in dumps if dump.job == last.job]
-    return sorted(dumps, key=lambda dump: dump.rank), notes
+    return sorted(dumps, key=lambda dump: (dump.generation, dump.rank)), notes
 
 
 def _files(folder: Path) -> list[Path]:
