@@ -14,7 +14,11 @@ from horovod.bindings.process_sets import ProcessSet, global_process_set, is_pro
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 
-__all__ = ["Settings", "alone", "make_settings"]
+__all__ = ["NAME", "OPTIMIZER", "Settings", "alone", "make_settings"]
+
+#: Explanations of what is no setting of ``DistributedOptimizer``.
+OPTIMIZER = "a Keras optimizer, or its name. It becomes the distributed one, with its state."
+NAME = "accepted; operations are named by the order in which optimizers are first used."
 
 
 _alone: list[bool] = []
@@ -81,6 +85,19 @@ def make_settings(
     average_aggregated_gradients: bool, scale_local_gradients: bool,
 ) -> Settings:  # fmt: skip
     """Check the arguments of ``DistributedOptimizer`` and return what they mean.
+
+    Args:
+        op: Average or Sum.
+        compression: how gradients are sent, such as ``Compression.fp16``.
+        process_set: ranks that take part; on other ranks the optimizer works alone.
+        sparse_as_dense: send sparse gradients as dense ones.
+        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
+        num_groups: deprecated; ``groups`` instead.
+        groups: lists of variables whose gradients travel together, or a number of groups; by default all do.
+        backward_passes_per_step: passes whose gradients are accumulated before they are combined and applied. With
+            Keras 3 its own ``gradient_accumulation_steps`` does the same, and averages over the passes.
+        average_aggregated_gradients: average over these passes, instead of the sum.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
         RequestError: one of them does not fit.

@@ -7,12 +7,16 @@ from typing import Any
 
 from horovod._keras.backends import Backend, Order
 from horovod.bindings.agreement import agree_on_count
+from horovod.bindings.collectives import Collectives
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
 
 __all__ = ["Values"]
+
+_VALUE = "a number, an array, a tensor or a variable; same shape and dtype on every rank."
 
 
 class Values:
@@ -27,6 +31,7 @@ class Values:
         self._backend = backend
         self._tensor = tensor
 
+    @explained_like(Collectives.allreduce, value=_VALUE)
     def allreduce(
         self,
         value: Any,
@@ -40,26 +45,8 @@ class Values:
     ) -> Any:
         """Combine a value over all ranks, element by element.
 
-        Args:
-            value: a number, an array, a tensor or a variable; same shape and dtype on every rank.
-            name: key of the match; ``None`` matches in the order of the calls.
-            average: ``False`` for the sum; ``op`` says it better.
-            prescale_factor: multiplies the value before it is combined.
-            postscale_factor: multiplies the result.
-            op: Average (the default), Sum, Min, Max, Product or Adasum.
-            compression: how it is sent, such as ``Compression.fp16``.
-            process_set: ranks that take part; this rank must be one of them.
-
         Returns:
             A tensor of the backend.
-
-        Raises:
-            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
-            ValueError: the call is wrong by itself.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
         """
         if average is not None and op is not None:
             resolve_op(op, average)
@@ -70,50 +57,29 @@ class Values:
         )
         return backend.allreduce(self._tensor(value), order)
 
+    @explained_like(
+        Collectives.allgather, value="an array, a tensor or a variable; the first dimension may differ between ranks."
+    )
     def allgather(self, value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
         """Concatenate every rank's value along the first dimension, in rank order.
 
-        Args:
-            value: an array, a tensor or a variable; the first dimension may differ between ranks.
-            name: key of the match; ``None`` matches in the order of the calls.
-            process_set: ranks that take part; this rank must be one of them.
-
         Returns:
             A tensor of the backend.
-
-        Raises:
-            MismatchError: dtypes, or dimensions behind the first, disagree; on every rank.
-            PeerLostError: a rank died.
-            ValueError: the value has no dimension.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
         """
         return self._backend.allgather(self._tensor(value), name, process_set)
 
+    @explained_like(Collectives.broadcast, value=_VALUE)
     def broadcast(
         self, value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
         """Return the root's value.
 
-        Args:
-            value: a number, an array, a tensor or a variable; same shape and dtype on every rank.
-            root_rank: whose value to return.
-            name: key of the match; ``None`` matches in the order of the calls.
-            process_set: ranks that take part; this rank must be one of them.
-
         Returns:
             A tensor of the backend.
-
-        Raises:
-            MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
         """
         return self._backend.broadcast(self._tensor(value), root_rank, name, process_set)
 
+    @explained_like(Collectives.reducescatter, value=_VALUE)
     def reducescatter(
         self,
         value: Any,
@@ -123,22 +89,8 @@ class Values:
     ) -> Any:
         """Combine a value over all ranks and return this rank's rows of the result.
 
-        Args:
-            value: an array, a tensor or a variable; same shape and dtype on every rank.
-            name: key of the match; ``None`` matches in the order of the calls.
-            op: Average (the default), Sum, Min, Max or Product.
-            process_set: ranks that take part; this rank must be one of them.
-
         Returns:
             A tensor of the backend; of an uneven number of rows the first ranks get one more.
-
-        Raises:
-            MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-            PeerLostError: a rank died.
-            ValueError: the call is wrong by itself.
-            NotInitializedError: ``init()`` was not called.
-
-        Blocks until all ranks called.
         """
         return self._backend.reducescatter(self._tensor(value), name, resolve_op(op, None), process_set)
 

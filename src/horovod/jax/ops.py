@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from horovod.bindings.compression import Compression, Compressor, compress, decompress
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import refuse_adasum, resolve_op
 from horovod.bindings.variants import derive
@@ -52,6 +53,12 @@ __all__ = [
 
 P = ParamSpec("P")
 
+_TENSOR = (
+    "same structure, shapes and dtypes on every rank; is not changed. Python's and numpy's numbers become arrays; "
+    "leaves that are no numbers come back as they are."
+)
+_NAME = "key of the match; ``None`` matches eager calls in their order, and calls in a program by program and line."
+
 
 class TreeCall(NamedTuple):
     """A collective on a pytree.
@@ -74,6 +81,7 @@ _numbers = itertools.count(1)
 _started: dict[int, tuple[TreeCall, Started, list[Any]]] = {}
 
 
+@explained_like(comm.allreduce, tensor=_TENSOR, name=_NAME)
 def _allreduce(
     tensor: Any,
     name: str | None = None,
@@ -88,24 +96,8 @@ def _allreduce(
     Collective over ``process_set``; works eagerly and under ``jit``, ``grad``, ``vmap``, ``scan`` and so on. A pytree
     is one operation, and has the same structure on every rank.
 
-    Args:
-        tensor: same shape and dtype on every rank; is not changed. Python's and numpy's numbers become arrays; leaves
-            that are no numbers come back as they are.
-        name: key of the match; ``None`` matches eager calls in their order, and calls in a program by program and line.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        compression: how to send it, such as ``Compression.fp16``.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new array, or pytree of arrays, of the same shapes and dtypes.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        RequestError: the call is wrong by itself.
-        NotInitializedError: ``init()`` was not called.
 
     Blocks until all ranks called; inside a program, when that is executed. An error there reaches the caller as a
     ``JaxRuntimeError``, see ``typed_errors``.
@@ -115,81 +107,52 @@ def _allreduce(
     return TreeCall(call, Leaves(tensor, verb="allreduce"), compression)
 
 
+@explained_like(
+    comm.allgather,
+    tensor="at least one dimension. The first may differ between ranks and may be 0; inside a program, whose "
+    "shapes are fixed, it is the same on all ranks.",
+    name=_NAME,
+)
 def _allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> TreeCall:
     """Concatenate every rank's array, or every array of a pytree, along the first dimension, in rank order.
 
-    Args:
-        tensor: at least one dimension. The first may differ between ranks and may be 0; inside a program, whose shapes
-            are fixed, it is the same on all ranks.
-        name: key of the match; see ``allreduce``.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new array, or pytree of arrays.
-
-    Raises:
-        MismatchError: dtypes, or dimensions behind the first, disagree; inside a program also numbers of rows.
-        PeerLostError: a rank died.
-        RequestError: the call is wrong by itself.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     return TreeCall(make_call(Kind.ALLGATHER, name, process_set), Leaves(tensor, verb="allgather"))
 
 
+@explained_like(comm.broadcast, tensor=_TENSOR, name=f"{_NAME} The arrays of a pytree are numbered.")
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TreeCall:
     """Return the root's array, or pytree of arrays.
 
-    Args:
-        tensor: same structure, shapes and dtypes on every rank; is not changed.
-        root_rank: whose values to return; a global rank also within a process set.
-        name: key of the match; see ``allreduce``. The arrays of a pytree are numbered.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new array, or pytree; leaves that are no numbers are this rank's own.
-
-    Raises:
-        MismatchError: shapes, dtypes or roots disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        RequestError: the call is wrong by itself.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     return TreeCall(make_call(Kind.BROADCAST, name, process_set, root=root_rank), Leaves(tensor))
 
 
+@explained_like(
+    comm.alltoall,
+    tensor="rows, or a pytree of arrays of rows; the dimensions behind the first agree on all ranks.",
+    splits="how many rows go to each rank; ``None`` means the same number to all. Not inside a program, whose "
+    "shapes are fixed.",
+    name=_NAME,
+)
 def _alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TreeCall:
     """Send the i-th split of the rows to the i-th rank.
 
-    Args:
-        tensor: rows, or a pytree of arrays of rows; the dimensions behind the first agree on all ranks.
-        splits: how many rows go to each rank; ``None`` means the same number to all. Not inside a program, whose
-            shapes are fixed.
-        name: key of the match; see ``allreduce``.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         The received rows in rank order; with ``splits`` also how many came from each rank.
-
-    Raises:
-        MismatchError: dtypes, or dimensions behind the first, disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        RequestError: the call is wrong by itself.
-        ValueError: the splits are.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     return TreeCall(make_call(Kind.ALLTOALL, name, process_set), Leaves(tensor, verb="alltoall"), splits=splits)
 
 
+@explained_like(comm.reducescatter, name=_NAME)
 def _reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -200,24 +163,8 @@ def _reducescatter(
 ) -> TreeCall:
     """Combine an array, or all arrays of a pytree, over all ranks and return this rank's rows of the result.
 
-    Args:
-        tensor: same shape and dtype on every rank; of an uneven number of rows the first ranks get one more.
-        name: key of the match; see ``allreduce``.
-        op: Average (the default), Sum, Min, Max or Product.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new array, or pytree of arrays.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        RequestError: the call is wrong by itself.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     how = refuse_adasum(resolve_op(op, None))
     factors = {"prescale": prescale_factor, "postscale": postscale_factor}

@@ -12,7 +12,8 @@ from horovod._keras import choice
 from horovod._keras.layers import make_partial
 from horovod._keras.members import DistributedMembers, make_distributed
 from horovod._keras.reduction import GradientReduction
-from horovod._keras.settings import Settings, make_settings
+from horovod._keras.settings import NAME, OPTIMIZER, Settings, make_settings
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.misuse import wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
@@ -68,6 +69,7 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
+@explained_like(make_settings, optimizer=OPTIMIZER, name=NAME)
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -88,23 +90,6 @@ def DistributedOptimizer(
 
     Works in ``fit()`` and in loops of one's own, through ``apply``, ``apply_gradients`` and ``stateless_apply``.
     Gradients are combined before they are clipped, inside the compiled step where there is one.
-
-    Args:
-        optimizer: a Keras optimizer, or its name. It becomes the distributed one, with its state.
-        name: accepted; operations are named by the order in which optimizers are first used.
-        device_dense: accepted.
-        device_sparse: accepted.
-        compression: how gradients are sent, such as ``Compression.fp16``.
-        sparse_as_dense: send sparse gradients as dense ones.
-        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
-        op: Average or Sum.
-        num_groups: deprecated; ``groups`` instead.
-        groups: lists of variables whose gradients travel together, or a number of groups; by default all do.
-        backward_passes_per_step: passes whose gradients are accumulated before they are combined and applied.
-            Keras' own ``gradient_accumulation_steps`` does the same, and averages over the passes.
-        average_aggregated_gradients: average over these passes, instead of the sum.
-        process_set: ranks that take part; on other ranks the optimizer works alone.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Returns:
         ``optimizer``, whose class now derives from the one it had. Saved models name the plain class.

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.bindings.compression import compress, decompress
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import Kind, ReduceOp
@@ -42,6 +43,10 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
 
 
 @speaks_tensorflow
+@explained_like(
+    comm.allreduce,
+    tensor="same shape and dtype on every rank; is not changed. Of IndexedSlices the number of rows may differ.",
+)
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -59,19 +64,6 @@ def allreduce(
 
     Collective over ``process_set``; calls are matched by ``name``, in a graph by the name of the node. Of
     ``tf.IndexedSlices`` the rows of all ranks are gathered.
-
-    Args:
-        tensor: same shape and dtype on every rank; is not changed. Of IndexedSlices the number of rows may differ.
-        average: deprecated; ``op=Average`` or ``op=Sum`` instead.
-        device_dense: accepted; tensors travel through host memory.
-        device_sparse: accepted.
-        compression: how to send it, such as ``Compression.fp16``.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
-        process_set: ranks that take part; this rank must be one of them.
-        ignore_name_scope: in a graph, leave the name scopes out of the key.
 
     Returns:
         A new tensor of the same shape and dtype, or IndexedSlices.
@@ -131,6 +123,7 @@ def grouped_allreduce(
 
 
 @speaks_tensorflow
+@explained_like(comm.allgather)
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -139,18 +132,8 @@ def allgather(
 ) -> Any:
     """Concatenate every rank's tensor along the first dimension, in rank order; differentiable.
 
-    Args:
-        tensor: at least one dimension; the first may differ between ranks and may be 0.
-        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
-        ignore_name_scope: in a graph, leave the name scopes out of the key.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new tensor.
-
-    Raises:
-        MismatchError: dtypes, or dimensions behind the first, disagree.
-        PeerLostError: a rank died.
 
     Blocks until all ranks called; in a graph, holds up only what needs the result.
     """
@@ -173,6 +156,7 @@ def grouped_allgather(
 
 
 @speaks_tensorflow
+@explained_like(comm.broadcast)
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -182,19 +166,8 @@ def broadcast(
 ) -> Any:
     """Return the root's tensor on every rank; differentiable.
 
-    Args:
-        tensor: same shape and dtype on every rank; is not changed.
-        root_rank: the *global* rank that sends.
-        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
-        ignore_name_scope: in a graph, leave the name scopes out of the key.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new tensor.
-
-    Raises:
-        MismatchError: shapes, dtypes or roots disagree.
-        PeerLostError: a rank died.
 
     Blocks until the data is here; in a graph, holds up only what needs the result.
     """
@@ -238,6 +211,7 @@ def broadcast_(
 
 
 @speaks_tensorflow
+@explained_like(comm.alltoall)
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -247,20 +221,8 @@ def alltoall(
 ) -> Any:
     """Send a part of the tensor to every rank, and receive one from each; differentiable.
 
-    Args:
-        tensor: at least one dimension, which is split.
-        splits: rows for each rank, int32; ``None`` splits evenly.
-        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
-        ignore_name_scope: in a graph, leave the name scopes out of the key.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         The received rows, in rank order; with ``splits`` also how many rows each rank sent.
-
-    Raises:
-        ValueError: the splits do not fit the tensor.
-        MismatchError: dtypes, or dimensions behind the first, disagree.
-        PeerLostError: a rank died.
 
     Blocks until all ranks called; in a graph, holds up only what needs the result.
     """
@@ -269,6 +231,7 @@ def alltoall(
 
 
 @speaks_tensorflow
+@explained_like(comm.reducescatter)
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -282,24 +245,8 @@ def reducescatter(
 ) -> Any:
     """Combine a tensor over all ranks and keep this rank's rows; differentiable for Sum and Average.
 
-    Args:
-        tensor: at least one dimension; same shape and dtype on every rank. When the rows do not divide
-            evenly, the first ranks get one more.
-        device_dense: accepted; tensors travel through host memory.
-        compression: how to send it.
-        op: how to combine.
-        name: key of the match; ``None`` numbers an eager call, then all ranks must call in one order.
-        process_set: ranks that take part; this rank must be one of them.
-        ignore_name_scope: in a graph, leave the name scopes out of the key.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-
     Returns:
         This rank's rows, a new tensor.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree.
-        PeerLostError: a rank died.
 
     Blocks until all ranks called; in a graph, holds up only what needs the result.
     """

@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.reducing import GradientSettings, make_reducer, reduce_gradients
-from horovod.tensorflow.tape import groups_argument
+from horovod.tensorflow.tape import DistributedGradientTape, groups_argument
 
 __all__ = ["DistributedOptimizer"]
 
@@ -97,6 +98,15 @@ def _if_graph(operations: Sequence[Any]) -> Sequence[Any]:
     return [] if tf.executing_eagerly() else [operation for operation in operations if operation is not None]
 
 
+@explained_like(
+    DistributedGradientTape,
+    optimizer="of ``tf.compat.v1.train``, or of Keras; the latter goes to ``horovod.tensorflow.keras``.",
+    name="of the optimizer.",
+    use_locking="as for the optimizers of TensorFlow 1.",
+    backward_passes_per_step="how many passes add up to one step.",
+    average_aggregated_gradients="divide by the number of passes.",
+    scale_local_gradients="divide the gradients of local variables by the number of ranks.",
+)
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     name: str | None = None,
@@ -115,23 +125,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
 ) -> Any:
     """Return an optimizer that combines the gradients of all ranks before it applies them.
-
-    Args:
-        optimizer: of ``tf.compat.v1.train``, or of Keras; the latter goes to ``horovod.tensorflow.keras``.
-        name: of the optimizer.
-        use_locking: as for the optimizers of TensorFlow 1.
-        device_dense: accepted; tensors travel through host memory.
-        device_sparse: accepted.
-        compression: how to send gradients, such as ``Compression.fp16``.
-        sparse_as_dense: send IndexedSlices as dense tensors, which is faster where most rows have one.
-        backward_passes_per_step: how many passes add up to one step.
-        op: Average, Sum or Adasum.
-        gradient_predivide_factor: by what each rank divides before the sum; the rest of the average comes after it.
-        average_aggregated_gradients: divide by the number of passes.
-        num_groups: deprecated; ``groups`` instead.
-        groups: how many groups to make, or lists of variables whose gradients travel together.
-        process_set: ranks that take part.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Returns:
         The optimizer, with ``register_local_var(var)``.

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.misuse import warn_deprecated
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
@@ -169,6 +170,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
+@explained_like(DistributedGradientTape, local_layers="a layer of Keras, or several, whose gradients are not reduced.")
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -183,23 +185,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``.
-
-    Args:
-        gradtape: the tape; recorded already, or to be recorded by either of the two. One that is distributed already
-            gets these settings instead of its own, and keeps its local sources.
-        device_dense: accepted; tensors travel through host memory.
-        device_sparse: accepted.
-        compression: how to send gradients.
-        sparse_as_dense: send IndexedSlices as dense tensors.
-        op: Average, Sum or Adasum.
-        gradient_predivide_factor: by what each rank divides before the sum.
-        num_groups: deprecated; ``groups`` instead.
-        groups: how many groups to make, or lists of variables whose gradients travel together.
-        process_set: ranks that take part.
-        local_layers: a layer of Keras, or several, whose gradients are not reduced.
-        scale_local_gradients: divide these by the number of ranks.
-    """
+    """Return a distributed tape that leaves some layers to each rank. See ``DistributedGradientTape``."""
     layers = layers_argument(local_layers)
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from horovod.bindings.compression import compress, decompress
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -39,6 +40,7 @@ def _wanted(tensors: Sequence[torch.Tensor]) -> bool:
     return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
+@explained_like(comm.allreduce)
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -53,25 +55,8 @@ def allreduce(
 
     Collective over ``process_set``; calls are matched by ``name``.
 
-    Args:
-        tensor: same shape and dtype on every rank; is not changed.
-        average: deprecated; ``op=Average`` or ``op=Sum`` instead.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        compression: how to send it, such as ``Compression.fp16``.
-        op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new tensor of the same shape, dtype and device.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree; on every rank, with each rank's value.
-        PeerLostError: a rank died.
-        NotInitializedError: ``init()`` was not called.
-
-    Blocks until all ranks called.
     """
     if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -108,24 +93,14 @@ def grouped_allreduce(
     return decompress(compression, reduced, contexts)
 
 
+@explained_like(comm.allgather)
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Concatenate every rank's tensor along the first dimension, in rank order; differentiable.
 
-    Args:
-        tensor: at least one dimension; the first may differ between ranks and may be 0.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new tensor on the same device.
-
-    Raises:
-        MismatchError: dtypes, or dimensions behind the first, disagree.
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
     """
     if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.allgather(tensor, name, process_set)
@@ -146,26 +121,14 @@ def grouped_allgather(
     return tuple(gradients.allgather(name, process_set, *(tensor.contiguous() for tensor in tensors)))
 
 
+@explained_like(comm.broadcast)
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return the root's tensor on every rank; differentiable.
 
-    Args:
-        tensor: same shape and dtype on every rank; is not changed.
-        root_rank: the *global* rank that sends.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         A new tensor.
-
-    Raises:
-        ValueError: the root is no member.
-        MismatchError: shapes, dtypes or roots disagree.
-        PeerLostError: a rank died.
-
-    Blocks until the data is here.
     """
     if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.broadcast(tensor, root_rank, name, process_set)
@@ -173,6 +136,7 @@ def broadcast(
     return gradients.broadcast(name, process_set, root_rank, tensor.contiguous())
 
 
+@explained_like(comm.alltoall)
 def alltoall(
     tensor: torch.Tensor,
     splits: Any = None,
@@ -181,21 +145,8 @@ def alltoall(
 ) -> Any:
     """Send a part of the tensor to every rank, and receive one from each; differentiable.
 
-    Args:
-        tensor: at least one dimension, which is split.
-        splits: rows for each rank, as an int32 tensor or a sequence; ``None`` splits evenly.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        process_set: ranks that take part; this rank must be one of them.
-
     Returns:
         The received rows, in rank order; with ``splits`` also how many rows each rank sent.
-
-    Raises:
-        ValueError: the splits do not fit the tensor.
-        MismatchError: dtypes, or dimensions behind the first, disagree.
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
     """
     if not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         return comm.alltoall(tensor, splits, name, process_set)
@@ -203,6 +154,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@explained_like(comm.reducescatter)
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -214,24 +166,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """Combine a tensor over all ranks and keep this rank's rows; differentiable for Sum and Average.
 
-    Args:
-        tensor: at least one dimension; same shape and dtype on every rank. When the rows do not divide
-            evenly, the first ranks get one more.
-        name: key of the match; ``None`` numbers the call, then all ranks must call in one order.
-        compression: how to send it.
-        op: how to combine.
-        process_set: ranks that take part; this rank must be one of them.
-        prescale_factor: multiplies the tensor before it is combined.
-        postscale_factor: multiplies the result.
-
     Returns:
         This rank's rows, a new tensor.
-
-    Raises:
-        MismatchError: shapes, dtypes or arguments disagree.
-        PeerLostError: a rank died.
-
-    Blocks until all ranks called.
     """
     if compression is Compression.none and not (getattr(tensor, "requires_grad", False) and _grad_enabled()):
         plain: torch.Tensor = comm.reducescatter(

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from horovod import context
 from horovod._keras.layers import make_partial
-from horovod._keras.settings import make_settings
+from horovod._keras.settings import NAME, OPTIMIZER, make_settings
+from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow.compression import Compression
@@ -24,6 +25,7 @@ else:
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
 
+@explained_like(make_settings, optimizer=OPTIMIZER, name=NAME)
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -43,22 +45,6 @@ def DistributedOptimizer(
     """Make an optimizer of ``tf.keras`` work with the gradients of all ranks.
 
     Gradients are combined before they are clipped, inside the traced step.
-
-    Args:
-        optimizer: a Keras optimizer, or its name. It becomes the distributed one, with its state.
-        name: accepted; operations are named by the order in which optimizers are first used.
-        device_dense: accepted.
-        device_sparse: accepted.
-        compression: how gradients are sent, such as ``Compression.fp16``.
-        sparse_as_dense: send sparse gradients as dense ones.
-        gradient_predivide_factor: divides by this before the sum, and by the rest of the average after it.
-        op: Average or Sum.
-        backward_passes_per_step: passes whose gradients are accumulated before they are combined and applied.
-        average_aggregated_gradients: average over these passes, instead of the sum.
-        num_groups: deprecated; ``groups`` instead.
-        groups: lists of variables whose gradients travel together, or a number of groups; by default all do.
-        process_set: ranks that take part; on other ranks the optimizer works alone.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Returns:
         ``optimizer``, whose class now derives from the one it had, with ``register_local_var(var)``. Saved models name
