@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.numpy
 import horovod.torch as hvd
@@ -22,7 +22,9 @@ def _tensors(count: int) -> list[torch.Tensor]:
     return [drawn.to(dtype) for dtype in DTYPES] + whole
 
 
-def _averages() -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
+@on_ranks()
+def test_equal_tensors_average_to_themselves() -> None:
     rank, size = hvd.rank(), hvd.size()
     for tensor in (tensor for rows in (7, 4000) for tensor in _tensors(size * rows)):
         mine = slice(rank * len(tensor) // size, (rank + 1) * len(tensor) // size)
@@ -38,7 +40,9 @@ def _averages() -> None:
             np.testing.assert_array_equal(horovod.numpy.reducescatter(array), array[mine])
 
 
-def _factors() -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@on_ranks()
+def test_factors_multiply_in_the_dtype_of_the_tensor() -> None:
     """One rank has the tensor and the others zeros, so that nothing but the factor rounds."""
     rank, size = hvd.rank(), hvd.size()
     for tensor in (tensor for rows in (7, 4000) for tensor in _tensors(size * rows)[: len(DTYPES)]):
@@ -61,17 +65,9 @@ def _factors() -> None:
                         np.testing.assert_array_equal(horovod.numpy.allreduce(tensor.numpy(), **most), want.numpy())
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
-def test_equal_tensors_average_to_themselves(size: int) -> None:
-    run_ranks(size, _averages)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_factors_multiply_in_the_dtype_of_the_tensor(size: int) -> None:
-    run_ranks(size, _factors)
-
-
-def _gradients() -> None:
+@pytest.mark.parametrize("ranks", [3, 6])
+@on_ranks()
+def test_equal_gradients_average_to_themselves() -> None:
     """Every rank has the same gradients, so that the reduced ones are the local ones; a factor of 2 is exact."""
     cases: list[tuple[dict[str, Any], Any]] = [
         ({}, lambda grad: grad),
@@ -103,8 +99,3 @@ def _gradients() -> None:
                 # A compressor leaves sparse gradients alone.
                 want = expected(weight) if not parameter.grad.is_sparse or passes > 1 else weight
                 assert torch.equal(grad, want), (options, grad, want)
-
-
-@pytest.mark.parametrize("size", [3, 6])
-def test_equal_gradients_average_to_themselves(size: int) -> None:
-    run_ranks(size, _gradients)

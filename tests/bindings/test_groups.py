@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.bindings.overlaps import find_overlaps
 from horovod.errors import RequestError
 
 
-def _tied(elements: int, in_arena: bool) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("elements", [3, 32_768, 1 << 20])
+@pytest.mark.parametrize("in_arena", [False, True], ids=["ordinary", "arena"])
+@on_ranks()
+def test_a_tensor_that_is_named_twice_is_reduced_once(elements: int, in_arena: bool) -> None:
     import horovod.numpy as hvd
 
     size, rank = hvd.size(), hvd.rank()
@@ -26,13 +30,6 @@ def _tied(elements: int, in_arena: bool) -> None:
         assert second is other
         np.testing.assert_array_equal(tied, np.full(elements, total))
         np.testing.assert_array_equal(other, np.full(3, turn * size))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("elements", [3, 32_768, 1 << 20])
-@pytest.mark.parametrize("in_arena", [False, True], ids=["ordinary", "arena"])
-def test_a_tensor_that_is_named_twice_is_reduced_once(size: int, elements: int, in_arena: bool) -> None:
-    run_ranks(size, _tied, elements, in_arena)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +46,9 @@ def test_what_stays_in_its_place_shares_no_byte(places: list[tuple[int, int]], m
     assert find_overlaps(places) == moved
 
 
-def _overlapping(elements: int, in_arena: bool) -> None:
+@pytest.mark.parametrize(("elements", "in_arena"), [(64, False), (1 << 20, False), (1 << 17, True)])
+@on_ranks(2)
+def test_views_of_one_tensor_in_one_group_get_the_same_values(elements: int, in_arena: bool) -> None:
     import horovod.numpy as hvd
 
     size, rank = hvd.size(), hvd.rank()
@@ -69,12 +68,9 @@ def _overlapping(elements: int, in_arena: bool) -> None:
     hvd.barrier()
 
 
-@pytest.mark.parametrize(("elements", "in_arena"), [(64, False), (1 << 20, False), (1 << 17, True)])
-def test_views_of_one_tensor_in_one_group_get_the_same_values(elements: int, in_arena: bool) -> None:
-    run_ranks(2, _overlapping, elements, in_arena)
-
-
-def _empties() -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+@on_ranks()
+def test_empty_tensors_and_scalars_anywhere() -> None:
     """Groups with empty tensors at every place, and scalars, small and large, under every operation."""
     import horovod.numpy as hvd
 
@@ -111,8 +107,3 @@ def _empties() -> None:
         in_arena = [hvd.zeros(0), hvd.zeros(count), hvd.zeros(0, 2)]
         hvd.grouped_allreduce_(in_arena, op=hvd.Adasum)
         hvd.grouped_allreduce_(in_arena, op=hvd.Sum)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_empty_tensors_and_scalars_anywhere(size: int) -> None:
-    run_ranks(size, _empties)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.numpy_adapter import ImmutableAdapter, NumpyAdapter, aligned
@@ -45,7 +45,9 @@ def _same(got: Any, wanted: Any) -> None:
     np.testing.assert_array_equal(np.asarray(got), wanted)
 
 
-def _collectives(elements: int) -> None:
+@pytest.mark.parametrize("elements", [3, 1 << 19])
+@on_ranks(2)
+def test_collectives_of_tensors_that_cannot_be_written(elements: int) -> None:
     hvd = Collectives(FrozenAdapter())
     rank, size = hvd.rank(), hvd.size()
     values = np.arange(size * elements, dtype=np.float32).reshape(size, elements)
@@ -75,12 +77,8 @@ def _collectives(elements: int) -> None:
     _same(mine, values + rank)
 
 
-@pytest.mark.parametrize("elements", [3, 1 << 19])
-def test_collectives_of_tensors_that_cannot_be_written(elements: int) -> None:
-    run_ranks(2, _collectives, elements)
-
-
-def _in_place() -> None:
+@on_ranks(1)
+def test_in_place_operations_of_tensors_that_cannot_be_written_are_refused_at_the_call() -> None:
     hvd = Collectives(FrozenAdapter())
     tensor = Frozen(np.zeros(3))
     for attempt in (
@@ -92,10 +90,6 @@ def _in_place() -> None:
         with pytest.raises(TypeError, match="a tensor of frozen cannot be written in place; use the operation without"):
             attempt()
     hvd.barrier()
-
-
-def test_in_place_operations_of_tensors_that_cannot_be_written_are_refused_at_the_call() -> None:
-    run_ranks(1, _in_place)
 
 
 def test_aligned_arrays_begin_on_a_boundary_of_64_bytes() -> None:
@@ -116,7 +110,8 @@ class _Careless(NumpyAdapter):
         return self.buffer(tensor)
 
 
-def _read_only() -> None:
+@on_ranks(2)
+def test_a_read_only_numpy_array_in_place_is_an_error_at_the_call() -> None:
     import horovod.numpy as hvd
 
     array = np.zeros(4)
@@ -133,7 +128,3 @@ def _read_only() -> None:
         Collectives(_Careless()).allreduce_(array)
     # The job goes on.
     np.testing.assert_array_equal(hvd.allreduce(array + hvd.rank(), op=hvd.Sum), np.ones(4))
-
-
-def test_a_read_only_numpy_array_in_place_is_an_error_at_the_call() -> None:
-    run_ranks(2, _read_only)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.errors import RequestError
 
 
-def _objects() -> None:
+@on_ranks(4)
+def test_objects_of_all_ranks_through_numpy() -> None:
     import horovod.numpy as hvd
 
     rank, size = hvd.rank(), hvd.size()
@@ -31,10 +32,6 @@ def _objects() -> None:
         assert hvd.broadcast_object(rank, odd[-1], process_set=group) == odd[-1]
     large = b"a" * 3_000_000
     assert hvd.broadcast_object(large) == large
-
-
-def test_objects_of_all_ranks_through_numpy() -> None:
-    run_ranks(4, _objects)
 
 
 def _unpicklable() -> list[str]:

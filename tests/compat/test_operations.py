@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -250,18 +250,15 @@ CHECKS: dict[str, Callable[[], None]] = {
 }  # fmt: skip
 
 
-def quietly(check: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("check", sorted(CHECKS))
+@on_ranks()
+def test_operation(check: str) -> None:
     import warnings
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Parameter `average`", DeprecationWarning)
         CHECKS[check]()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("check", sorted(CHECKS))
-def test_operation(check: str, ranks: int) -> None:
-    run_ranks(ranks, quietly, check)
 
 
 def old_average(value: bool) -> tuple[list[Any], list[str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 
@@ -18,18 +17,6 @@ def halves() -> tuple[Any, list[int]]:
     sets = [hvd.add_process_set(list(range(start, hvd.size(), 2))) for start in (0, 1)]
     mine = sets[hvd.rank() % 2]
     return mine, mine.ranks
-
-
-def reduces() -> None:
-    mine, members = halves()
-    x = torch.full((5,), float(hvd.rank() + 1))
-    values = [member + 1.0 for member in members]
-    for op, wanted in ((hvd.Sum, sum(values)), (hvd.Average, sum(values) / len(values)), (hvd.Max, max(values))):
-        assert hvd.allreduce(x, op=op, process_set=mine).tolist() == [wanted] * 5
-        assert hvd.grouped_allreduce([x, x], op=op, process_set=mine)[1].tolist() == [wanted] * 5
-        handle = hvd.allreduce_async_(x.clone(), op=op, process_set=mine, name="same in both")
-        assert hvd.synchronize(handle).tolist() == [wanted] * 5
-    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [sum(range(1, hvd.size() + 1))] * 5
 
 
 def moves() -> None:
@@ -92,91 +79,14 @@ def trains() -> None:
     assert any(one[1] != mine_now for one in everywhere) or hvd.size() == 1
 
 
-def overlapping() -> None:
-    """Sets that share ranks, from several threads and in another order on each rank."""
-    size, rank = hvd.size(), hvd.rank()
-    groups = [[r, (r + 1) % size] for r in range(size)]
-    sets = [hvd.add_process_set(group) if len(set(group)) == 2 and size > 2 else None for group in groups]
-    mine = [one for one in sets if one is not None and one.included()]
-    if rank % 2:
-        mine.reverse()
-    problems: list[str] = []
-
-    def work(one: Any) -> None:
-        for step in range(20):
-            got = hvd.allreduce(torch.tensor([float(rank + step)]), op=hvd.Sum, process_set=one, name=f"{step}")
-            if got.item() != sum(r + step for r in one.ranks):
-                problems.append(f"{one}: {got}")
-
-    threads = [threading.Thread(target=work, args=(one,)) for one in mine]
-    for thread in threads:
-        thread.start()
-    for step in range(20):
-        assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name=f"all.{step}").item() == size
-    for thread in threads:
-        thread.join()
-    handles = [(hvd.allreduce_async(torch.ones(3), op=hvd.Sum, process_set=one, name="a"), one) for one in mine]
-    assert [hvd.synchronize(handle).tolist() for handle, one in handles] == [[2.0] * 3 for _ in handles]
-    assert not problems
-
-
-def registration() -> None:
-    one = hvd.ProcessSet([0])
-    assert (one.process_set_id, one.size(), one.rank(), one.included()) == (None, None, None, hvd.rank() == 0)
-    assert str(one) == "ProcessSet(process_set_id=None, ranks=[0], mpi_comm=None)"
-    assert hvd.add_process_set(one) is one
-    assert str(one) == "ProcessSet(process_set_id=1, ranks=[0], mpi_comm=None)"
-    rest = hvd.add_process_set([1, 2])
-    table = hvd.mpi_ops._basics._get_process_set_ids_and_ranks
-    assert table() == {0: [0, 1, 2], 1: [0], 2: [1, 2]}
-    if hvd.rank() == 0:
-        with pytest.raises(ValueError, match=r"Process is not part of provided process set\."):
-            rest.rank()
-        with pytest.raises(ValueError, match="of which rank 0 is no member"):
-            hvd.allreduce(torch.ones(1), process_set=rest)
-    hvd.barrier()
-    assert hvd.remove_process_set(one)
-    assert not hvd.remove_process_set(one)
-    assert not hvd.remove_process_set(hvd.global_process_set)
-    assert not hvd.remove_process_set(hvd.ProcessSet([1]))
-    assert (one.process_set_id, one.size()) == (None, None)
-    with pytest.raises(ValueError, match="is not registered"):
-        hvd.allreduce(torch.ones(1), process_set=one)
-    # Numbers of removed sets are given out again, the first one first.
-    assert hvd.remove_process_set(rest)
-    assert [hvd.add_process_set(ranks).process_set_id for ranks in ([0, 1], [0, 2], [1])] == [1, 2, 3]
-
-
 CHECKS: dict[str, Callable[[], None]] = {
-    function.__name__: function for function in (reduces, moves, objects, gradients, trains, overlapping)
+    function.__name__: function for function in (moves, objects, gradients, trains)
 }
-
-
-def check(name: str) -> None:
-    CHECKS[name]()
-    hvd.barrier()  # rank 0 serves all sets, so it stays until all are done
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_on_a_process_set(name: str, ranks: int) -> None:
-    run_ranks(ranks, check, name)
-
-
-def test_sets_come_and_go() -> None:
-    run_ranks(3, registration)
-
-
-def static() -> None:
-    even, odd, again = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1]), hvd.ProcessSet(range(0, 3, 2))
-    with pytest.raises(ValueError, match="given twice"):
-        hvd.init(process_sets=[even, odd, again])
-    assert hvd.is_initialized()  # as in Horovod; the next call finds it so
-    hvd.init(process_sets=[even, odd])
-    assert [even.process_set_id, odd.process_set_id] == [1, 2]
-    hvd.shutdown()
-    assert [even.process_set_id, odd.process_set_id, hvd.global_process_set.process_set_id] == [None, None, 0]
-
-
-def test_sets_given_to_init_twice_are_refused_and_may_be_given_again() -> None:
-    run_ranks(3, static, init=False)
+@on_ranks()
+def test_on_a_process_set(name: str) -> None:
+    CHECKS[name]()
+    hvd.barrier()  # rank 0 serves all sets, so it stays until all are done

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -52,7 +52,9 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def state_travels(name: str) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@on_ranks(2)
+def test_optimizer_state_is_that_of_rank_0(name: str) -> None:
     """Rank 0 comes from a checkpoint, the others start anew."""
     model = net(hvd.rank())
     optimizer = make(name, model)
@@ -85,12 +87,8 @@ def state_travels(name: str) -> None:
     assert same_everywhere(model)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_state_is_that_of_rank_0(name: str) -> None:
-    run_ranks(2, state_travels, name)
-
-
-def sparse_adam() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_sparse_adam() -> bool:
     torch.manual_seed(hvd.rank())
     model = torch.nn.Embedding(6, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
@@ -102,31 +100,6 @@ def sparse_adam() -> bool:
         model(torch.tensor([hvd.rank(), step])).sum().backward()
         distributed.step()
     return same_everywhere(model)
-
-
-def test_sparse_adam() -> None:
-    assert run_ranks(2, sparse_adam) == [True] * 2
-
-
-def warns() -> list[str]:
-    model = net()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    model(batch(hvd.rank())).sum().backward()
-    with pytest.raises(AssertionError, match="zero_grad"):
-        for _ in range(2):  # gradients travel from the second step on
-            optimizer.step()
-            model(batch(hvd.rank())).sum().backward()
-        optimizer.zero_grad()
-    optimizer.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        optimizer.step()
-    return [str(warning.message)[:63] for warning in caught]
-
-
-def test_step_after_synchronize_is_one_warning() -> None:
-    wanted = "optimizer.step() called without optimizer.skip_synchronize() co"
-    assert run_ranks(2, warns) == [[wanted]] * 2
 
 
 def model_parallel() -> bool:
@@ -146,38 +119,7 @@ def model_parallel() -> bool:
     return same_everywhere(common) and not torch.equal(before, own.weight)
 
 
-def branches() -> bool:
-    """Each rank's loss goes through its own branch; gradients that are missing here are zeros."""
-    parts = torch.nn.ModuleList(torch.nn.Linear(4, 2).double() for _ in range(hvd.size()))
-    hvd.broadcast_parameters(parts.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parts.parameters(), lr=0.1), parts.named_parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        parts[(hvd.rank() + step) % hvd.size()](batch(hvd.rank(), step)).square().sum().backward()
-        optimizer.step()
-        assert all(parameter.grad is not None for parameter in parts.parameters())
-    return same_everywhere(parts)
-
-
-def unfreezing() -> bool:
-    """requires_grad changes between steps, on all ranks together."""
-    model = net()
-    for parameter in model[0].parameters():
-        parameter.requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    start = model[0].weight.detach().clone()
-    for step in range(6):
-        if step == 3:
-            assert torch.equal(start, model[0].weight)
-            for parameter in model[0].parameters():
-                parameter.requires_grad_(True)
-        optimizer.zero_grad()
-        model(batch(hvd.rank(), step)).square().sum().backward()
-        optimizer.step()
-    return same_everywhere(model) and not torch.equal(start, model[0].weight)
-
-
-CASES: dict[str, Callable[[], bool]] = {f.__name__: f for f in (model_parallel, branches, unfreezing)}
+CASES: dict[str, Callable[[], bool]] = {f.__name__: f for f in (model_parallel,)}
 
 
 def case(name: str) -> bool:
@@ -247,7 +189,9 @@ def test_adasum_combines_steps_by_the_published_formula(ranks: int, of_set: bool
     assert max(run_ranks(ranks, adasum, passes, of_set)) < 1e-10
 
 
-def compiled() -> list[str]:
+@pytest.mark.slow
+@on_ranks(2, returns=[[], []])
+def test_collectives_inside_a_compiled_function() -> list[str]:
     """A collective in the middle of a compiled function, and no optimizer that could have told the compiler."""
     import torch._dynamo  # as any optimizer does
 
@@ -269,18 +213,10 @@ def compiled() -> list[str]:
     return [str(warning.message) for warning in caught if "horovod" in str(warning.message)]
 
 
-@pytest.mark.slow
-def test_collectives_inside_a_compiled_function() -> None:
-    assert run_ranks(2, compiled) == [[], []]
-
-
-def reduces_one_by_itself() -> list[float]:
+@on_ranks(2, returns=[[0.5, 0.5]] * 2)
+def test_a_gradient_is_reduced_by_itself_for_whoever_knows_optimizers_by_that() -> list[float]:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=hvd.Compression.fp16)
     parameter.grad = torch.full((2,), float(hvd.rank()))
     handle, ctx = optimizer._allreduce_grad_async(parameter)
     return hvd.Compression.fp16.decompress(hvd.synchronize(handle), ctx).tolist()
-
-
-def test_a_gradient_is_reduced_by_itself_for_whoever_knows_optimizers_by_that() -> None:
-    assert run_ranks(2, reduces_one_by_itself) == [[0.5, 0.5]] * 2

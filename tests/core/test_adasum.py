@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.core.adasum import coefficients
 
@@ -45,7 +45,13 @@ def test_zero_counts_for_nothing() -> None:
     assert coefficients([[0.0, 0.0], [0.0, 9.0]]) == [1.0, 1.0]
 
 
-def _combine(library: str, dtype: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("library", "dtype"), [("torch", "float64"), ("torch", "float32"), ("torch", "bfloat16"), ("numpy", "float64")]
+)
+@on_ranks()
+def test_ranks(library: str, dtype: str) -> None:
     import torch
 
     from horovod.bindings.collectives import Collectives
@@ -68,12 +74,3 @@ def _combine(library: str, dtype: str) -> None:
             got = result.double().numpy() if library == "torch" else result
             np.testing.assert_allclose(got, reference(exact), rtol=tolerance, atol=tolerance)
         assert hvd.allgather(result.reshape(1, -1))[:, :3].tolist() == [result[:3].tolist()] * size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize(
-    ("library", "dtype"), [("torch", "float64"), ("torch", "float32"), ("torch", "bfloat16"), ("numpy", "float64")]
-)
-def test_ranks(library: str, dtype: str, size: int) -> None:
-    run_ranks(size, _combine, library, dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
 from horovod.errors import HorovodInternalError, PeerLostError
 
@@ -102,11 +102,8 @@ def test_an_operation_that_does_not_go_on_can_be_ended(way: str) -> None:
     assert outcome.value == [], outcome.text
 
 
+@on_ranks(1)
 def test_a_rank_alone_can_be_aborted() -> None:
-    run_ranks(1, _alone)
-
-
-def _alone() -> None:
     import horovod.numpy as hvd
     from horovod import context
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, run_ranks
+from harness import LIMIT_S, on_ranks, run_ranks
 
 #: The C library may keep so much for itself.
 SLACK_KB = 4096
@@ -46,7 +46,9 @@ def _compare(before: Footprint) -> None:
     assert after.anonymous_kb <= before.anonymous_kb + SLACK_KB, "memory grows"
 
 
-def _cycles(count: int) -> None:
+@pytest.mark.slow
+@on_ranks(2, init=False)
+def test_init_and_shutdown(count: int) -> None:
     import horovod.numpy as hvd
 
     def cycle() -> None:
@@ -65,11 +67,8 @@ def _cycles(count: int) -> None:
 
 
 @pytest.mark.slow
-def test_init_and_shutdown(count: int = 300) -> None:
-    run_ranks(2, _cycles, count, init=False)
-
-
-def _collectives(count: int) -> None:
+@on_ranks(2)
+def test_collectives(count: int) -> None:
     import horovod.numpy as hvd
 
     def some(number: int) -> None:
@@ -83,11 +82,6 @@ def _collectives(count: int) -> None:
     before = Footprint.now()
     some(count)
     _compare(before)
-
-
-@pytest.mark.slow
-def test_collectives(count: int = 1_300) -> None:
-    run_ranks(2, _collectives, count)
 
 
 def _varying() -> tuple[int, int]:

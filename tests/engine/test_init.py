@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from children import report
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 from horovod.errors import InitError, NotInitializedError
 
@@ -81,7 +81,8 @@ def test_init_inside_of_init_is_refused_and_the_outer_one_goes_on() -> None:
         assert "init() inside of init()" in said
 
 
-def _interrupted_while_it_begins() -> None:
+@on_ranks(2, init=False)
+def test_an_interrupted_init_has_left_and_may_be_called_again() -> None:
     import horovod.numpy as hvd
     from horovod.engine.loop import Loop
 
@@ -101,16 +102,13 @@ def _interrupted_while_it_begins() -> None:
     assert hvd.allreduce(np.ones(1), op=hvd.Sum) == hvd.size()
 
 
-def test_an_interrupted_init_has_left_and_may_be_called_again() -> None:
-    run_ranks(2, _interrupted_while_it_begins, init=False)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_hundred_times(size: int) -> None:
     run_ranks(size, _many_times, 100, init=False)
 
 
-def _with_work_in_flight() -> None:
+@on_ranks(2, init=False)
+def test_shutdown_with_work_in_flight() -> None:
     import horovod.numpy as hvd
 
     for _ in range(3):
@@ -121,10 +119,6 @@ def _with_work_in_flight() -> None:
         hvd.shutdown()
         with pytest.raises(NotInitializedError):
             hvd.synchronize(left)
-
-
-def test_shutdown_with_work_in_flight() -> None:
-    run_ranks(2, _with_work_in_flight, init=False)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -150,7 +144,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _outside() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+@on_ranks(init=False)
+def test_calls_before_init_and_after_shutdown() -> None:
     import horovod.numpy as hvd
 
     for moment in ("before", "after"):
@@ -164,12 +160,8 @@ def _outside() -> None:
         hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_calls_before_init_and_after_shutdown(size: int) -> None:
-    run_ranks(size, _outside, init=False)
-
-
-def _tensor_survives() -> float:
+@on_ranks(2, init=False, returns=[90_000.0] * 2)
+def test_a_tensor_of_the_arena_outlives_the_world() -> float:
     import horovod.numpy as hvd
 
     hvd.init()
@@ -183,10 +175,6 @@ def _tensor_survives() -> float:
     hvd.allreduce_(home, op=hvd.Sum)
     hvd.shutdown()
     return total + float(home.sum())
-
-
-def test_a_tensor_of_the_arena_outlives_the_world() -> None:
-    assert run_ranks(2, _tensor_survives, init=False) == [90_000.0] * 2
 
 
 # -- children of a rank ----------------------------------------------------------------------------------------------
@@ -243,7 +231,8 @@ def test_spawned_children_are_told_whose_they_are(method: str) -> None:
             assert "must be started without HOROVOD_RANK and HOROVOD_SIZE in its environment" in init
 
 
-def _successor() -> list[str]:
+@on_ranks(2, init=False, returns=[["0", "2"], ["1", "2"]])
+def test_a_child_may_be_a_rank_when_its_parent_is_none_any_more() -> list[str]:
     """After the rank has left, its child may take its place."""
     import horovod.numpy as hvd
 
@@ -251,10 +240,6 @@ def _successor() -> list[str]:
     hvd.shutdown()
     script = "import horovod.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
     return subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-
-
-def test_a_child_may_be_a_rank_when_its_parent_is_none_any_more() -> None:
-    assert run_ranks(2, _successor, init=False) == [["0", "2"], ["1", "2"]]
 
 
 def _plain_fork() -> int:

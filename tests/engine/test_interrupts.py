@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, run_ranks
+from harness import LIMIT_S, on_ranks, run_ranks
 
 #: Which ranks are interrupted, of two.
 WHO = [(0,), (1,), (0, 1)]
@@ -222,7 +222,9 @@ def _sending(number: int, seed: int) -> Iterator[tuple[threading.Semaphore, thre
         thread.join()
 
 
-def _ctrl_c(large: bool) -> None:
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@on_ranks(2)
+def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
     """Ctrl-C at any moment while the main thread does the engine's work itself; exactly one each time."""
     import horovod.numpy as hvd
 
@@ -243,12 +245,9 @@ def _ctrl_c(large: bool) -> None:
             assert (tensor == 1).all()
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
-    run_ranks(2, _ctrl_c, large)
-
-
-def _signalled(number: int, raises: bool) -> None:
+@pytest.mark.parametrize(("number", "raises"), [(signal.SIGCHLD, False), (signal.SIGUSR2, True)])
+@on_ranks(2)
+def test_handlers_of_the_script_wait_for_the_work_in_hand(number: int, raises: bool) -> None:
     """A signal at any moment of a call, exactly one each time; whenever the script looks, its own handler is there."""
     import horovod.numpy as hvd
 
@@ -282,16 +281,12 @@ def _signalled(number: int, raises: bool) -> None:
     signal.signal(number, usual)
 
 
-@pytest.mark.parametrize(("number", "raises"), [(signal.SIGCHLD, False), (signal.SIGUSR2, True)])
-def test_handlers_of_the_script_wait_for_the_work_in_hand(number: int, raises: bool) -> None:
-    run_ranks(2, _signalled, number, raises)
-
-
 class TooLate(Exception):
     pass
 
 
-def _injected() -> None:
+@on_ranks(2)
+def test_an_exception_that_another_thread_sets_ends_the_wait_only() -> None:
     """A thread of rank 0 waits for rank 1; another one sets an exception in it."""
     import ctypes
 
@@ -320,7 +315,3 @@ def _injected() -> None:
     hvd.barrier()
     assert hvd.stats().in_flight == 0
     assert (tensor == 1).all(), "it stayed in flight, and is done"
-
-
-def test_an_exception_that_another_thread_sets_ends_the_wait_only() -> None:
-    run_ranks(2, _injected)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
-from horovod.errors import MismatchError, PeerLostError
+from horovod.errors import PeerLostError
 
 
 def _epochs(named: bool, elements: int) -> list[int]:
@@ -41,49 +41,8 @@ def test_uneven_data(size: int, named: bool, elements: int) -> None:
     assert answers == [answers[0]] * size
 
 
-def _kinds() -> None:
-    import horovod.numpy as hvd
-
-    rank = hvd.rank()
-    if rank == 1:
-        assert hvd.join() in (0, 2)
-        return
-    ones = np.full(2, float(rank + 1))
-    assert hvd.allreduce(ones, op=hvd.Min).tolist() == [1, 1]
-    assert hvd.allreduce(ones, op=hvd.Max).tolist() == [3, 3]
-    assert hvd.allreduce(ones, op=hvd.Product).tolist() == [3, 3]
-    assert hvd.allgather(ones).tolist() == [1, 1, 3, 3]
-    assert hvd.broadcast(ones, root_rank=2).tolist() == [3, 3]
-    assert hvd.reducescatter(ones, op=hvd.Sum).tolist() == [4]
-    assert [array.tolist() for array in hvd.grouped_allreduce([ones, ones], op=hvd.Sum)] == [[4, 4], [4, 4]]
-    hvd.barrier()
-    with pytest.raises(MismatchError, match=r"Alltoall is not supported with Join at this time: ranks \[1\]"):
-        hvd.alltoall(np.ones(3))
-    with pytest.raises(MismatchError, match=r"from rank 1, which has called join\(\)"):
-        hvd.broadcast(ones, root_rank=1)
-    with pytest.raises(MismatchError, match="Add process set is not supported with Join"):
-        hvd.add_process_set([0, 2])
-    assert hvd.join() in (0, 2)
-
-
-def test_what_works_without_the_joined_and_what_does_not() -> None:
-    run_ranks(3, _kinds)
-
-
-def _everybody_at_once() -> int:
-    import horovod.numpy as hvd
-
-    return hvd.join()
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_join_without_any_data(size: int) -> None:
-    answers = run_ranks(size, _everybody_at_once)
-    assert answers == [answers[0]] * size
-    assert answers[0] in range(size)
-
-
-def _open_handle() -> list[float]:
+@on_ranks(2, returns=[[11.0], [11.0]])
+def test_an_operation_begun_before_join_takes_part() -> list[float]:
     import horovod.numpy as hvd
 
     if hvd.rank() == 1:
@@ -97,11 +56,8 @@ def _open_handle() -> list[float]:
     return list(result)
 
 
-def test_an_operation_begun_before_join_takes_part() -> None:
-    assert run_ranks(2, _open_handle) == [[11.0], [11.0]]
-
-
-def _in_a_set() -> None:
+@on_ranks(3)
+def test_join_inside_a_process_set() -> None:
     import horovod.numpy as hvd
 
     pair = hvd.add_process_set([0, 1])
@@ -114,10 +70,6 @@ def _in_a_set() -> None:
     hvd.join()
     if hvd.rank() < 2:
         assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair).tolist() == [2]
-
-
-def test_join_inside_a_process_set() -> None:
-    run_ranks(3, _in_a_set)
 
 
 def _forgets_to_join() -> int:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.engine.loop import Loop
 
@@ -28,28 +28,10 @@ def _is_finished_behind(handle: Any) -> None:
     hvd.synchronize(go)
 
 
-def _lingers(late: int) -> None:
-    import numpy as np
-
-    import horovod.numpy as hvd
-    from horovod import context
-    from horovod.bindings.numpy_adapter import NumpyAdapter
-    from horovod.core.requests import Kind
-    from horovod.engine.calls import call
-
-    engine = context.engine()
-    if hvd.rank() == late:
-        # The other one has lingered in vain by now.
-        hvd.allreduce(np.ones(1), name="go")
-        assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2, 2, 2]
-        return
-    values = np.ones(3)
-    handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
-    assert not engine.linger(handle, 0.01)
-    _is_finished_behind(handle)
-
-
-def _runs_for_a_while(late: int, has_met: bool) -> None:
+@pytest.mark.parametrize("has_met", [False, True])
+@pytest.mark.parametrize("late", [0, 1])
+@on_ranks(2)
+def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, has_met: bool) -> None:
     import numpy as np
 
     import horovod.numpy as hvd
@@ -76,15 +58,27 @@ def _runs_for_a_while(late: int, has_met: bool) -> None:
     _is_finished_behind(handle)
 
 
-@pytest.mark.parametrize("has_met", [False, True])
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, has_met: bool) -> None:
-    run_ranks(2, _runs_for_a_while, late, has_met)
-
-
-@pytest.mark.parametrize("late", [0, 1])
+@on_ranks(2)
 def test_what_lingering_did_not_finish_is_finished_in_the_background(late: int) -> None:
-    run_ranks(2, _lingers, late)
+    import numpy as np
+
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.bindings.numpy_adapter import NumpyAdapter
+    from horovod.core.requests import Kind
+    from horovod.engine.calls import call
+
+    engine = context.engine()
+    if hvd.rank() == late:
+        # The other one has lingered in vain by now.
+        hvd.allreduce(np.ones(1), name="go")
+        assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2, 2, 2]
+        return
+    values = np.ones(3)
+    handle = engine.submit(call(Kind.ALLREDUCE, "x"), NumpyAdapter(), [values], patient=True)
+    assert not engine.linger(handle, 0.01)
+    _is_finished_behind(handle)
 
 
 def test_the_engines_thread_is_woken_for_what_runs_longer_than_its_limit() -> None:

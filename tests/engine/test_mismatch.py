@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.errors import DuplicateNameError, HorovodInternalError, MismatchError
 
@@ -131,7 +131,8 @@ def test_the_lines_are_those_of_each_rank() -> None:
     assert lines[1] - lines[0] == 2
 
 
-def _asynchronous() -> None:
+@on_ranks(3)
+def test_a_mismatch_concerns_its_own_handle_only() -> None:
     import horovod.numpy as hvd
 
     good = hvd.allreduce_async(np.ones(3), name="good", op=hvd.Sum)
@@ -143,11 +144,8 @@ def _asynchronous() -> None:
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
 
 
-def test_a_mismatch_concerns_its_own_handle_only() -> None:
-    run_ranks(3, _asynchronous)
-
-
-def _again_and_again() -> None:
+@on_ranks(2)
+def test_the_same_name_can_be_right_and_wrong_in_turns() -> None:
     import horovod.numpy as hvd
 
     for _ in range(5):
@@ -156,35 +154,8 @@ def _again_and_again() -> None:
         assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2] * 3
 
 
-def test_the_same_name_can_be_right_and_wrong_in_turns() -> None:
-    run_ranks(2, _again_and_again)
-
-
-def _splits(splits: Any, text: str) -> None:
-    import horovod.numpy as hvd
-
-    with pytest.raises(ValueError, match=text):
-        hvd.alltoall(np.ones(4), splits=splits)
-    hvd.barrier()
-
-
-@pytest.mark.parametrize(
-    ("splits", "text"),
-    [
-        ([4], "1 splits for 2 ranks"),
-        ([1, 2], "make 3 rows, for a tensor of 4"),
-        ([3, 2], "make 5 rows, for a tensor of 4"),
-        ([5, -1], "negative split"),
-        ([2.0, 2.0], "integers"),
-        ([], "empty splits"),
-        ([[2, 2]], "one-dimensional"),
-    ],
-)
-def test_wrong_splits_are_an_error_at_the_call(splits: Any, text: str) -> None:
-    run_ranks(2, _splits, splits, text)
-
-
-def _at_the_call() -> None:
+@on_ranks(2)
+def test_what_is_wrong_by_itself_is_an_error_at_the_call() -> None:
     import horovod.numpy as hvd
 
     with pytest.raises(ValueError, match=r"invalid root rank 2; members are \[0, 1\]"):
@@ -210,10 +181,6 @@ def _at_the_call() -> None:
     assert hvd.synchronize(12345) is None
     # Nothing of this was submitted.
     assert hvd.allreduce(np.ones(1), op=hvd.Sum).tolist() == [2]
-
-
-def test_what_is_wrong_by_itself_is_an_error_at_the_call() -> None:
-    run_ranks(2, _at_the_call)
 
 
 def _duplicate() -> tuple[str, int]:

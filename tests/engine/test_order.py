@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
 from horovod.errors import PeerLostError
 
@@ -36,7 +36,8 @@ def test_named_operations_in_another_order_on_every_rank(size: int, elements: in
     run_ranks(size, _orders, 12, elements)
 
 
-def _opposite() -> None:
+@on_ranks(2)
+def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
     import horovod.numpy as hvd
 
     names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
@@ -46,11 +47,8 @@ def _opposite() -> None:
         assert hvd.synchronize(handles[name]).tolist() == [2, 2, 2]
 
 
-def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
-    run_ranks(2, _opposite)
-
-
-def _kinds_in_any_order() -> None:
+@on_ranks(3)
+def test_one_name_may_serve_one_operation_of_each_kind() -> None:
     import horovod.numpy as hvd
 
     rank, size = hvd.rank(), hvd.size()
@@ -72,10 +70,6 @@ def _kinds_in_any_order() -> None:
     assert hvd.synchronize(handles["all"])[0].tolist() == [rank + r for r in range(size)]
     assert hvd.synchronize(handles["scatter"]).tolist() == [total]
     assert [array.tolist() for array in hvd.synchronize(handles["group"])] == [[total], [total] * 2]
-
-
-def test_one_name_may_serve_one_operation_of_each_kind() -> None:
-    run_ranks(3, _kinds_in_any_order)
 
 
 def _far_ahead(count: int) -> None:
@@ -167,7 +161,9 @@ def test_the_others_go_on_for_long_when_a_rank_has_left() -> None:
         assert (outcome.error, outcome.value) == (None, 5_000)
 
 
-def _two_libraries() -> None:
+@pytest.mark.parametrize("ranks", [2, 5])
+@on_ranks()
+def test_two_libraries_meet_and_are_fused_with_each_other() -> None:
     import torch
 
     import horovod.numpy as hvd
@@ -187,11 +183,6 @@ def _two_libraries() -> None:
         for i, (library, handle) in enumerate(handles):
             result = library.synchronize(handle)
             assert result.min() == result.max() == sum(r + i for r in range(size))
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_two_libraries_meet_and_are_fused_with_each_other(size: int) -> None:
-    run_ranks(size, _two_libraries)
 
 
 def _threads(count: int, rounds: int) -> None:
@@ -230,7 +221,8 @@ def test_two_threads_submit_and_wait_at_once_on_every_rank(size: int) -> None:
     run_ranks(size, _threads, 2, 200)
 
 
-def _fire_and_forget() -> None:
+@on_ranks(2)
+def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
     import horovod.numpy as hvd
 
     arrays = [np.full(1000, float(hvd.rank())) for _ in range(50)]
@@ -239,10 +231,6 @@ def _fire_and_forget() -> None:
     hvd.barrier()
     hvd.allreduce(np.zeros(1), name="last")
     assert all((array == 1).all() for array in arrays)
-
-
-def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
-    run_ranks(2, _fire_and_forget)
 
 
 def _in_the_background() -> bool:
@@ -280,7 +268,8 @@ def test_all_ranks_see_the_same_bits(size: int) -> None:
     assert results == [results[0]] * size
 
 
-def _fails_once() -> list[float]:
+@on_ranks(2, returns=[[2, 2, 2]] * 2)
+def test_a_submission_that_failed_is_as_if_it_had_not_been() -> list[float]:
     import horovod.numpy as hvd
     from horovod.transports.shm.transport import ShmTransport
 
@@ -297,7 +286,3 @@ def _fails_once() -> list[float]:
                 hvd.allreduce(np.zeros(3), name=name)
     results = [hvd.allreduce(np.ones(3), op=hvd.Sum, name=name) for name in (None, "x", None)]
     return [float(result[0]) for result in results]
-
-
-def test_a_submission_that_failed_is_as_if_it_had_not_been() -> None:
-    assert run_ranks(2, _fails_once) == [[2, 2, 2]] * 2

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.errors import MismatchError, NotInitializedError
 
 
-def _static() -> None:
+@on_ranks(3, init=False)
+def test_sets_given_to_init() -> None:
     import horovod.numpy as hvd
 
     even, odd = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
@@ -40,11 +41,8 @@ def _static() -> None:
     assert hvd.global_process_set.included() is None
 
 
-def test_sets_given_to_init() -> None:
-    run_ranks(3, _static, init=False)
-
-
-def _static_misuse() -> None:
+@on_ranks(3, init=False)
+def test_misuse_of_init() -> None:
     import horovod.numpy as hvd
 
     with pytest.raises(ValueError, match=r"\[0, 1\] is given twice"):
@@ -70,10 +68,6 @@ def _static_misuse() -> None:
         hvd.init(comm=[0, 3] if hvd.rank() else [0, 1])
 
 
-def test_misuse_of_init() -> None:
-    run_ranks(3, _static_misuse, init=False)
-
-
 def _different_lists() -> str:
     import horovod.numpy as hvd
 
@@ -90,7 +84,9 @@ def test_ranks_that_name_different_sets_are_told() -> None:
     assert texts[0].count(f" at {__file__}:") == 3, texts[0]
 
 
-def _dynamic() -> None:
+@pytest.mark.quick
+@on_ranks(3)
+def test_sets_come_and_go() -> None:
     import horovod.numpy as hvd
     from horovod.bindings.process_sets import process_set_ids_and_ranks
 
@@ -125,12 +121,8 @@ def _dynamic() -> None:
     assert hvd.add_process_set([2]).process_set_id == 3
 
 
-@pytest.mark.quick
-def test_sets_come_and_go() -> None:
-    run_ranks(3, _dynamic)
-
-
-def _membership() -> None:
+@on_ranks(3)
+def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
     import horovod.numpy as hvd
 
     pair = hvd.add_process_set([0, 2])
@@ -165,11 +157,8 @@ def _membership() -> None:
     hvd.barrier()
 
 
-def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
-    run_ranks(3, _membership)
-
-
-def _uninitialized() -> None:
+@on_ranks(1, init=False)
+def test_before_init() -> None:
     import horovod.numpy as hvd
 
     for call in (lambda: hvd.add_process_set([0]), lambda: hvd.barrier()):
@@ -177,25 +166,6 @@ def _uninitialized() -> None:
             call()
     assert hvd.global_process_set.ranks is None
     assert str(hvd.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
-
-
-def test_before_init() -> None:
-    run_ranks(1, _uninitialized, init=False)
-
-
-def _roots_are_global() -> list[float]:
-    import horovod.numpy as hvd
-
-    pair = hvd.add_process_set([1, 2])
-    result: list[float] = []
-    if hvd.rank() != 0:
-        result = hvd.broadcast(np.array([float(hvd.rank())]), root_rank=2, process_set=pair).tolist()
-    hvd.barrier()
-    return result
-
-
-def test_the_root_is_a_global_rank() -> None:
-    assert run_ranks(3, _roots_are_global) == [[], [2.0], [2.0]]
 
 
 def _overlapping(rounds: int) -> None:
@@ -223,7 +193,8 @@ def test_overlapping_sets_at_work_at_once() -> None:
     run_ranks(5, _overlapping, 60)
 
 
-def _apart() -> int:
+@on_ranks(4, returns=[300, 300, 3, 3])
+def test_disjoint_sets_do_not_wait_for_each_other() -> int:
     """Two sets that never meet: one does much, the other little; neither waits for the other."""
     import horovod.numpy as hvd
 
@@ -234,11 +205,8 @@ def _apart() -> int:
     return count
 
 
-def test_disjoint_sets_do_not_wait_for_each_other() -> None:
-    assert run_ranks(4, _apart) == [300, 300, 3, 3]
-
-
-def _reused() -> None:
+@on_ranks(3)
+def test_a_reused_id_has_no_past() -> None:
     import horovod.numpy as hvd
 
     rank = hvd.rank()
@@ -252,10 +220,6 @@ def _reused() -> None:
                 result = hvd.allreduce(array, name=name, op=hvd.Sum, process_set=process_set)
                 assert result.tolist() == [sum(r + i for r in ranks)] * 3
         hvd.remove_process_set(process_set)
-
-
-def test_a_reused_id_has_no_past() -> None:
-    run_ranks(3, _reused)
 
 
 def _removed_too_early() -> str:

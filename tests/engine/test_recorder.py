@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from clocks import blame_only
 from commands import printed, run
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 from heard import heard
 from kernel import tells_how_processes_end
 from launching import PATIENT
@@ -63,17 +63,14 @@ def test_a_signal_to_one_rank_makes_all_write(tmp_path: Path) -> None:
     assert all(a.sequence == b.sequence and a.name == b.name for a, b in pairs if a.sequence and b.sequence)
 
 
-def _too_many() -> int:
+@on_ranks(1, returns=[times.CAPACITY])
+def test_the_ring_forgets_the_oldest() -> int:
     import horovod.numpy as hvd
     from horovod import context
 
     for _ in range(times.CAPACITY + 100):
         hvd.allreduce(np.ones(1), name="w")
     return len(context.engine().ring)
-
-
-def test_the_ring_forgets_the_oldest() -> None:
-    assert run_ranks(1, _too_many) == [times.CAPACITY]
 
 
 def _one_leaves() -> None:

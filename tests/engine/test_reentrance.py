@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import LIMIT_S, Ranks, run_ranks
+from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError, RequestError
 from horovod.transports.shm import futex
@@ -114,7 +114,8 @@ def test_a_fence_inside_a_fence() -> None:
     assert not thread.is_alive()
 
 
-def _many_threads() -> int:
+@on_ranks(1, returns=[0])
+def test_shutdown_while_other_threads_work() -> int:
     import horovod.numpy as hvd
 
     ended: list[str] = []
@@ -142,10 +143,6 @@ def _many_threads() -> int:
         thread.join(LIMIT_S / 4)
         assert not thread.is_alive()
     return sum("left" not in text for text in ended)
-
-
-def test_shutdown_while_other_threads_work() -> None:
-    assert run_ranks(1, _many_threads) == [0]
 
 
 def _leaves_with_operations_in_flight() -> list[str]:

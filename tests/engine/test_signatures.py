@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
 def _declarations(engine: Any) -> list[int]:
@@ -92,7 +92,8 @@ def test_whatever_differs_makes_another_request(size: int, capacity: str) -> Non
     run_ranks(size, _differences, env={"HOROVOD_CACHE_CAPACITY": capacity})
 
 
-def _more_in_flight_than_remembered() -> None:
+@on_ranks(3, env={"HOROVOD_CACHE_CAPACITY": "4"})
+def test_requests_in_flight_are_never_forgotten() -> None:
     import horovod.numpy as hvd
 
     rng = random.Random(hvd.rank())
@@ -104,11 +105,8 @@ def _more_in_flight_than_remembered() -> None:
             assert hvd.synchronize(handles[n]).tolist() == [turn * hvd.size()] * (n + 1)
 
 
-def test_requests_in_flight_are_never_forgotten() -> None:
-    run_ranks(3, _more_in_flight_than_remembered, env={"HOROVOD_CACHE_CAPACITY": "4"})
-
-
-def _capacities_differ() -> None:
+@on_ranks(2, env={"HOROVOD_CACHE_CAPACITY": "1"})
+def test_a_single_signature_at_a_time_is_enough() -> None:
     import horovod.numpy as hvd
 
     for i in range(60):
@@ -116,11 +114,8 @@ def _capacities_differ() -> None:
         assert hvd.allreduce(np.full(n + 1, 1.0), name=str(n), op=hvd.Sum).tolist() == [2] * (n + 1)
 
 
-def test_a_single_signature_at_a_time_is_enough() -> None:
-    run_ranks(2, _capacities_differ, env={"HOROVOD_CACHE_CAPACITY": "1"})
-
-
-def _code_that_goes() -> None:
+@on_ranks(2)
+def test_lines_of_code_that_no_longer_exists_are_right() -> None:
     """Code objects come and go, at the same addresses: their lines must not be mixed up."""
     import horovod.numpy as hvd
     from horovod.errors import MismatchError
@@ -136,11 +131,8 @@ def _code_that_goes() -> None:
             raise AssertionError("no error")
 
 
-def test_lines_of_code_that_no_longer_exists_are_right() -> None:
-    run_ranks(2, _code_that_goes)
-
-
-def _one_name_from_many_lines() -> int:
+@on_ranks(2, returns=[2, 2])
+def test_each_line_is_remembered_for_its_errors() -> int:
     import horovod.numpy as hvd
     from horovod import context
 
@@ -151,11 +143,9 @@ def _one_name_from_many_lines() -> int:
     return count[0]
 
 
-def test_each_line_is_remembered_for_its_errors() -> None:
-    assert run_ranks(2, _one_name_from_many_lines) == [2, 2]
-
-
-def _groups() -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks()
+def test_groups_of_all_sorts() -> None:
     import horovod.numpy as hvd
 
     rank, size = hvd.rank(), hvd.size()
@@ -175,8 +165,3 @@ def _groups() -> None:
                 assert (result == total).all()
             assert hvd.grouped_allreduce_(arrays, op=hvd.Sum, name="g")[0] is arrays[0]
             assert all((array == total).all() for array in arrays)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_groups_of_all_sorts(size: int) -> None:
-    run_ranks(size, _groups)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 
 def _names(program: Any, *args: Any) -> list[str]:
@@ -50,7 +50,8 @@ def test_what_runs_again_in_backward_has_the_same_names_on_all_ranks() -> None:
         assert {name.partition("#")[0] for name in names} == {"allreduce.inside", "allreduce.inside.gradient"}
 
 
-def _batches_in_loops() -> None:
+@on_ranks(2, framework="jax")
+def test_batches_of_loops_loops_of_batches_and_conditions() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -97,11 +98,8 @@ def _batches_in_loops() -> None:
     assert constant[0].tolist() == [2, 2]
 
 
-def test_batches_of_loops_loops_of_batches_and_conditions() -> None:
-    run_ranks(2, _batches_in_loops, framework="jax")
-
-
-def _arguments_and_results() -> None:
+@on_ranks(2, framework="jax")
+def test_arguments_that_are_donated_kept_or_sent() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -151,10 +149,6 @@ def _arguments_and_results() -> None:
     assert hvd.allreduce(jnp.asarray(1.0) if rank else 1.0, name="weak").dtype == jnp.float32
 
 
-def test_arguments_that_are_donated_kept_or_sent() -> None:
-    run_ranks(2, _arguments_and_results, framework="jax")
-
-
 def _threads() -> dict[int, list[float]]:
     import jax
     import jax.numpy as jnp
@@ -181,7 +175,8 @@ def test_programs_of_two_threads() -> None:
     assert run_ranks(2, _threads, framework="jax") == [want, want]
 
 
-def _refused_while_tracing() -> None:
+@on_ranks(2, framework="jax")
+def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -211,10 +206,6 @@ def _refused_while_tracing() -> None:
     for value in (jnp.ones(2, "float8_e5m2"), jnp.ones(2, "int4"), key):
         got = hvd.broadcast_object({"value": value})["value"]
         assert got.dtype == value.dtype
-
-
-def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
-    run_ranks(2, _refused_while_tracing, framework="jax")
 
 
 def _leaves_in_flight() -> None:

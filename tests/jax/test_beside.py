@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks
 
 
 def _input_workers() -> float:
@@ -32,7 +32,8 @@ def test_input_workers_that_are_forked_or_spawned_disturb_nothing() -> None:
     assert [outcome.value for outcome in outcomes] == [18.0, 18.0]
 
 
-def _uneven() -> tuple[list[float], int]:
+@on_ranks(2, framework="jax", returns=[([3.0, 3.0], 1), ([3.0, 3.0, 2.0], 1)])
+def test_ranks_that_joined_take_no_part() -> tuple[list[float], int]:
     import jax
     import jax.numpy as jnp
 
@@ -45,11 +46,8 @@ def _uneven() -> tuple[list[float], int]:
     return seen, last
 
 
-def test_ranks_that_joined_take_no_part() -> None:
-    assert run_ranks(2, _uneven, framework="jax") == [([3.0, 3.0], 1), ([3.0, 3.0, 2.0], 1)]
-
-
-def _with_torch() -> tuple[float, float]:
+@on_ranks(2, framework="jax", returns=[(1.0, 1.0)] * 2)
+def test_torch_and_jax_in_one_process() -> tuple[float, float]:
     import jax
     import jax.numpy as jnp
     import torch
@@ -62,7 +60,3 @@ def _with_torch() -> tuple[float, float]:
     handle = hvd_torch.allreduce_async(torch.full((3,), float(hvd.rank())), name="y", op=hvd.Sum)
     second = program(first + hvd.rank())
     return float(second[0]), float(hvd_torch.synchronize(handle)[0])
-
-
-def test_torch_and_jax_in_one_process() -> None:
-    assert run_ranks(2, _with_torch, framework="jax") == [(1.0, 1.0)] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 from jax_modes import with_64_bits
 
 
@@ -16,7 +16,9 @@ def _both_ways(function: Any, *args: Any) -> list[Any]:
     return [function(*args), jax.jit(lambda *args: function(*args))(*args)]
 
 
-def _each_collective() -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks(framework="jax")
+def test_each_collective_eagerly_and_in_a_program() -> None:
     import jax.numpy as jnp
     import numpy as np
 
@@ -44,12 +46,8 @@ def _each_collective() -> None:
     hvd.barrier()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_collective_eagerly_and_in_a_program(size: int) -> None:
-    run_ranks(size, _each_collective, framework="jax")
-
-
-def _compiles_of_many_lengths() -> int:
+@on_ranks(1, framework="jax", returns=[0])
+def test_lengths_that_vary_compile_nothing_that_would_stay() -> int:
     import jax
     import numpy as np
 
@@ -74,11 +72,8 @@ def _compiles_of_many_lengths() -> int:
     return unusual
 
 
-def test_lengths_that_vary_compile_nothing_that_would_stay() -> None:
-    assert run_ranks(1, _compiles_of_many_lengths, framework="jax") == [0]
-
-
-def _shapes_that_differ() -> None:
+@on_ranks(3, framework="jax")
+def test_numbers_of_rows_may_differ_eagerly() -> None:
     import jax.numpy as jnp
     import numpy as np
 
@@ -99,11 +94,8 @@ def _shapes_that_differ() -> None:
     assert list(received) == [r + 1 for r in range(size)]
 
 
-def test_numbers_of_rows_may_differ_eagerly() -> None:
-    run_ranks(3, _shapes_that_differ, framework="jax")
-
-
-def _trees() -> None:
+@on_ranks(2, framework="jax")
+def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -135,11 +127,8 @@ def _trees() -> None:
         hvd.allreduce(len)
 
 
-def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
-    run_ranks(2, _trees, framework="jax")
-
-
-def _resumed() -> None:
+@on_ranks(2, framework="jax")
+def test_numbers_are_broadcast_with_the_parameters() -> None:
     import flax.serialization
     import jax
     import jax.numpy as jnp
@@ -180,11 +169,8 @@ def _resumed() -> None:
     assert program(jnp.ones(1)) == 41
 
 
-def test_numbers_are_broadcast_with_the_parameters() -> None:
-    run_ranks(2, _resumed, framework="jax")
-
-
-def _dtypes() -> None:
+@on_ranks(2, framework="jax")
+def test_dtypes() -> None:
     import jax.numpy as jnp
     import numpy as np
 
@@ -214,11 +200,8 @@ def _dtypes() -> None:
         np.testing.assert_array_equal(got, np.ones(3))
 
 
-def test_dtypes() -> None:
-    run_ranks(2, _dtypes, framework="jax")
-
-
-def _keys() -> None:
+@on_ranks(2, framework="jax")
+def test_random_keys_are_broadcast_and_never_combined() -> None:
     import jax
     import numpy as np
 
@@ -238,11 +221,8 @@ def _keys() -> None:
         hvd.allreduce(state)
 
 
-def test_random_keys_are_broadcast_and_never_combined() -> None:
-    run_ranks(2, _keys, framework="jax")
-
-
-def _donated() -> None:
+@on_ranks(2, framework="jax")
+def test_donated_buffers() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -261,7 +241,3 @@ def _donated() -> None:
     z = jax.jit(lambda y: y + 1, donate_argnums=0)(y)
     np.testing.assert_allclose(z, kept + 1)
     hvd.barrier()
-
-
-def test_donated_buffers() -> None:
-    run_ranks(2, _donated, framework="jax")

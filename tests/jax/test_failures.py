@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 from horovod.errors import PeerLostError
 
@@ -56,7 +56,8 @@ def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
             assert "test_failures.py:2" in text
 
 
-def _wrong_places() -> None:
+@on_ranks(2, framework="jax")
+def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -86,10 +87,6 @@ def _wrong_places() -> None:
             jax.jit(lambda: hvd.allreduce(x, process_set=one))()
     else:
         assert jax.jit(lambda: hvd.allreduce(x, process_set=one))().sum() == 4
-
-
-def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
-    run_ranks(2, _wrong_places, framework="jax")
 
 
 def _loses_a_rank(size: int, what: str) -> None:
@@ -207,7 +204,8 @@ def test_several_local_devices() -> None:
     assert [outcome.exitcode for outcome in outcomes] == [0, 0], outcomes[0].text + outcomes[1].text
 
 
-def _interrupted() -> None:
+@on_ranks(2, framework="jax")
+def test_an_interrupt_in_a_program_is_one_outside_and_leaves_xlas_memory_alone() -> None:
     import threading
 
     import jax
@@ -245,7 +243,3 @@ def _interrupted() -> None:
         if hvd.rank() == 0:
             assert (result == 2).all()
         assert program(x).sum() == 2 * count
-
-
-def test_an_interrupt_in_a_program_is_one_outside_and_leaves_xlas_memory_alone() -> None:
-    run_ranks(2, _interrupted, framework="jax")

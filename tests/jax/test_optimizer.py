@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from heard import heard
 from jax_modes import with_64_bits
 
@@ -79,7 +79,9 @@ def test_ranks_train_as_one_process_does_and_have_the_same_bits(jit: bool) -> No
     assert all(bits == first for bits in others)
 
 
-def _accumulation(jit: bool) -> None:
+@pytest.mark.parametrize("jit", [False, True])
+@on_ranks(2, framework="jax")
+def test_accumulated_gradients_travel_once_a_step(jit: bool) -> None:
     import jax
     import optax
 
@@ -104,12 +106,8 @@ def _accumulation(jit: bool) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), alone, params)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_accumulated_gradients_travel_once_a_step(jit: bool) -> None:
-    run_ranks(2, _accumulation, jit, framework="jax")
-
-
-def _arguments() -> None:
+@on_ranks(2, framework="jax")
+def test_arguments_of_the_optimizer() -> None:
     import jax
     import jax.numpy as jnp
     import optax
@@ -142,10 +140,6 @@ def _arguments() -> None:
     for wrong, told in ((optax.sgd, "sgd, not called"), (0.1, "float")):
         with pytest.raises(RequestError, match=f"optimizer must be a transformation of optax.* Received: {told}"):
             hvd.DistributedOptimizer(wrong)
-
-
-def test_arguments_of_the_optimizer() -> None:
-    run_ranks(2, _arguments, framework="jax")
 
 
 def _without_broadcast(jit: bool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
 def _names(program: Any, *args: Any) -> list[str]:
@@ -23,7 +23,8 @@ def _names(program: Any, *args: Any) -> list[str]:
     return [record[0].name for record in records]
 
 
-def _naming() -> None:
+@on_ranks(1, framework="jax")
+def test_names_come_from_program_and_line_and_are_numbered() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -60,10 +61,6 @@ def _naming() -> None:
     # A compiled program holds nothing of what it was compiled from.
     unused = jax.jit(lambda x: (hvd.allreduce(x), x)[1])
     assert _names(unused, x) == []
-
-
-def test_names_come_from_program_and_line_and_are_numbered() -> None:
-    run_ranks(1, _naming, framework="jax")
 
 
 def _order(rank_matters: bool) -> list[str]:
@@ -111,7 +108,9 @@ def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ(way:
         assert names == [f"allreduce.part{i}" for i in range(8)]
 
 
-def _ways(way: str) -> None:
+@pytest.mark.parametrize("way", ["_directly", "_through_buffers", "_through_arrays"])
+@on_ranks(2, framework="jax")
+def test_each_way_into_a_program(way: str) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -147,12 +146,8 @@ def _ways(way: str) -> None:
         lowering.register()
 
 
-@pytest.mark.parametrize("way", ["_directly", "_through_buffers", "_through_arrays"])
-def test_each_way_into_a_program(way: str) -> None:
-    run_ranks(2, _ways, way, framework="jax")
-
-
-def _gpus() -> list[bool]:
+@on_ranks(1, framework="jax", returns=[[True, False, False, False, False, False]])
+def test_ranks_that_nobody_gave_a_gpu_are_told_once_per_host() -> list[bool]:
     from horovod.jax.gpus import is_left_to_chance
 
     cases: list[tuple[int, str, str, dict[str, str]]] = [
@@ -164,10 +159,6 @@ def _gpus() -> list[bool]:
         (1, "gpu", "all", {"XLA_PYTHON_CLIENT_PREALLOCATE": "False"}),
     ]
     return [is_left_to_chance(*case) for case in cases]
-
-
-def test_ranks_that_nobody_gave_a_gpu_are_told_once_per_host() -> None:
-    assert run_ranks(1, _gpus, framework="jax") == [[True, False, False, False, False, False]]
 
 
 def _kept_on_disk(folder: str, values: list[float]) -> list[float]:
@@ -226,7 +217,8 @@ def test_a_program_of_a_job_of_another_size_is_compiled_anew() -> None:
     assert run_ranks(2, both, init=False, framework="jax") == [[4.0, 2.0]] * 2
 
 
-def _straight() -> None:
+@on_ranks(1, init=False, framework="jax")
+def test_results_are_made_where_xla_wants_them() -> None:
     import numpy as np
 
     from horovod.jax.calls import _Into
@@ -236,7 +228,3 @@ def _straight() -> None:
     assert into.empty((2,), "float32", None) is ours
     assert into.empty((1,), "float32", None).shape == (1,)
     assert not hasattr(into, "over"), "the engine would make the result in memory of its own, to be copied"
-
-
-def test_results_are_made_where_xla_wants_them() -> None:
-    run_ranks(1, _straight, init=False, framework="jax")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 CASES: dict[str, Any] = {
     "average": lambda hvd, x: hvd.allreduce(x),
@@ -24,7 +24,8 @@ CASES: dict[str, Any] = {
 }
 
 
-def _gradients_as_in_torch() -> None:
+@on_ranks(2, framework="jax")
+def test_gradients_are_those_of_torch() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -48,11 +49,8 @@ def _gradients_as_in_torch() -> None:
             np.testing.assert_allclose(gradient(values), tensor.grad.numpy(), rtol=1e-5, err_msg=what)
 
 
-def test_gradients_are_those_of_torch() -> None:
-    run_ranks(2, _gradients_as_in_torch, framework="jax")
-
-
-def _uneven_gradients() -> None:
+@on_ranks(3, framework="jax")
+def test_gradients_of_uneven_rows() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -73,11 +71,8 @@ def _uneven_gradients() -> None:
     np.testing.assert_allclose(got, 3 * rows**2, rtol=1e-6)
 
 
-def test_gradients_of_uneven_rows() -> None:
-    run_ranks(3, _uneven_gradients, framework="jax")
-
-
-def _modes() -> None:
+@on_ranks(2, framework="jax")
+def test_forward_mode_second_order_and_batches() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -107,11 +102,8 @@ def _modes() -> None:
         jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(jnp.ones((2, 2)))
 
 
-def test_forward_mode_second_order_and_batches() -> None:
-    run_ranks(2, _modes, framework="jax")
-
-
-def _control_flow() -> None:
+@on_ranks(2, framework="jax")
+def test_loops_and_branches() -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -144,11 +136,8 @@ def _control_flow() -> None:
     np.testing.assert_allclose(compiled(x), [1.5, 2.5])
 
 
-def test_loops_and_branches() -> None:
-    run_ranks(2, _control_flow, framework="jax")
-
-
-def _twice() -> None:
+@on_ranks(3, framework="jax")
+def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
     """Two calls of one name, or of one line, in one program: each gets its own result and its own gradient."""
     import jax
     import jax.numpy as jnp
@@ -204,7 +193,3 @@ def _twice() -> None:
         for function, want in cases:
             for way in (function, jax.jit(function)):
                 jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(way(x, y)), jax.tree.leaves(want))
-
-
-def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
-    run_ranks(3, _twice, framework="jax")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 from heard import heard
 
 
@@ -72,7 +72,9 @@ def test_one_callback_serves_one_model_after_another(ranks: Callable[..., list[A
     assert ranks(_again) == [[True] * 4] * 2
 
 
-def _two_optimizers() -> tuple[list[bool], list[str]]:
+@pytest.mark.slow
+@on_ranks(2, framework="keras-tensorflow", returns=[([True, True], [])] * 2)
+def test_models_with_optimizers_of_their_own_begin_alike_too() -> tuple[list[bool], list[str]]:
     import keras
     import tensorflow as tf
     from keras_models import data, fit, is_same_everywhere
@@ -101,11 +103,6 @@ def _two_optimizers() -> tuple[list[bool], list[str]]:
         pair.compile()
         fit(pair, epochs=1)
     return [is_same_everywhere(part.weights) for part in pair.parts], told
-
-
-@pytest.mark.slow
-def test_models_with_optimizers_of_their_own_begin_alike_too() -> None:
-    assert run_ranks(2, _two_optimizers, framework="keras-tensorflow") == [([True, True], [])] * 2
 
 
 def _missing() -> list[str]:

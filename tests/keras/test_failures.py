@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 from heard import heard
 
 
@@ -40,7 +40,8 @@ def test_a_rank_that_is_killed_ends_the_fit_of_the_others(backend: str) -> None:
     assert "SIGKILL" in text
 
 
-def _lost() -> None:
+@on_ranks(2, framework="keras-jax")
+def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> None:
     import keras
     import numpy as np
 
@@ -56,10 +57,6 @@ def _lost() -> None:
         variable.value.delete()
         with pytest.raises(RequestError, match="rank 1 has no values to broadcast"):
             hvd.broadcast(variable, root_rank=1, name="lost")
-
-
-def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> None:
-    run_ranks(2, _lost, framework="keras-jax")
 
 
 def _interrupted() -> list[str]:

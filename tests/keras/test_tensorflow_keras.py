@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from commands import run
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
 def _data() -> tuple[Any, Any]:
@@ -121,7 +121,9 @@ def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> None:
     assert run_ranks(2, _use, tmp_path, framework="tf_keras") == [[0.4, False, True, 8, [-0.5], 1.0]] * 2
 
 
-def _mixed() -> list[Any]:
+@pytest.mark.slow
+@on_ranks(2, framework="tf_keras", returns=[[True, 2.0**14, True, 2.0**14]] * 2)
+def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> list[Any]:
     import tensorflow as tf
 
     import horovod.tensorflow.keras as hvd
@@ -146,11 +148,6 @@ def _mixed() -> list[Any]:
     return found
 
 
-@pytest.mark.slow
-def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> None:
-    assert run_ranks(2, _mixed, framework="tf_keras") == [[True, 2.0**14, True, 2.0**14]] * 2
-
-
 def test_keras_3_is_there_without_tf_keras(tmp_path: Path) -> None:
     program = """
 import sys
@@ -168,7 +165,9 @@ except ImportError as error:
     assert "hvd.SyncBatchNormalization needs tf.keras" in output
 
 
-def _keras_3() -> list[Any]:
+@pytest.mark.slow
+@on_ranks(2, framework="keras-tensorflow", returns=[[True, True]] * 2)
+def test_keras_3_is_tf_keras_by_default() -> list[Any]:
     import keras
     import tensorflow as tf
 
@@ -185,11 +184,6 @@ def _keras_3() -> list[Any]:
         found.append(all(other == own for other in hvd.allgather_object(own)))
     assert issubclass(hvd.callbacks.MetricAverageCallback, keras.callbacks.Callback)
     return found
-
-
-@pytest.mark.slow
-def test_keras_3_is_tf_keras_by_default() -> None:
-    assert run_ranks(2, _keras_3, framework="keras-tensorflow") == [[True, True]] * 2
 
 
 def _batch_norm(folder: Path) -> list[bool]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.errors import DeadlockError
 
@@ -162,7 +162,8 @@ def _once(follow: Callable[[], None]) -> str:
     return str(caught.value)
 
 
-def _another_thread_may_come() -> int:
+@on_ranks(SIZE, env=PROOF, returns=[SIZE] * SIZE)
+def test_no_proof_while_another_thread_may_come() -> int:
     import horovod.numpy as hvd
 
     mine, others = ("y", "x") if hvd.rank() else ("x", "y")
@@ -176,7 +177,3 @@ def _another_thread_may_come() -> int:
     hvd.allreduce(np.ones(3), name=mine)
     thread.join()
     return hvd.size()
-
-
-def test_no_proof_while_another_thread_may_come() -> None:
-    assert run_ranks(SIZE, _another_thread_may_come, env=PROOF) == [SIZE] * SIZE

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import run
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 PROBE = """
 import json, sys
@@ -175,7 +175,8 @@ def test_weights_are_updated_on_the_host_and_read_again_after_an_upload() -> Non
         assert values == pytest.approx([first, second, 95.0], rel=1e-6)
 
 
-def _odd() -> None:
+@on_ranks(1, init=False)
+def test_sessions_that_are_odd_are_told_apart() -> None:
     import horovod.popart as hvd
 
     hvd.init()
@@ -201,7 +202,3 @@ def _odd() -> None:
     hvd.DistributedOptimizer(None, early, Options()).insert_host_allreduce()
     with pytest.raises(RuntimeError, match="was loaded before it was stored"):
         early.callbacks["gradientLoad__FinalReducedGradient___u", 0](0)
-
-
-def test_sessions_that_are_odd_are_told_apart() -> None:
-    run_ranks(1, _odd, init=False)

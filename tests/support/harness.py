@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -217,15 +219,9 @@ class Ranks:
     """
 
     def __init__(
-        self,
-        size: int,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        env: dict[str, str] | None = None,
-        init: bool = True,
-        framework: str = "torch",
-        hosts: Sequence[int] = (),
-    ) -> None:
+        self, size: int, function: Callable[..., Any], args: Sequence[Any] = (), env: dict[str, str] | None = None,
+        init: bool = True, framework: str = "torch", hosts: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         environments, payload = _environments(size, env, hosts), _pack(function, args)
         self.size = size
         self._meeting = contextlib.ExitStack()
@@ -376,3 +372,28 @@ def run_ranks(
         report = "\n".join(f"--- rank {o.rank}, exit code {o.exitcode}\n{o.text}" for o in failed)
         raise AssertionError(f"{len(failed)} of {size} ranks failed\n{report}")
     return [outcome.value for outcome in outcomes]
+
+
+def on_ranks(size: int = 0, returns: list[Any] | None = None, **options: Any) -> Callable[..., Callable[..., None]]:
+    """Return a decorator that has a test run on ranks, each of which calls it; see ``run_ranks``.
+
+    Args:
+        size: number of ranks; without it the test has a parameter ``ranks`` more.
+        returns: what the ranks must return, in their order.
+        **options: of ``run_ranks``.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(**arguments: Any) -> None:
+            ranks = size or arguments.pop("ranks")
+            results = run_ranks(ranks, function, *arguments.values(), **options)
+            assert returns is None or results == returns
+
+        own = inspect.signature(function)
+        more = [] if size else [inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        test.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
+        del test.__wrapped__  # type: ignore[attr-defined]  # else pytest would not see that this starts processes
+        return test
+
+    return decorate

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 
-def _averages(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function", "jit"])
+@on_ranks(3, framework="tensorflow")
+def test_equal_tensors_average_to_themselves(mode: str) -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -39,12 +41,8 @@ def _averages(mode: str) -> None:
         np.testing.assert_array_equal(rows, x[own])
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "jit"])
-def test_equal_tensors_average_to_themselves(mode: str) -> None:
-    run_ranks(3, _averages, mode, framework="tensorflow")
-
-
-def _rows_of_some_ranks() -> None:
+@on_ranks(3, framework="tensorflow")
+def test_rows_that_some_ranks_lack_count_as_zeros_there() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -56,11 +54,8 @@ def _rows_of_some_ranks() -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(average), wanted, rtol=1e-6)
 
 
-def test_rows_that_some_ranks_lack_count_as_zeros_there() -> None:
-    run_ranks(3, _rows_of_some_ranks, framework="tensorflow")
-
-
-def _scaled_derivatives() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_factors_of_derivatives_keep_all_their_digits() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -71,7 +66,3 @@ def _scaled_derivatives() -> None:
         rows = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=0.1)
     # A factor that went through float32 would be 0.10000000149.
     np.testing.assert_allclose(tape.gradient(rows, x), [0.2, 0.2], rtol=1e-15)
-
-
-def test_factors_of_derivatives_keep_all_their_digits() -> None:
-    run_ranks(2, _scaled_derivatives, framework="tensorflow")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks
 
 
-def _registry() -> None:
+@on_ranks(1, framework="tensorflow")
+def test_the_registry_answers_those_who_have_the_key() -> None:
     from horovod.errors import LaunchError
     from horovod.tensorflow.data.registry import ComputeClient, ComputeService
 
@@ -54,10 +55,6 @@ def _registry() -> None:
     with pytest.raises(LaunchError, match="no data service answers"):
         late.shutdown()
     late.wait_for_shutdown()
-
-
-def test_the_registry_answers_those_who_have_the_key() -> None:
-    run_ranks(1, _registry, framework="tensorflow")
 
 
 def _compute(file: str, arguments: list[str]) -> None:

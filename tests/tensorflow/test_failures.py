@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 from horovod.bindings.compression import BucketCompressor
 
@@ -45,30 +45,8 @@ def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
         assert f"rank 1: [3]  allreduce at {__file__}:{line}" in text
 
 
-def _wrong(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
-    def run(function: Any) -> None:
-        (tf.function(function) if mode == "function" else function)(tf.ones([3]))
-
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="splits"):
-        run(lambda x: hvd.alltoall(x, splits=[1, 5]))
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="root"):
-        run(lambda x: hvd.broadcast(x, 9))
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="keeps a state for each bucket"):
-        run(lambda x: hvd.allreduce(x, compression=BucketCompressor()))
-    with pytest.raises(TypeError, match="string"):
-        run(lambda x: hvd.allreduce(tf.constant("text")))
-    for odd in (tf.ragged.constant([[1.0], [1.0, 2.0]]), tf.sparse.from_dense([[1.0, 0.0]])):
-        with pytest.raises(ValueError, match="cannot be sent as it is"):
-            run(lambda x, odd=odd: hvd.allreduce(odd))
-    with pytest.raises(ValueError, match="op must be"):
-        run(lambda x: hvd.allreduce(x, op=99))
-
-
-def _removed_set() -> None:
+@on_ranks(1, framework="tensorflow")
+def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -87,11 +65,8 @@ def _removed_set() -> None:
         hvd.size_op(77)
 
 
-def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
-    run_ranks(1, _removed_set, framework="tensorflow")
-
-
-def _wrong_in_converted_code() -> None:
+@on_ranks(1, init=False, framework="tensorflow")
+def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -113,13 +88,29 @@ def _wrong_in_converted_code() -> None:
     assert isinstance(wrong.value, ValueError)
 
 
-def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
-    run_ranks(1, _wrong_in_converted_code, init=False, framework="tensorflow")
-
-
 @pytest.mark.parametrize("mode", ["eager", "function"])
+@on_ranks(2, framework="tensorflow")
 def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
-    run_ranks(2, _wrong, mode, framework="tensorflow")
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    def run(function: Any) -> None:
+        (tf.function(function) if mode == "function" else function)(tf.ones([3]))
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="splits"):
+        run(lambda x: hvd.alltoall(x, splits=[1, 5]))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="root"):
+        run(lambda x: hvd.broadcast(x, 9))
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="keeps a state for each bucket"):
+        run(lambda x: hvd.allreduce(x, compression=BucketCompressor()))
+    with pytest.raises(TypeError, match="string"):
+        run(lambda x: hvd.allreduce(tf.constant("text")))
+    for odd in (tf.ragged.constant([[1.0], [1.0, 2.0]]), tf.sparse.from_dense([[1.0, 0.0]])):
+        with pytest.raises(ValueError, match="cannot be sent as it is"):
+            run(lambda x, odd=odd: hvd.allreduce(odd))
+    with pytest.raises(ValueError, match="op must be"):
+        run(lambda x: hvd.allreduce(x, op=99))
 
 
 def _more_variables(mode: str) -> str:
@@ -152,7 +143,8 @@ def test_ranks_with_other_numbers_of_variables_do_not_wait_for_each_other(mode: 
             assert "One rank had [2], another had [1], in broadcast 'broadcast_variables.number_of_variables" in text
 
 
-def _not_initialized() -> None:
+@on_ranks(1, init=False, framework="tensorflow")
+def test_calls_before_init_say_so() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -162,10 +154,6 @@ def _not_initialized() -> None:
     with pytest.raises(ValueError, match=r"hvd\.init"):
         hvd.size()
     assert int(hvd.process_set_included_op()) == -1
-
-
-def test_calls_before_init_say_so() -> None:
-    run_ranks(1, _not_initialized, init=False, framework="tensorflow")
 
 
 def _until_somebody_dies(mode: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
 def _trains(mode: str, broadcast: str) -> list[str]:
@@ -65,7 +65,8 @@ def test_a_loop_that_broadcasts_before_or_after_its_first_step_is_fine(mode: str
     assert run_ranks(2, _trains, mode, broadcast, framework="tensorflow") == [[], []]
 
 
-def _accumulates_before_it_broadcasts() -> list[str]:
+@on_ranks(2, framework="tensorflow", returns=[[], []])
+def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -89,10 +90,6 @@ def _accumulates_before_it_broadcasts() -> list[str]:
     finally:
         logger.warning = warning
     return said
-
-
-def test_passes_of_the_first_step_may_come_before_the_broadcast() -> None:
-    assert run_ranks(2, _accumulates_before_it_broadcasts, framework="tensorflow") == [[], []]
 
 
 def _joins_after_one_step(in_graph: bool) -> float:

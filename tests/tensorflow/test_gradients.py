@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
-def _gradients(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+@on_ranks(2, framework="tensorflow")
+def test_derivatives_follow_the_conventions(mode: str) -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -56,12 +58,8 @@ def _gradients(mode: str) -> None:
     np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Product)), others * sum_weight)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_derivatives_follow_the_conventions(mode: str) -> None:
-    run_ranks(2, _gradients, mode, framework="tensorflow")
-
-
-def _second() -> float:
+@on_ranks(2, framework="tensorflow", returns=[18.0, 18.0])
+def test_a_derivative_can_be_differentiated() -> float:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -74,10 +72,6 @@ def _second() -> float:
             y = hvd.allreduce(x * x * x)
         slope = inner.gradient(y, x)
     return float(outer.gradient(slope, x))
-
-
-def test_a_derivative_can_be_differentiated() -> None:
-    assert run_ranks(2, _second, framework="tensorflow") == [18.0, 18.0]
 
 
 def _normalizes(size: int) -> tuple[Any, Any, Any, Any]:

@@ -6,10 +6,11 @@ import threading
 from typing import Any
 
 import numpy as np
-from harness import run_ranks
+from harness import on_ranks
 
 
-def _one_node_with_many_shapes() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_one_node_takes_one_shape_after_the_other_from_several_threads() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -36,11 +37,8 @@ def _one_node_with_many_shapes() -> None:
             np.testing.assert_array_equal(result.numpy(), np.full(shape, 3.0))
 
 
-def test_one_node_takes_one_shape_after_the_other_from_several_threads() -> None:
-    run_ranks(2, _one_node_with_many_shapes, framework="tensorflow")
-
-
-def _sessions_with_threads_of_their_own() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_threads_of_sessions_come_and_go() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -53,11 +51,8 @@ def _sessions_with_threads_of_their_own() -> None:
                 assert session.run(total) == [2.0 + 2 * turn]
 
 
-def test_threads_of_sessions_come_and_go() -> None:
-    run_ranks(2, _sessions_with_threads_of_their_own, framework="tensorflow")
-
-
-def _calms() -> None:
+@on_ranks(1, framework="tensorflow")
+def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:
     import types
     from unittest import mock
 
@@ -93,7 +88,3 @@ def _calms() -> None:
         assert eager_context.context_safe() is None
         assert eager_context.context() is made
         assert made._config.experimental.disable_thread_spinning
-
-
-def test_idle_threads_of_a_rank_with_one_core_do_not_look_for_work() -> None:
-    run_ranks(1, _calms, framework="tensorflow")

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 from horovod.bindings.compression import BucketCompressor
 
 
-def _tape() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -42,10 +43,6 @@ def _tape() -> None:
     assert [float(tf.reduce_sum(grad)) for grad in twice.gradient(y, [a, b])] == [9.0, rank + 1.0]
 
 
-def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
-    run_ranks(2, _tape, framework="tensorflow")
-
-
 def _gradients_of_some_ranks(mode: str) -> tuple[str, list[float]]:
     import tensorflow as tf
 
@@ -72,7 +69,8 @@ def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(mode: str
         assert zeros == [(3.0 + 1.0) / 2, 2.0 / 2]
 
 
-def _old_names() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_names_that_scripts_take_from_inside_are_there() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -94,11 +92,9 @@ def _old_names() -> None:
     assert LocalGradientAggregationHelperEager(1, reduce, False, False).backward_passes_per_step == 1
 
 
-def test_names_that_scripts_take_from_inside_are_there() -> None:
-    run_ranks(2, _old_names, framework="tensorflow")
-
-
-def _with_torch() -> list[float]:
+@pytest.mark.slow
+@on_ranks(2, framework="tensorflow", returns=[[1.5, 1.0] * 3] * 2)
+def test_torch_and_tensorflow_share_one_engine_in_one_process() -> list[float]:
     import tensorflow as tf
     import torch
 
@@ -117,12 +113,8 @@ def _with_torch() -> list[float]:
     return found
 
 
-@pytest.mark.slow
-def test_torch_and_tensorflow_share_one_engine_in_one_process() -> None:
-    assert run_ranks(2, _with_torch, framework="tensorflow") == [[1.5, 1.0] * 3] * 2
-
-
-def _layers() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_local_layers_keep_their_gradients() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -144,11 +136,8 @@ def _layers() -> None:
         hvd.PartialDistributedGradientTape(plain, local_layers=[x])
 
 
-def test_local_layers_keep_their_gradients() -> None:
-    run_ranks(2, _layers, framework="tensorflow")
-
-
-def _settings() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -196,11 +185,9 @@ def _settings() -> None:
     assert second is None
 
 
-def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:
-    run_ranks(2, _settings, framework="tensorflow")
-
-
-def _aggregates(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@on_ranks(2, framework="tensorflow")
+def test_several_passes_make_one_step(mode: str) -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -243,12 +230,8 @@ def _aggregates(mode: str) -> None:
         LocalGradientAggregationHelperEager(0, reduce, False, True)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_several_passes_make_one_step(mode: str) -> None:
-    run_ranks(2, _aggregates, mode, framework="tensorflow")
-
-
-def _adasum() -> list[float]:
+@on_ranks(2, framework="tensorflow", returns=[[-1.0, -1.0]] * 2)
+def test_adasum_combines_the_steps_of_the_ranks() -> list[float]:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -264,12 +247,8 @@ def _adasum() -> list[float]:
             return list(session.run(weights))
 
 
-def test_adasum_combines_the_steps_of_the_ranks() -> None:
-    # Steps at right angles to each other are added.
-    assert run_ranks(2, _adasum, framework="tensorflow") == [[-1.0, -1.0]] * 2
-
-
-def _wrapper() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_an_optimizer_of_version_one_keeps_its_methods() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -293,11 +272,9 @@ def _wrapper() -> None:
     assert found == [-0.5, 1 - (hvd.rank() + 1) / 2]
 
 
-def test_an_optimizer_of_version_one_keeps_its_methods() -> None:
-    run_ranks(2, _wrapper, framework="tensorflow")
-
-
-def _state(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@on_ranks(2, framework="tensorflow")
+def test_variables_and_objects_are_made_the_same(mode: str) -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -322,11 +299,6 @@ def _state(mode: str) -> None:
         hvd.broadcast_global_variables(0)
     assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
     assert hvd.broadcast_object_fn(root_rank=1, name="again")(rank) == 1
-
-
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_variables_and_objects_are_made_the_same(mode: str) -> None:
-    run_ranks(2, _state, mode, framework="tensorflow")
 
 
 def _exports(folder: str) -> float:

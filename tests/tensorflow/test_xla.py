@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 
-def _compiled() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_programs_of_xla_hold_collectives_and_their_derivatives() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -30,10 +31,6 @@ def _compiled() -> None:
     np.testing.assert_allclose(of_root, np.full(5, 2.0))
     np.testing.assert_allclose(rows, np.full(3 - rank, 3.0))
     assert int(size) == 2
-
-
-def test_programs_of_xla_hold_collectives_and_their_derivatives() -> None:
-    run_ranks(2, _compiled, framework="tensorflow")
 
 
 def _trains() -> list[float]:
@@ -62,7 +59,8 @@ def test_a_compiled_step_gives_all_ranks_the_same_weights() -> None:
     np.testing.assert_allclose(first, [0.0, 0.0, 0.7**3, 0.4**3, 2 * 0.7**3, 2 * 0.4**3], rtol=1e-6)
 
 
-def _refused() -> None:
+@on_ranks(2, framework="tensorflow")
+def test_what_xla_cannot_hold_says_what_to_do_instead() -> None:
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
@@ -80,7 +78,3 @@ def _refused() -> None:
 
     with pytest.raises(tf.errors.InternalError, match=r"rank 0: \[3\](.|\n)*rank 1: \[4\]"):
         reduce(tf.ones([3 + hvd.rank()]))
-
-
-def test_what_xla_cannot_hold_says_what_to_do_instead() -> None:
-    run_ranks(2, _refused, framework="tensorflow")

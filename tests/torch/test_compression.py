@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 from horovod.errors import RequestError
@@ -56,7 +56,8 @@ def _train(steps: int, compression: Any, saved: Any = None, **options: Any) -> l
     return found
 
 
-def _with_state() -> None:
+@on_ranks(3)
+def test_a_compressor_keeps_a_state_for_each_bucket() -> None:
     compression = Halves()
     found = _train(6, compression, op=hvd.Sum)
     # Each element gets its own share in one step and two shares in the next.
@@ -69,11 +70,8 @@ def _with_state() -> None:
     assert compression.state_dict()["buckets"][bucket][1]["step"] == 6
 
 
-def test_a_compressor_keeps_a_state_for_each_bucket() -> None:
-    run_ranks(3, _with_state)
-
-
-def _without() -> None:
+@on_ranks(2)
+def test_missing_gradients_are_known_without_being_compressed() -> None:
     """A parameter that has a gradient on one rank has it on all; one without gradients anywhere has none."""
     model = _model()
     unused = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
@@ -91,10 +89,6 @@ def _without() -> None:
             optimizer.step()
 
 
-def test_missing_gradients_are_known_without_being_compressed() -> None:
-    run_ranks(2, _without)
-
-
 class Doubled:
     """Horovod's kind: two functions, on an object as well as on a class."""
 
@@ -106,7 +100,8 @@ class Doubled:
         return tensor / 2
 
 
-def _alike() -> None:
+@on_ranks(2)
+def test_included_ones_and_those_of_two_functions() -> None:
     want = _train(3, hvd.Compression.none)
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16, Doubled()):
         for grads, other in zip(_train(3, compression), want, strict=True):
@@ -114,11 +109,8 @@ def _alike() -> None:
                 assert torch.equal(got, expected), (compression, got, expected)
 
 
-def test_included_ones_and_those_of_two_functions() -> None:
-    run_ranks(2, _alike)
-
-
-def _misused() -> None:
+@on_ranks(1)
+def test_where_a_state_has_no_place() -> None:
     model, compression = _model(), Halves()
 
     def wrap(**options: Any) -> Any:
@@ -135,10 +127,6 @@ def _misused() -> None:
     del kept
     with pytest.raises(RequestError, match="this state is of the compressor 'other', not of 'halves'"):
         compression.load_state_dict({"name": "other"})
-
-
-def test_where_a_state_has_no_place() -> None:
-    run_ranks(1, _misused)
 
 
 class Normed(BucketCompressor):
@@ -170,7 +158,8 @@ def _two_buckets(compression: Any) -> tuple[Any, list[Any]]:
     return hvd.DistributedOptimizer(plain, compression=compression, op=hvd.Sum, groups=groups), parameters
 
 
-def _norms() -> None:
+@on_ranks(2)
+def test_named_collectives_of_a_compressor_pair_by_bucket() -> None:
     optimizer, parameters = _two_buckets(Normed())
     for _ in range(3):
         optimizer.zero_grad()
@@ -183,11 +172,8 @@ def _norms() -> None:
             optimizer.step()
 
 
-def test_named_collectives_of_a_compressor_pair_by_bucket() -> None:
-    run_ranks(2, _norms)
-
-
-def _wrong_compressors() -> None:
+@on_ranks(2)
+def test_wrong_compressors_are_named() -> None:
     def step(compression: Any) -> None:
         optimizer, parameters = _two_buckets(compression)
         for parameter in parameters:
@@ -208,11 +194,8 @@ def _wrong_compressors() -> None:
         step(wrong)
 
 
-def test_wrong_compressors_are_named() -> None:
-    run_ranks(2, _wrong_compressors)
-
-
-def _in_other_order() -> None:
+@on_ranks(2)
+def test_a_state_of_other_places_of_parameters_is_not_used() -> None:
     saved: Any = None
     for order in ("abcd", "acbd"):
         parameters = {name: torch.nn.Parameter(torch.ones(16)) for name in "abcd"}
@@ -230,10 +213,6 @@ def _in_other_order() -> None:
         saved = compression.state_dict()
     # Backward comes to b and c in another order, so the bucket has the same name and length, and not the same elements.
     assert {name: state["step"] for name, (_, state) in saved["buckets"].items()} == {"bucket0[d..a]": 1}
-
-
-def test_a_state_of_other_places_of_parameters_is_not_used() -> None:
-    run_ranks(2, _in_other_order)
 
 
 def test_a_state_of_another_length_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

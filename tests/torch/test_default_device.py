@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 
 
-def everything() -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks()
+def test_the_default_device_does_not_matter() -> None:
     """With a default device on which nothing can be computed."""
     size = hvd.size()
     x = torch.ones(2 * size, 3, device="cpu")
@@ -42,8 +44,3 @@ def everything() -> None:
         hvd.broadcast_optimizer_state(optimizer, 0)
         if size > 1:
             model.train()(x.new_ones(5, 4) * (1 + hvd.rank())).sum().backward()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_default_device_does_not_matter(ranks: int) -> None:
-    run_ranks(ranks, everything)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 from horovod.errors import MismatchError, RequestError
@@ -63,16 +63,13 @@ def test_different_sets_of_parameters_are_an_error_on_every_rank() -> None:
         assert "\n  only rank 1 has: tensor 2, tensor 3" in text
 
 
-def parameters_of_a_pair() -> float:
+@on_ranks(3, returns=[2.0, 1.0, 2.0])
+def test_parameters_of_a_process_set() -> float:
     pair = hvd.add_process_set([0, 2])
     tensor = torch.full((3,), float(hvd.rank()))
     if pair.included():
         hvd.broadcast_parameters({"a": tensor}, 2, process_set=pair)
     return float(tensor[0])
-
-
-def test_parameters_of_a_process_set() -> None:
-    assert run_ranks(3, parameters_of_a_pair) == [2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +154,9 @@ def test_optimizer_state_becomes_that_of_the_root_without_a_step(name: str, who:
     assert bool(first["state"]) == (0 in who and name != "sgd")
 
 
-def missing_gradients() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+@on_ranks()
+def test_missing_gradients_become_zeros_before_the_first_step() -> None:
     """The state of an optimizer without a step, after ``broadcast_optimizer_state``."""
     model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     model[2].bias.requires_grad_(False)
@@ -183,12 +182,8 @@ def missing_gradients() -> None:
     assert embedding.weight.grad is None  # only where there was no state
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_missing_gradients_become_zeros_before_the_first_step(ranks: int) -> None:
-    run_ranks(ranks, missing_gradients)
-
-
-def keeps_tensors() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_tensors_that_fit_are_overwritten_in_place() -> bool:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1 * (hvd.rank() + 1)))
     model(torch.randn(4, 3)).sum().backward()
@@ -196,10 +191,6 @@ def keeps_tensors() -> bool:
     rate, average = optimizer.param_groups[0]["lr"], optimizer.state[model.weight]["exp_avg"]
     hvd.broadcast_optimizer_state(optimizer, 0)
     return rate is optimizer.param_groups[0]["lr"] and average is optimizer.state[model.weight]["exp_avg"]
-
-
-def test_tensors_that_fit_are_overwritten_in_place() -> None:
-    assert run_ranks(2, keeps_tensors) == [True] * 2
 
 
 def misfits() -> list[str]:
@@ -232,15 +223,12 @@ def test_what_is_no_optimizer_is_an_error_at_the_call(given: Any, text: str) -> 
     assert text in str(caught.value)
 
 
-def lbfgs_of_the_root() -> None:
+@on_ranks(2)
+def test_lbfgs_is_refused_on_every_rank() -> None:
     kind = torch.optim.LBFGS if hvd.rank() == 0 else torch.optim.SGD
     with pytest.raises(ValueError, match="LBFGS cannot be broadcast"):
         hvd.broadcast_optimizer_state(kind([torch.nn.Parameter(torch.zeros(1))]), 0)
     hvd.barrier()
-
-
-def test_lbfgs_is_refused_on_every_rank() -> None:
-    run_ranks(2, lbfgs_of_the_root)
 
 
 def objects() -> list[Any]:
@@ -268,13 +256,10 @@ def test_objects_travel() -> None:
     assert second == common
 
 
-def alone() -> list[Any]:
+@on_ranks(1, returns=[[5, [6]]])
+def test_one_rank_alone() -> list[Any]:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.Adam([parameter])
     hvd.broadcast_parameters([parameter], 0)
     hvd.broadcast_optimizer_state(optimizer, 0)
     return [hvd.broadcast_object(5), hvd.allgather_object(6)]
-
-
-def test_one_rank_alone() -> None:
-    assert run_ranks(1, alone) == [[5, [6]]]

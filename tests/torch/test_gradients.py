@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 
 import horovod.torch as hvd
 
@@ -114,21 +114,6 @@ def test_ties_share_and_zeros_in_products_are_right() -> None:
     assert second == ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])
 
 
-def twice(case: str) -> str:
-    x = tensor(hvd.rank(), 6).requires_grad_()
-    (grad,) = torch.autograd.grad(CASES[case][0](x).square().sum(), x, create_graph=True)
-    try:
-        grad.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("case", ["sum", "allgather", "broadcast", "alltoall", "reducescatter sum"])
-def test_a_second_derivative_is_refused(case: str) -> None:
-    assert all("once_differentiable" in text for text in run_ranks(2, twice, case))
-
-
 def compressed() -> list[Any]:
     x = torch.full((3,), 0.1, requires_grad=True)
     found = []
@@ -149,15 +134,12 @@ def test_compression_casts_and_is_differentiable() -> None:
             assert slopes == [3.0] * 3
 
 
-def fast_path() -> list[bool]:
+@on_ranks(2, returns=[[False, True, False]] * 2)
+def test_no_graph_is_built_where_nobody_wants_one() -> list[bool]:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         quiet = hvd.allreduce(x)
     return [quiet.requires_grad, hvd.allreduce(x).requires_grad, hvd.allreduce(x.detach()).requires_grad]
-
-
-def test_no_graph_is_built_where_nobody_wants_one() -> None:
-    assert run_ranks(2, fast_path) == [[False, True, False]] * 2
 
 
 def sparse(op: int) -> torch.Tensor:

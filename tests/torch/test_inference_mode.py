@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 
@@ -58,11 +58,8 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def check(name: str) -> None:
-    CHECKS[name]()
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_inference_mode(name: str, ranks: int) -> None:
-    run_ranks(ranks, check, name)
+@on_ranks()
+def test_inference_mode(name: str) -> None:
+    CHECKS[name]()

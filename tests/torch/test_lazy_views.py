@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 from horovod.torch.adapter import TorchAdapter
 
 
-def conjugated_and_negated() -> None:
+@on_ranks(2)
+def test_a_view_that_is_conjugated_or_negated_when_it_is_read_is_sent_as_its_reader_sees_it() -> None:
     rank, size = hvd.rank(), hvd.size()
     for count in (4, 64 << 10):  # what is sent along, and what is not
         rows = slice(rank * count // size, (rank + 1) * count // size)
@@ -37,10 +38,6 @@ def conjugated_and_negated() -> None:
             hvd.grouped_allreduce_([negative, torch.ones(1)], op=hvd.Sum)
             assert bool((negative == -3.0).all())
             assert bool((real == 3.0).all())
-
-
-def test_a_view_that_is_conjugated_or_negated_when_it_is_read_is_sent_as_its_reader_sees_it() -> None:
-    run_ranks(2, conjugated_and_negated)
 
 
 @pytest.mark.parametrize("view", [torch.ones(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from torch_models import linear, rows, same_on_all_ranks, train, wrapped
 
 import horovod.torch as hvd
@@ -61,7 +60,8 @@ def test_sparse_gradients_are_combined(as_dense: bool) -> None:
     torch.testing.assert_close(results[0][2], alone.table.weight.detach(), rtol=0, atol=1e-12)
 
 
-def channels_last() -> tuple[bool, bool, bool]:
+@on_ranks(2, returns=[(True, True, True)] * 2)
+def test_gradients_keep_the_memory_layout_of_their_parameters() -> tuple[bool, bool, bool]:
     torch.manual_seed(0)
     net = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
     optimizer = wrapped(net)
@@ -76,11 +76,9 @@ def channels_last() -> tuple[bool, bool, bool]:
     return same_on_all_ranks(net.parameters()), dense, grad._base is not None
 
 
-def test_gradients_keep_the_memory_layout_of_their_parameters() -> None:
-    assert run_ranks(2, channels_last) == [(True, True, True)] * 2
-
-
-def penalized() -> bool:
+@pytest.mark.filterwarnings("ignore:Using backward")
+@on_ranks(2, returns=[True] * 2)
+def test_gradient_penalties_work() -> bool:
     net = linear()
     optimizer = wrapped(net)
     for step in range(3):
@@ -93,12 +91,9 @@ def penalized() -> bool:
     return same_on_all_ranks(net.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")
-def test_gradient_penalties_work() -> None:
-    assert run_ranks(2, penalized) == [True] * 2
-
-
-def compiled() -> tuple[bool, list[str]]:
+@pytest.mark.slow
+@on_ranks(2, returns=[(True, [])] * 2)
+def test_compiled_models_train_the_same() -> tuple[bool, list[str]]:
     warned: list[str] = []
     net = torch.nn.Sequential(linear(), hvd.SyncBatchNorm(2).double())
     hvd.broadcast_parameters(net.state_dict(), 0)
@@ -113,46 +108,6 @@ def compiled() -> tuple[bool, list[str]]:
         torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(net.parameters(), plain.parameters(), strict=True)
     )
     return close and same_on_all_ranks(net.parameters()), [text for text in warned if "horovod" in text]
-
-
-@pytest.mark.slow
-def test_compiled_models_train_the_same() -> None:
-    assert run_ranks(2, compiled) == [(True, [])] * 2
-
-
-def averages_steps(passes: int) -> tuple[bool, torch.Tensor]:
-    net = linear()
-    optimizer = wrapped(net, op=hvd.Adasum, backward_passes_per_step=passes)
-    # The average of steps instead of their Adasum: for SGD that is the step of the average.
-    optimizer._settings = dataclasses.replace(optimizer._settings, op=hvd.Average)
-    for step in range(3):
-        optimizer.zero_grad()
-        for number in range(passes):
-            net(rows(step + 10 * number)).square().sum().backward()
-        optimizer.synchronize()
-        optimizer.step()
-    with pytest.raises(AssertionError, match="Adasum"):
-        optimizer.skip_synchronize()
-    return same_on_all_ranks(net.parameters()), net.weight.detach()
-
-
-def averages_gradients(passes: int) -> torch.Tensor:
-    net = linear()
-    optimizer = wrapped(net, backward_passes_per_step=passes)
-    for step in range(3):
-        optimizer.zero_grad()
-        for number in range(passes):
-            net(rows(step + 10 * number)).square().sum().backward()
-        optimizer.step()
-    return net.weight.detach()
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_with_adasum_steps_are_combined_instead_of_gradients(passes: int) -> None:
-    wanted = run_ranks(2, averages_gradients, passes)[0]
-    for same, weight in run_ranks(2, averages_steps, passes):
-        assert same
-        torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12)
 
 
 def copies_adasum() -> list[float]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from heard import heard
 from torch_models import linear, rows, same_on_all_ranks, train, wrapped
 
@@ -35,7 +35,8 @@ def test_more_backward_passes_than_announced_are_an_error() -> None:
         assert "Call optimizer.step() after every 2 backward passes; or" in text
 
 
-def fewer_passes() -> list[float]:
+@on_ranks(2, returns=[[-10.5, -10.5]] * 2)
+def test_a_step_may_come_after_fewer_passes() -> list[float]:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), backward_passes_per_step=3)
     for passes in (3, 1, 2):
@@ -49,10 +50,6 @@ def fewer_passes() -> list[float]:
     assert optimizer._handles
     optimizer.step()
     return parameter.tolist()
-
-
-def test_a_step_may_come_after_fewer_passes() -> None:
-    assert run_ranks(2, fewer_passes) == [[-10.5, -10.5]] * 2
 
 
 def early_zero_grad(steps: int) -> str:
@@ -76,7 +73,8 @@ def test_zero_grad_before_the_step_is_an_error(steps: int) -> None:
         assert f"(rank {rank}, at {__file__}:" in text
 
 
-def zero_grad_after_the_job() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_after_the_job_nobody_counts_on_gradients() -> bool:
     net = linear()
     optimizer = wrapped(net)
     train(net, optimizer)
@@ -84,10 +82,6 @@ def zero_grad_after_the_job() -> bool:
     hvd.shutdown()
     optimizer.zero_grad()
     return net.weight.grad is None
-
-
-def test_after_the_job_nobody_counts_on_gradients() -> None:
-    assert run_ranks(2, zero_grad_after_the_job) == [True] * 2
 
 
 def skips_too_early(steps: int) -> tuple[str, bool]:
@@ -115,7 +109,8 @@ def test_a_step_with_gradients_of_one_rank_is_an_error(steps: int) -> None:
         assert same
 
 
-def grows() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_parameters_may_be_added_and_unfrozen() -> bool:
     net, more, frozen = linear(), linear(1), linear(2)
     frozen.requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(
@@ -137,11 +132,8 @@ def grows() -> bool:
     return all(same_on_all_ranks(model.parameters()) for model in (net, more, frozen))
 
 
-def test_parameters_may_be_added_and_unfrozen() -> None:
-    assert run_ranks(2, grows) == [True] * 2
-
-
-def freezes() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_layers_may_be_frozen_for_a_while() -> bool:
     net = torch.nn.Sequential(linear(), torch.nn.Linear(2, 2).double())
     hvd.broadcast_parameters(net.state_dict(), 0)
     optimizer = wrapped(net)
@@ -155,11 +147,8 @@ def freezes() -> bool:
     return same_on_all_ranks(net.parameters())
 
 
-def test_layers_may_be_frozen_for_a_while() -> None:
-    assert run_ranks(2, freezes) == [True] * 2
-
-
-def two_generations() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_training_goes_on_after_shutdown_and_init() -> bool:
     net = linear()
     optimizer = wrapped(net)
     train(net, optimizer)
@@ -170,11 +159,8 @@ def two_generations() -> bool:
     return same_on_all_ranks(net.parameters())
 
 
-def test_training_goes_on_after_shutdown_and_init() -> None:
-    assert run_ranks(2, two_generations) == [True] * 2
-
-
-def two_at_once() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_two_optimizers_do_not_meet() -> bool:
     nets = [linear(), linear(1)]
     plain = [hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1)) for net in nets]
     for step in range(3):
@@ -186,10 +172,6 @@ def two_at_once() -> bool:
         for index in order:
             plain[index].step()
     return all(same_on_all_ranks(net.parameters()) for net in nets)
-
-
-def test_two_optimizers_do_not_meet() -> None:
-    assert run_ranks(2, two_at_once) == [True] * 2
 
 
 def wrapped_again() -> tuple[bool, str]:
@@ -216,7 +198,8 @@ def test_the_newest_optimizer_of_a_model_counts_and_hooks_go_with_it() -> None:
         assert text.count(".py:") == 2
 
 
-def part_of_the_ranks() -> tuple[list[float], list[float]]:
+@on_ranks(3, returns=[([-3.0], [-3.0]), ([-3.0], [-3.0]), ([-3.0], [-3.0])])
+def test_a_process_set_trains_by_itself() -> tuple[list[float], list[float]]:
     pair = hvd.add_process_set([0, 2])
     parameter, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), process_set=pair)
@@ -228,10 +211,6 @@ def part_of_the_ranks() -> tuple[list[float], list[float]]:
         optimizer.step()
         everybody.step()
     return parameter.tolist(), other.tolist()
-
-
-def test_a_process_set_trains_by_itself() -> None:
-    assert run_ranks(3, part_of_the_ranks) == [([-3.0], [-3.0]), ([-3.0], [-3.0]), ([-3.0], [-3.0])]
 
 
 def unregistered() -> str:

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from torch_models import linear, rows, same_on_all_ranks, wrapped
 
 import horovod.torch as hvd
@@ -17,7 +17,8 @@ def grads(net: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
 
 
-def clips() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_gradients_can_be_clipped_between_synchronize_and_step() -> bool:
     net = linear()
     optimizer = wrapped(net)
     for step in range(3):
@@ -32,11 +33,8 @@ def clips() -> bool:
     return same_on_all_ranks(list(net.parameters()))
 
 
-def test_gradients_can_be_clipped_between_synchronize_and_step() -> None:
-    assert run_ranks(2, clips) == [True] * 2
-
-
-def trains_inside_one_context() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_a_whole_training_may_run_where_steps_do_not_synchronize() -> bool:
     net = linear()
     optimizer = wrapped(net)
     with warnings.catch_warnings(), optimizer.skip_synchronize():
@@ -53,10 +51,6 @@ def trains_inside_one_context() -> bool:
             optimizer.step()
             optimizer.zero_grad()
     return same_on_all_ranks(list(net.parameters()))
-
-
-def test_a_whole_training_may_run_where_steps_do_not_synchronize() -> None:
-    assert run_ranks(2, trains_inside_one_context) == [True] * 2
 
 
 def drops_as_advised() -> int:
@@ -86,7 +80,8 @@ def test_gradients_that_are_dropped_as_advised_earn_no_warning(ranks: int) -> No
     assert run_ranks(ranks, drops_as_advised) == [0] * ranks
 
 
-def warned() -> tuple[int, int, bool]:
+@on_ranks(2, returns=[(1, 0, True)] * 2)
+def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> tuple[int, int, bool]:
     net = linear()
     optimizer = wrapped(net, op=hvd.Sum)
     net(rows()).sum().backward()
@@ -105,10 +100,6 @@ def warned() -> tuple[int, int, bool]:
         with optimizer.skip_synchronize():
             optimizer.step()
     return once, len(caught), unchanged
-
-
-def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> None:
-    assert run_ranks(2, warned) == [(1, 0, True)] * 2
 
 
 class Branches(torch.nn.Module):
@@ -148,7 +139,8 @@ def test_gradients_missing_on_some_ranks_count_as_zeros_and_missing_on_all_stay_
     assert results[0][2] == results[1][2]
 
 
-def late_branch() -> bool:
+@on_ranks(3, returns=[True] * 3)
+def test_a_layer_may_join_later_and_leave_again() -> bool:
     """A layer joins in the third step, on one rank only; then leaves again."""
     net = Branches()
     optimizer = wrapped(net)
@@ -163,11 +155,8 @@ def late_branch() -> bool:
     return same_on_all_ranks(list(net.parameters()))
 
 
-def test_a_layer_may_join_later_and_leave_again() -> None:
-    assert run_ranks(3, late_branch) == [True] * 3
-
-
-def user_sets_gradients() -> list[float]:
+@on_ranks(2, returns=[[2.5, 2.5]] * 2)
+def test_gradients_that_the_user_sets_are_reduced() -> list[float]:
     net = linear()
     optimizer = wrapped(net)
     for step in range(3):
@@ -177,11 +166,8 @@ def user_sets_gradients() -> list[float]:
     return [float(parameter.grad.mean()) for parameter in net.parameters() if parameter.grad is not None]
 
 
-def test_gradients_that_the_user_sets_are_reduced() -> None:
-    assert run_ranks(2, user_sets_gradients) == [[2.5, 2.5]] * 2
-
-
-def drops_gradients() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_gradients_may_be_reset_in_every_way() -> bool:
     net = linear()
     optimizer = wrapped(net)
     for step in range(6):
@@ -201,11 +187,8 @@ def drops_gradients() -> bool:
     return same_on_all_ranks(list(net.parameters()))
 
 
-def test_gradients_may_be_reset_in_every_way() -> None:
-    assert run_ranks(2, drops_gradients) == [True] * 2
-
-
-def keeps_accumulating() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_without_zero_grad_averages_add_up() -> bool:
     """No zero_grad: torch adds up, here the sum of averages."""
     net = linear()
     optimizer = wrapped(net, lr=0.0)
@@ -219,10 +202,6 @@ def keeps_accumulating() -> bool:
             total[i] += sum(parts) / hvd.size()
             torch.testing.assert_close(list(net.parameters())[i].grad, total[i], rtol=0, atol=1e-13)
     return True
-
-
-def test_without_zero_grad_averages_add_up() -> None:
-    assert run_ranks(2, keeps_accumulating) == [True] * 2
 
 
 def with_closure(kind: str) -> tuple[torch.Tensor, float]:
@@ -309,7 +288,8 @@ def test_grad_scaler_skips_the_same_steps_on_all_ranks(explicit: bool) -> None:
         assert 0 < moved < 100
 
 
-def with_scheduler() -> list[float]:
+@on_ranks(2, returns=[[1.0, 0.5, 0.25]] * 2)
+def test_schedulers_work() -> list[float]:
     net = linear()
     optimizer = wrapped(net, lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -324,11 +304,8 @@ def with_scheduler() -> list[float]:
     return rates
 
 
-def test_schedulers_work() -> None:
-    assert run_ranks(2, with_scheduler) == [[1.0, 0.5, 0.25]] * 2
-
-
-def round_trip() -> bool:
+@on_ranks(2, returns=[True] * 2)
+def test_state_dict_makes_the_round_trip() -> bool:
     net = linear()
     plain = torch.optim.Adam(net.parameters(), lr=0.01)
     optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
@@ -348,24 +325,3 @@ def round_trip() -> bool:
             model(rows(step)).square().sum().backward()
             one.step()
     return all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
-
-
-def test_state_dict_makes_the_round_trip() -> None:
-    assert run_ranks(2, round_trip) == [True] * 2
-
-
-def uneven(layer_that_never_works: bool) -> tuple[bool, int]:
-    net: torch.nn.Module = Branches() if layer_that_never_works else linear()
-    optimizer = wrapped(net)
-    for step in range(2 + hvd.rank()):
-        optimizer.zero_grad()
-        (net.common if layer_that_never_works else net)(rows(step)).square().sum().backward()
-        optimizer.step()
-    last = hvd.join()
-    hvd.broadcast_parameters(net.state_dict(), root_rank=last)
-    return same_on_all_ranks(list(net.parameters())), last
-
-
-@pytest.mark.parametrize("layer_that_never_works", [False, True])
-def test_ranks_with_less_data_may_join_early(layer_that_never_works: bool) -> None:
-    assert run_ranks(3, uneven, layer_that_never_works) == [(True, 2)] * 3

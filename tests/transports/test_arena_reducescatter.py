@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from harness import run_ranks
+from harness import on_ranks
 
 
-def _scatter_in_the_arena() -> None:
+@on_ranks(3)
+def test_a_reducescatter_in_the_arena_is_not_staged_and_leaves_inputs_to_their_owner() -> None:
     import torch
 
     import horovod.torch as hvd
@@ -29,7 +30,3 @@ def _scatter_in_the_arena() -> None:
     mixed.fill_(rank + 1.0)
     assert bool((hvd.reducescatter(mixed, op=hvd.Sum, name="m") == size * (size + 1) / 2).all())
     assert staged
-
-
-def test_a_reducescatter_in_the_arena_is_not_staged_and_leaves_inputs_to_their_owner() -> None:
-    run_ranks(3, _scatter_in_the_arena)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conformance import pretend
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.errors import HorovodInternalError
@@ -140,7 +140,8 @@ def test_an_average_that_would_overflow_between_hosts_is_an_error() -> None:
         assert "int64" in outcome.value or "rank" in outcome.value, outcome.value
 
 
-def _averages_beside_a_joined_rank() -> list[float]:
+@on_ranks(3, returns=[[0.0], [0.0], []])
+def test_an_average_beside_a_joined_rank_is_rounded_once() -> list[float]:
     import horovod.torch as hvd
 
     value = _values("float32", 1000)
@@ -151,7 +152,3 @@ def _averages_beside_a_joined_rank() -> list[float]:
     hvd.join()
     wanted = (2 * value.double() / 3).float()
     return [float((found - wanted).abs().max())]
-
-
-def test_an_average_beside_a_joined_rank_is_rounded_once() -> None:
-    assert run_ranks(3, _averages_beside_a_joined_rank) == [[0.0], [0.0], []]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forking import in_child
-from harness import run_ranks
+from harness import on_ranks
 
 from horovod.transports.shm.arena import HEAP_START, Arena
 from horovod.transports.shm.mapping import create_memfd
@@ -109,7 +109,25 @@ def _check(rank: int, size: int, turn: int) -> None:
     assert bool((same == torch.arange(300_001) * (1.0 + turn)).all())
 
 
-def _collectives() -> None:
+@on_ranks(2)
+def test_a_result_can_be_reduced_in_place_before_and_after_a_fork() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    rank = hvd.rank()
+    for turn in range(3):
+        result = hvd.allgather(torch.full((200_000,), rank + 1.0), name="result")
+        handle = hvd.allreduce_async_(result, op=hvd.Sum, name="at once")
+        assert in_child(lambda: True)
+        assert float(hvd.synchronize(handle).sum()) == 2 * 200_000 * 3, turn
+        assert float(hvd.allreduce_(result, op=hvd.Sum, name="afterwards").sum()) == 4 * 200_000 * 3, turn
+        assert float(hvd.reducescatter(result, op=hvd.Sum, name="scattered").sum()) == 8 * 200_000 * (rank + 1), turn
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@on_ranks()
+def test_every_rank_writes_its_part_of_every_result() -> None:
     import torch
 
     import horovod.torch as hvd
@@ -143,27 +161,3 @@ def _collectives() -> None:
         _check(rank, size, turn)
     assert staged
     transport.results._make = make
-
-
-def _in_place_after_a_fork() -> None:
-    import torch
-
-    import horovod.torch as hvd
-
-    rank = hvd.rank()
-    for turn in range(3):
-        result = hvd.allgather(torch.full((200_000,), rank + 1.0), name="result")
-        handle = hvd.allreduce_async_(result, op=hvd.Sum, name="at once")
-        assert in_child(lambda: True)
-        assert float(hvd.synchronize(handle).sum()) == 2 * 200_000 * 3, turn
-        assert float(hvd.allreduce_(result, op=hvd.Sum, name="afterwards").sum()) == 4 * 200_000 * 3, turn
-        assert float(hvd.reducescatter(result, op=hvd.Sum, name="scattered").sum()) == 8 * 200_000 * (rank + 1), turn
-
-
-def test_a_result_can_be_reduced_in_place_before_and_after_a_fork() -> None:
-    run_ranks(2, _in_place_after_a_fork)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_rank_writes_its_part_of_every_result(size: int) -> None:
-    run_ranks(size, _collectives)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from forking import in_child
-from harness import Ranks, run_ranks
+from harness import Ranks, on_ranks, run_ranks
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import Control
@@ -202,12 +202,9 @@ def _wrong_elements_after_a_fork() -> int:
     return int(np.count_nonzero(result != added))
 
 
-def _forks() -> list[int]:
+@on_ranks(2, returns=[[0] * _FORKS] * 2)
+def test_a_fork_loses_no_writes_of_another_thread() -> list[int]:
     return [_wrong_elements_after_a_fork() for _ in range(_FORKS)]
-
-
-def test_a_fork_loses_no_writes_of_another_thread() -> None:
-    assert run_ranks(2, _forks) == [[0] * _FORKS] * 2
 
 
 def _forked_before(change: Any, look: Any) -> bool:
@@ -229,7 +226,8 @@ def _forked_before(change: Any, look: Any) -> bool:
         os.close(tell)
 
 
-def _checkpoint_by_fork() -> list[bool]:
+@on_ranks(2, returns=[[True, True]] * 2)
+def test_a_child_keeps_what_was_there_while_the_rank_trains() -> list[bool]:
     import torch
 
     import horovod.torch as hvd
@@ -266,7 +264,3 @@ def _checkpoint_by_fork() -> list[bool]:
     assert model.weight.grad is not None
     found.append([float(t.min()) for t in (model.weight.grad, own, result)] == [6.0, 6.0, 3.0])
     return found
-
-
-def test_a_child_keeps_what_was_there_while_the_rank_trains() -> None:
-    assert run_ranks(2, _checkpoint_by_fork) == [[True, True]] * 2

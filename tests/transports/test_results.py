@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks, run_ranks
 from injection import at_line
 
 from horovod.transports.results import LEAST_BYTES, ResultPool
@@ -88,7 +88,9 @@ def test_what_is_not_needed_goes_back_to_the_system() -> None:
     kept[:] = 1
 
 
-def _results() -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+@on_ranks()
+def test_results_never_share_memory_and_outlive_the_job() -> None:
     import torch
 
     import horovod.torch as hvd
@@ -128,11 +130,6 @@ def _results() -> None:
     fresh = torch.zeros(2 * size * count)
     assert not fresh.any()
     assert float(last.sum()) == count * size * (size + 1) / 2
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_results_never_share_memory_and_outlive_the_job(size: int) -> None:
-    run_ranks(size, _results)
 
 
 def _exchange_beside_a_graph(kind: str, is_graph: list[bool]) -> int:

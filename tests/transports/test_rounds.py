@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
+from harness import on_ranks
 
 
-def _reduce(large: bool, counts: list[int]) -> None:
+@pytest.mark.parametrize("ranks", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    "counts", [[300_001], [1_700_003], [2_000_000, 5, 130_000, 1_000_001]], ids=["one round", "several", "fused"]
+)
+@on_ranks()
+def test_every_element_is_reduced_once(large: bool, counts: list[int]) -> None:
     import horovod.numpy as hvd
     from horovod import context
 
@@ -27,12 +33,3 @@ def _reduce(large: bool, counts: list[int]) -> None:
         factor = size * (size - 1) // 2 + turn * size
         for count, tensor in zip(counts, tensors, strict=True):
             np.testing.assert_array_equal(tensor, np.arange(count) * factor)
-
-
-@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize(
-    "counts", [[300_001], [1_700_003], [2_000_000, 5, 130_000, 1_000_001]], ids=["one round", "several", "fused"]
-)
-def test_every_element_is_reduced_once(size: int, large: bool, counts: list[int]) -> None:
-    run_ranks(size, _reduce, large, counts)
