@@ -89,7 +89,6 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--verbos", "x"), r"unknown flag --verbos; did you mean --verbose\?"),
         (("--fusion-treshold-mb=3", "x"), r"did you mean --fusion-threshold-mb\?"),
         (("-n", "2", "x"), r"unknown flag -n; did you mean -np\?"),
-        (("-x", "A=1", "x"), r"whole environment"),
         (("--mpi=pmix", "x"), r"--mpi takes no value; received --mpi=pmix"),
         (("--min-np", "3", "-np", "2", "x"), r"-np 2 must lie between --min-np 3 and --max-np 2"),
         (("--reset-limit", "3", "-np", "2", "x"), r"--reset-limit: for elastic jobs; add --min-np"),
@@ -98,7 +97,6 @@ def test_every_flag_of_the_table_is_known() -> None:
         (("--min-np", "2", "--slots", "2", "x"), r"--slots-per-host is for hosts of --host-discovery-script"),
         (("--min-np", "2", "--blacklist-cooldown-range", "9", "3", "x"), r"the smaller one first, .*received 9 3"),
         (("--min-np", "2", "--chaos", "soon", "x"), r"--chaos must be a time such as 30s"),
-        (("--nnodes", "2", "x"), r"--nnodes is for jobs of several hosts"),
         (("--ssh-port", "two", "x"), r"--ssh-port must be a whole number; received 'two'"),
         (("-p", "99999", "x"), r"--ssh-port must be between 1 and 65535; received 99999"),
         (("--mpi-args",), r"expected one argument"),
@@ -128,7 +126,6 @@ def test_wrong_command_lines(argv: tuple[str, ...], said: str) -> None:
         ("--hepl", "--help"),
         ("--num_proc", "--num-proc"),
         ("--np", "-np"),
-        ("-np4", "-np 4"),
         ("--log-lvl", "--log-level"),
         ("--no-stallcheck", "--no-stall-check"),
         ("--prefix-timestamp", "-prefix-timestamp"),
@@ -143,8 +140,6 @@ def test_wrong_command_lines(argv: tuple[str, ...], said: str) -> None:
         ("--ntasks", "-np"),
         ("--host", "-H"),
         ("-machinefile", "-hostfile"),
-        ("--log-dir", "--output-filename"),
-        ("-V", "--version"),
     ],
 )
 def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(typed: str, meant: str) -> None:
@@ -163,20 +158,6 @@ def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(typed: str, mea
 )
 def test_nothing_far_fetched_is_suggested(typed: str) -> None:
     with pytest.raises(UsageError, match=rf"^unknown flag {typed}; see horovodrun --help$"):
-        parse(typed, "x")
-
-
-@pytest.mark.parametrize(
-    ("typed", "reason"),
-    [
-        ("--rdzv_backend", "the ranks find each other by themselves"),
-        ("--use-hwthread-cpus", "as many processes are started as -np says"),
-        ("--tag-output", "every line of output carries its rank"),
-        ("-m", "name the program itself, such as python -m module"),
-    ],
-)
-def test_what_other_launchers_need_to_be_told(typed: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=f"^{typed} is not needed: {reason}$"):
         parse(typed, "x")
 
 

@@ -1,7 +1,7 @@
 """Starts processes and watches them; loads no framework and no engine.
 
 cli, run                        the two ways in: horovodrun, and horovod.run(fn)
-flags, foreign, hosts, machine  what the user says, and what this machine is
+flags, hosts, machine           what the user says, and what this machine is
 assemble, host_checks, ssh      other hosts, checked side by side before anything starts
 mpi, mpi_run                    what mpirun is told, where it starts the ranks
 plan                            what will be started: pure

@@ -12,10 +12,14 @@ from typing import Any, NoReturn
 from horovod.config import SETTINGS, Setting, parse, render
 from horovod.launch.elastic_options import FLAGS as ELASTIC_FLAGS
 from horovod.launch.elastic_options import ElasticOptions, elastic_options
-from horovod.launch.foreign import answer
 from horovod.spelling import nearest
 
 __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
+
+#: Flags of mpirun, srun and torchrun, and ours that mean the same.
+_SAME = {
+    "-n": "-np", "--ntasks": "-np", "--nproc-per-node": "-np", "--host": "-H", "-host": "-H", "-machinefile": "-hostfile",
+}  # fmt: skip
 
 
 class UsageError(ValueError):
@@ -297,8 +301,14 @@ def _split(argv: Sequence[str], takes_value: Mapping[str, int]) -> tuple[list[st
         elif name in takes_value:
             raise UsageError(f"{name} takes no value; received {word}")
         else:
-            raise UsageError(answer(name, list(takes_value)))
+            raise UsageError(_unknown(name, list(takes_value)))
     return list(argv[:i]), list(argv[i:])
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    """Return the error for a flag that is not in ``known``."""
+    meant = _SAME.get(name.replace("_", "-")) or nearest(name, known)
+    return f"unknown flag {name}" + (f"; did you mean {meant}?" if meant else "; see horovodrun --help")
 
 
 def _read_yaml(path: str) -> dict[str, str]:
