@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import on_ranks
 
+import horovod.numpy as hvd
 from horovod.bindings.overlaps import find_overlaps
 from horovod.errors import RequestError
 
@@ -17,8 +18,6 @@ from horovod.errors import RequestError
 @pytest.mark.parametrize("in_arena", [False, True], ids=["ordinary", "arena"])
 @on_ranks()
 def test_a_tensor_that_is_named_twice_is_reduced_once(elements: int, in_arena: bool) -> None:
-    import horovod.numpy as hvd
-
     size, rank = hvd.size(), hvd.rank()
     total = size * (size + 1) / 2
     for turn in range(2):
@@ -49,8 +48,6 @@ def test_what_stays_in_its_place_shares_no_byte(places: list[tuple[int, int]], m
 @pytest.mark.parametrize(("elements", "in_arena"), [(64, False), (1 << 20, False), (1 << 17, True)])
 @on_ranks(2)
 def test_views_of_one_tensor_in_one_group_get_the_same_values(elements: int, in_arena: bool) -> None:
-    import horovod.numpy as hvd
-
     size, rank = hvd.size(), hvd.rank()
     for turn in range(2):
         whole = hvd.zeros(elements) if in_arena else np.zeros(elements)
@@ -72,8 +69,6 @@ def test_views_of_one_tensor_in_one_group_get_the_same_values(elements: int, in_
 @on_ranks()
 def test_empty_tensors_and_scalars_anywhere() -> None:
     """Groups with empty tensors at every place, and scalars, small and large, under every operation."""
-    import horovod.numpy as hvd
-
     size, rank = hvd.size(), hvd.rank()
     total = size * (size + 1) / 2
     for count in (5, 600_000):

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.errors import RequestError
 
 
 @on_ranks(4)
 def test_objects_of_all_ranks_through_numpy() -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     odd = [n for n in range(size) if n % 2]
     ours = {"rank": rank, "twice": lambda x: 2 * x, "values": np.arange(rank + 1)}
@@ -35,8 +34,6 @@ def test_objects_of_all_ranks_through_numpy() -> None:
 
 
 def _unpicklable() -> list[str]:
-    import horovod.numpy as hvd
-
     rank, lock = hvd.rank(), threading.Lock()
     texts = []
     attempts: list[Any] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -254,16 +255,12 @@ CHECKS: dict[str, Callable[[], None]] = {
 @pytest.mark.parametrize("check", sorted(CHECKS))
 @on_ranks()
 def test_operation(check: str) -> None:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Parameter `average`", DeprecationWarning)
         CHECKS[check]()
 
 
 def old_average(value: bool) -> tuple[list[Any], list[str]]:
-    import warnings
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calls: list[Callable[..., Any]] = [hvd.allreduce, hvd.allreduce_]

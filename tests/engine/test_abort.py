@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
+import horovod.numpy as hvd
+from horovod import context
 from horovod.errors import HorovodInternalError, PeerLostError
+from horovod.transports.shm import transport
 
 
 def _aborted(where: str) -> list[str]:
     """Rank 0 waits in three threads for rank 1, which never comes; a fourth one aborts."""
-    import horovod.numpy as hvd
-    from horovod import context
-
     engine = context.engine()
     assert hvd.allreduce(np.ones(1), op=hvd.Sum).tolist() == [hvd.size()]
     if hvd.rank() == 1:
@@ -65,10 +65,6 @@ def test_abort_ends_every_wait(where: str) -> None:
 
 def _ended_in_the_middle(way: str) -> list[str]:
     """Rank 1 stops in the middle of an operation, in which rank 0 waits for it; return the threads that stay there."""
-    import horovod.numpy as hvd
-    from horovod import context
-    from horovod.transports.shm import transport
-
     engine = context.engine()
     hvd.allreduce(np.ones(1), name="before")
     if hvd.rank() == 1:
@@ -104,9 +100,6 @@ def test_an_operation_that_does_not_go_on_can_be_ended(way: str) -> None:
 
 @on_ranks(1)
 def test_a_rank_alone_can_be_aborted() -> None:
-    import horovod.numpy as hvd
-    from horovod import context
-
     context.engine().abort(HorovodInternalError("enough"))
     with pytest.raises(HorovodInternalError, match="enough"):
         hvd.allreduce(np.ones(1))

@@ -18,7 +18,17 @@ from clocks import blame_only, let_time_run_out
 from harness import LIMIT_S, Outcome, Ranks
 from kernel import tells_how_processes_end
 
+import horovod.numpy as hvd
+from horovod import context
+from horovod.bindings import process_sets
+from horovod.engine import loop
+from horovod.engine.execution import Execution
 from horovod.errors import HorovodInternalError, InitError, PeerLostError, StallError
+from horovod.links.shm import peers
+from horovod.rendezvous import rank_zero as host
+from horovod.transports.shm import flags, moves, reductions
+from horovod.transports.shm.control import Presence
+from horovod.transports.shm.staging import Staging
 
 VICTIM = 1
 
@@ -79,14 +89,10 @@ def _check(outcomes: list[Outcome], way: str, pid: int) -> None:
 
 def _leave_time_to_collect() -> None:
     """The code is known when the parent of the ranks has run, which is when the machine lets it."""
-    from horovod.links.shm import peers
-
     peers._COLLECT_TRIES = 4000
 
 
 def _between_collectives(way: str) -> None:
-    import horovod.numpy as hvd
-
     _leave_time_to_collect()
     for _ in range(3):
         hvd.allreduce(np.ones(10), name="before")
@@ -104,9 +110,6 @@ def test_a_rank_ends_while_the_others_wait_for_it(way: str, size: int) -> None:
 
 
 def _mid_collective(way: str) -> None:
-    import horovod.numpy as hvd
-    from horovod.transports.shm.staging import Staging
-
     _leave_time_to_collect()
     if hvd.rank() == VICTIM:
         original = Staging.rounds if hvd.size() == 2 else Staging.exchange
@@ -124,9 +127,6 @@ def _mid_collective(way: str) -> None:
 
 
 def _mid_writing(way: str) -> None:
-    import horovod.numpy as hvd
-    from horovod.transports.shm import moves
-
     _leave_time_to_collect()
     if hvd.rank() == VICTIM:
         # The others know where its result lies, and write to it.
@@ -155,9 +155,6 @@ def test_a_rank_dies_in_the_middle_of_a_collective(way: str, size: int) -> None:
 
 def _seldom(where: str) -> None:
     """Nobody looks by itself whether the others live."""
-    from horovod.engine import loop
-    from horovod.transports.shm import flags
-
     loop._LOOK_S = flags._SLICE_S = 4 * LIMIT_S
     if where == "between":
         _between_collectives("kill")
@@ -182,8 +179,6 @@ def test_a_rank_fails_in_the_middle_of_a_collective(way: str) -> None:
 
 
 def _before_init(way: str) -> None:
-    from horovod.bindings import process_sets
-
     if int(os.environ["HOROVOD_RANK"]) == VICTIM:
         WAYS[way][0]()
     let_time_run_out(setattr)
@@ -202,9 +197,6 @@ def test_a_rank_ends_before_init(way: str) -> None:
 
 
 def _inside_init(way: str) -> None:
-    from horovod.bindings import process_sets
-    from horovod.rendezvous import rank_zero as host
-
     host._LINGER_S = LIMIT_S  # the third may come late and shall hear of it, too
     if int(os.environ["HOROVOD_RANK"]) == VICTIM:
         send = socket.send_fds
@@ -216,7 +208,6 @@ def _inside_init(way: str) -> None:
 
         socket.send_fds = send_and_end
     process_sets.init()
-    import horovod.numpy as hvd
 
     hvd.allreduce(np.ones(3), name="first")
 
@@ -231,9 +222,6 @@ def test_a_rank_ends_inside_init(way: str) -> None:
 
 
 def _in_shutdown() -> None:
-    import horovod.numpy as hvd
-    from horovod.engine.execution import Execution
-
     hvd.allreduce(np.ones(3), name="last")
     if hvd.rank() == VICTIM:
         Execution.leave = lambda self, reason: _kill()  # type: ignore[method-assign]
@@ -247,10 +235,6 @@ def test_a_rank_dies_in_shutdown() -> None:
 
 
 def _stop(where: str) -> None:
-    import horovod.numpy as hvd
-    from horovod.transports.shm import reductions
-    from horovod.transports.shm.staging import Staging
-
     victim = 0 if where == "coordinator" else VICTIM
     blame_only(victim, {"after": (0, 2)})
     hvd.allreduce(np.ones(3), name="before")
@@ -293,8 +277,6 @@ def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
 
 
 def _interrupted() -> list[float]:
-    import horovod.numpy as hvd
-
     if hvd.rank() == VICTIM:
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -312,10 +294,6 @@ def test_the_job_goes_on_after_an_interrupted_wait() -> None:
 
 
 def _comes_late() -> None:
-    import horovod.numpy as hvd
-    from horovod import context
-    from horovod.transports.shm.control import Presence
-
     hvd.allreduce(np.ones(10), name="before")
     if hvd.rank() == 0:
         context._context.ending.note(ValueError("boom"), None)

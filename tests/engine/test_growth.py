@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, on_ranks, run_ranks
 
+import horovod.numpy as hvd
+
 #: The C library may keep so much for itself.
 SLACK_KB = 4096
 
@@ -48,9 +50,7 @@ def _compare(before: Footprint) -> None:
 
 @pytest.mark.slow
 @on_ranks(2, init=False)
-def test_init_and_shutdown(count: int) -> None:
-    import horovod.numpy as hvd
-
+def test_init_and_shutdown(count: int = 300) -> None:
     def cycle() -> None:
         hvd.init()
         hvd.allreduce(np.ones(100_000), name="large")
@@ -68,9 +68,7 @@ def test_init_and_shutdown(count: int) -> None:
 
 @pytest.mark.slow
 @on_ranks(2)
-def test_collectives(count: int) -> None:
-    import horovod.numpy as hvd
-
+def test_collectives(count: int = 1_300) -> None:
     def some(number: int) -> None:
         for i in range(number):
             # More names than signatures are remembered, and shapes that change.

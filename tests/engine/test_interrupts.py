@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
@@ -13,6 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import LIMIT_S, on_ranks, run_ranks
+from injection import Boom, at_line
+
+import horovod.numpy as hvd
+from horovod import context
 
 #: Which ranks are interrupted, of two.
 WHO = [(0,), (1,), (0, 1)]
@@ -20,16 +25,10 @@ WHO = [(0,), (1,), (0, 1)]
 
 def _flag(value: bool) -> bool:
     """Tell all ranks whether any of them goes on."""
-    import horovod.numpy as hvd
-
     return bool(hvd.allreduce(np.array([value], "int64"), op=hvd.Max, name="another")[0])
 
 
 def _submits(who: tuple[int, ...], named: bool, by_instruction: bool) -> int:
-    from injection import Boom, at_line
-
-    import horovod.numpy as hvd
-
     number, interrupted = 0, hvd.rank() in who
     while True:
         number += 1
@@ -70,10 +69,6 @@ def test_a_submission_interrupted_at_any_instruction() -> None:
 
 
 def _waits(who: tuple[int, ...], how: str) -> int:
-    from injection import Boom, at_line
-
-    import horovod.numpy as hvd
-
     number, interrupted = 0, hvd.rank() in who
     while True:
         number += 1
@@ -102,10 +97,6 @@ def test_a_wait_interrupted_at_any_line(who: tuple[int, ...], how: str) -> None:
 
 
 def _at_once(who: tuple[int, ...]) -> int:
-    from injection import Boom, at_line
-
-    import horovod.numpy as hvd
-
     number, interrupted = 0, hvd.rank() in who
     while True:
         number += 1
@@ -134,10 +125,6 @@ def test_a_synchronous_call_interrupted_at_any_line(who: tuple[int, ...]) -> Non
 
 
 def _leaves(who: tuple[int, ...]) -> int:
-    from injection import Boom, at_line
-
-    import horovod.numpy as hvd
-
     number, interrupted = 0, True
     while True:
         number += 1
@@ -162,8 +149,6 @@ def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
 
 
 def _alarmed(kind: type[BaseException]) -> int:
-    import horovod.numpy as hvd
-
     def handler(*_: Any) -> None:
         raise kind
 
@@ -226,8 +211,6 @@ def _sending(number: int, seed: int) -> Iterator[tuple[threading.Semaphore, thre
 @on_ranks(2)
 def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
     """Ctrl-C at any moment while the main thread does the engine's work itself; exactly one each time."""
-    import horovod.numpy as hvd
-
     with _sending(signal.SIGINT, hvd.rank()) as (go, is_over):
         for _ in range(60):
             tensor = np.full(300_000 if large else 3, float(hvd.rank()))
@@ -249,8 +232,6 @@ def test_ctrl_c_waits_for_the_work_in_hand(large: bool) -> None:
 @on_ranks(2)
 def test_handlers_of_the_script_wait_for_the_work_in_hand(number: int, raises: bool) -> None:
     """A signal at any moment of a call, exactly one each time; whenever the script looks, its own handler is there."""
-    import horovod.numpy as hvd
-
     handled = 0
 
     def handler(*_: Any) -> None:
@@ -288,11 +269,6 @@ class TooLate(Exception):
 @on_ranks(2)
 def test_an_exception_that_another_thread_sets_ends_the_wait_only() -> None:
     """A thread of rank 0 waits for rank 1; another one sets an exception in it."""
-    import ctypes
-
-    import horovod.numpy as hvd
-    from horovod import context
-
     tensor, ended = np.full(3, float(hvd.rank())), []
 
     def wait() -> None:

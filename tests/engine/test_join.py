@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.errors import PeerLostError
 
 
 def _epochs(named: bool, elements: int) -> list[int]:
     """Rank r has 2 r batches more than rank 0; three epochs."""
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     answers = []
     for epoch in range(3):
@@ -43,8 +42,6 @@ def test_uneven_data(size: int, named: bool, elements: int) -> None:
 
 @on_ranks(2, returns=[[11.0], [11.0]])
 def test_an_operation_begun_before_join_takes_part() -> list[float]:
-    import horovod.numpy as hvd
-
     if hvd.rank() == 1:
         handle = hvd.allreduce_async(np.array([10.0]), name="late", op=hvd.Sum)
         hvd.join()
@@ -58,8 +55,6 @@ def test_an_operation_begun_before_join_takes_part() -> list[float]:
 
 @on_ranks(3)
 def test_join_inside_a_process_set() -> None:
-    import horovod.numpy as hvd
-
     pair = hvd.add_process_set([0, 1])
     if hvd.rank() == 0:
         assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=pair).tolist() == [2]
@@ -73,8 +68,6 @@ def test_join_inside_a_process_set() -> None:
 
 
 def _forgets_to_join() -> int:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(1), name="start")
     return -1 if hvd.rank() == 1 else hvd.join()
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import on_ranks
 
+import horovod.numpy as hvd
+from horovod import context
+from horovod.bindings.numpy_adapter import NumpyAdapter
+from horovod.core.requests import Kind
+from horovod.engine.calls import call
 from horovod.engine.loop import Loop
 
 
 def _is_finished_behind(handle: Any) -> None:
-    import threading
-
-    import numpy as np
-
-    import horovod.numpy as hvd
-
     done = threading.Lock()
     done.acquire()
     handle.waiters.append(done)
@@ -32,14 +33,6 @@ def _is_finished_behind(handle: Any) -> None:
 @pytest.mark.parametrize("late", [0, 1])
 @on_ranks(2)
 def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, has_met: bool) -> None:
-    import numpy as np
-
-    import horovod.numpy as hvd
-    from horovod import context
-    from horovod.bindings.numpy_adapter import NumpyAdapter
-    from horovod.core.requests import Kind
-    from horovod.engine.calls import call
-
     engine, values = context.engine(), np.ones(3)
     what = call(Kind.ALLREDUCE, "x")
 
@@ -61,14 +54,6 @@ def test_what_runs_for_a_limited_time_is_finished_in_the_background(late: int, h
 @pytest.mark.parametrize("late", [0, 1])
 @on_ranks(2)
 def test_what_lingering_did_not_finish_is_finished_in_the_background(late: int) -> None:
-    import numpy as np
-
-    import horovod.numpy as hvd
-    from horovod import context
-    from horovod.bindings.numpy_adapter import NumpyAdapter
-    from horovod.core.requests import Kind
-    from horovod.engine.calls import call
-
     engine = context.engine()
     if hvd.rank() == late:
         # The other one has lingered in vain by now.

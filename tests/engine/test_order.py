@@ -7,18 +7,22 @@ import random
 import select
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
+import horovod.numpy as hvd
+from horovod import context
+from horovod.bindings.collectives import Collectives
 from horovod.errors import PeerLostError
+from horovod.transports.shm import control
+from horovod.transports.shm.transport import ShmTransport
 
 
 def _orders(count: int, elements: int) -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(rank)
     for _ in range(5):
@@ -38,8 +42,6 @@ def test_named_operations_in_another_order_on_every_rank(size: int, elements: in
 
 @on_ranks(2)
 def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
-    import horovod.numpy as hvd
-
     names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
     handles = {name: hvd.allreduce_async(np.ones(3), name=name, op=hvd.Sum) for name in names}
     # Each waits first for what the other has submitted last.
@@ -49,8 +51,6 @@ def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
 
 @on_ranks(3)
 def test_one_name_may_serve_one_operation_of_each_kind() -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     work = {
         "reduce": lambda: hvd.allreduce_async(np.full(4, float(rank)), name="x", op=hvd.Sum),
@@ -73,8 +73,6 @@ def test_one_name_may_serve_one_operation_of_each_kind() -> None:
 
 
 def _far_ahead(count: int) -> None:
-    import horovod.numpy as hvd
-
     if hvd.rank() == 0:
         hvd.allreduce(np.zeros(1), name="start")
     handles = [hvd.allreduce_async(np.full(1, i), name=f"a long name of tensor {i}", op=hvd.Sum) for i in range(count)]
@@ -90,9 +88,6 @@ def test_a_rank_that_runs_thousands_of_operations_ahead() -> None:
 
 
 def _leaves_in_a_hurry() -> bool:
-    import horovod.numpy as hvd
-    from horovod import context
-
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.allreduce(np.ones(1), name="never")
@@ -117,9 +112,6 @@ def test_a_rank_that_leaves_while_its_words_do_not_fit_into_the_ring() -> None:
 
 
 def _leaves_in_the_middle() -> bool:
-    import horovod.numpy as hvd
-    from horovod import context
-
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.allreduce(np.ones(1_000_000), name="big")
@@ -143,9 +135,6 @@ def test_a_rank_that_leaves_with_work_in_flight_and_lives_on() -> None:
 
 
 def _two_go_on(count: int) -> int:
-    import horovod.numpy as hvd
-    from horovod.transports.shm import control
-
     control.LOG_RING_BYTES = 16 << 10
     hvd.init()
     pair = hvd.add_process_set([0, 1])
@@ -166,8 +155,6 @@ def test_the_others_go_on_for_long_when_a_rank_has_left() -> None:
 def test_two_libraries_meet_and_are_fused_with_each_other() -> None:
     import torch
 
-    import horovod.numpy as hvd
-    from horovod.bindings.collectives import Collectives
     from horovod.torch.adapter import TorchAdapter
 
     other = Collectives(TorchAdapter())
@@ -186,8 +173,6 @@ def test_two_libraries_meet_and_are_fused_with_each_other() -> None:
 
 
 def _threads(count: int, rounds: int) -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     errors: list[BaseException] = []
 
@@ -223,8 +208,6 @@ def test_two_threads_submit_and_wait_at_once_on_every_rank(size: int) -> None:
 
 @on_ranks(2)
 def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
-    import horovod.numpy as hvd
-
     arrays = [np.full(1000, float(hvd.rank())) for _ in range(50)]
     for i, array in enumerate(arrays):
         hvd.allreduce_async_(array, name=str(i), op=hvd.Sum)
@@ -234,10 +217,6 @@ def test_an_operation_completes_though_nobody_synchronizes_it() -> None:
 
 
 def _in_the_background() -> bool:
-    import time
-
-    import horovod.numpy as hvd
-
     handle = hvd.allreduce_async(np.ones(50_000), name="x", op=hvd.Sum)
     deadline = time.monotonic() + LIMIT_S / 2
     while not hvd.poll(handle) and time.monotonic() < deadline:
@@ -251,8 +230,6 @@ def test_operations_advance_while_the_caller_computes(size: int) -> None:
 
 
 def _same_bits() -> bytes:
-    import horovod.numpy as hvd
-
     rng = np.random.default_rng(hvd.rank())
     parts = [
         hvd.allreduce(rng.standard_normal(count).astype(dtype), op=hvd.Average)
@@ -270,9 +247,6 @@ def test_all_ranks_see_the_same_bits(size: int) -> None:
 
 @on_ranks(2, returns=[[2, 2, 2]] * 2)
 def test_a_submission_that_failed_is_as_if_it_had_not_been() -> list[float]:
-    import horovod.numpy as hvd
-    from horovod.transports.shm.transport import ShmTransport
-
     real = ShmTransport.offer
 
     def offer(transport: ShmTransport, work: Any, inline: Any) -> int:

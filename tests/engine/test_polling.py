@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks
 
+import horovod.numpy as hvd
 from horovod.errors import PeerLostError, StallError
 
 
 def _polls_when_rank_0_dies() -> None:
-    import horovod.numpy as hvd
     from horovod import context
     from horovod.engine import loop
 
@@ -49,8 +49,6 @@ def test_a_loop_over_poll_learns_of_the_death_of_rank_0() -> None:
 
 
 def _joins_for_a_stopped_rank(victim: int) -> None:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGSTOP)

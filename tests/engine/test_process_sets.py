@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.errors import MismatchError, NotInitializedError
 
 
 @on_ranks(3, init=False)
 def test_sets_given_to_init() -> None:
-    import horovod.numpy as hvd
-
     even, odd = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
     assert (even.process_set_id, even.ranks, even.size(), even.rank()) == (None, [0, 2], None, None)
     hvd.init(process_sets=[even, odd])
@@ -43,8 +42,6 @@ def test_sets_given_to_init() -> None:
 
 @on_ranks(3, init=False)
 def test_misuse_of_init() -> None:
-    import horovod.numpy as hvd
-
     with pytest.raises(ValueError, match=r"\[0, 1\] is given twice"):
         hvd.init(process_sets=[hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 0])])
     # As in Horovod, the job itself came up.
@@ -69,8 +66,6 @@ def test_misuse_of_init() -> None:
 
 
 def _different_lists() -> str:
-    import horovod.numpy as hvd
-
     ranks = [0, 1] if os.environ["HOROVOD_RANK"] == "0" else [0, 2]
     with pytest.raises(MismatchError) as caught:
         hvd.init(process_sets=[hvd.ProcessSet(ranks)])
@@ -87,7 +82,6 @@ def test_ranks_that_name_different_sets_are_told() -> None:
 @pytest.mark.quick
 @on_ranks(3)
 def test_sets_come_and_go() -> None:
-    import horovod.numpy as hvd
     from horovod.bindings.process_sets import process_set_ids_and_ranks
 
     first, second = hvd.add_process_set([0, 1]), hvd.add_process_set(hvd.ProcessSet([2, 1]))
@@ -123,8 +117,6 @@ def test_sets_come_and_go() -> None:
 
 @on_ranks(3)
 def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
-    import horovod.numpy as hvd
-
     pair = hvd.add_process_set([0, 2])
     calls = [
         lambda: hvd.allreduce(np.ones(1), process_set=pair),
@@ -159,8 +151,6 @@ def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
 
 @on_ranks(1, init=False)
 def test_before_init() -> None:
-    import horovod.numpy as hvd
-
     for call in (lambda: hvd.add_process_set([0]), lambda: hvd.barrier()):
         with pytest.raises(NotInitializedError):
             call()
@@ -170,8 +160,6 @@ def test_before_init() -> None:
 
 def _overlapping(rounds: int) -> None:
     """Every rank works in its sets in an order of its own."""
-    import horovod.numpy as hvd
-
     rank, rng = hvd.rank(), random.Random(hvd.rank())
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2], [3, 4], [1, 2, 3], [4])]
     mine = [process_set for process_set in [*sets, hvd.global_process_set] if process_set.included()]
@@ -196,8 +184,6 @@ def test_overlapping_sets_at_work_at_once() -> None:
 @on_ranks(4, returns=[300, 300, 3, 3])
 def test_disjoint_sets_do_not_wait_for_each_other() -> int:
     """Two sets that never meet: one does much, the other little; neither waits for the other."""
-    import horovod.numpy as hvd
-
     left, right = hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])
     mine, count = (left, 300) if hvd.rank() < 2 else (right, 3)
     for i in range(count):
@@ -207,8 +193,6 @@ def test_disjoint_sets_do_not_wait_for_each_other() -> int:
 
 @on_ranks(3)
 def test_a_reused_id_has_no_past() -> None:
-    import horovod.numpy as hvd
-
     rank = hvd.rank()
     for turn, ranks in enumerate([[0, 1], [1, 2], [0, 2], [0, 1]]):
         process_set = hvd.add_process_set(ranks)
@@ -223,8 +207,6 @@ def test_a_reused_id_has_no_past() -> None:
 
 
 def _removed_too_early() -> str:
-    import horovod.numpy as hvd
-
     pair = hvd.add_process_set([0, 1])
     handle = hvd.allreduce_async(np.ones(2), name="early", process_set=pair) if hvd.rank() == 0 else None
     hvd.remove_process_set(pair)

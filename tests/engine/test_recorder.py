@@ -19,15 +19,16 @@ from heard import heard
 from kernel import tells_how_processes_end
 from launching import PATIENT
 
+import horovod.numpy as hvd
+from horovod import context
 from horovod.engine import times
+from horovod.links.shm import peers
 from horovod.observe.recorder import DEFAULT_FOLDER, Trigger
 from horovod.timeline.doctor import examine
 from horovod.timeline.dumps import read_folder
 
 
 def _work_then_signal(folder: str, times: int) -> None:
-    import horovod.numpy as hvd
-
     os.chdir(folder)
     for i in range(times):
         hvd.allreduce(np.ones(3, np.float32), name="w")
@@ -65,18 +66,12 @@ def test_a_signal_to_one_rank_makes_all_write(tmp_path: Path) -> None:
 
 @on_ranks(1, returns=[times.CAPACITY])
 def test_the_ring_forgets_the_oldest() -> int:
-    import horovod.numpy as hvd
-    from horovod import context
-
     for _ in range(times.CAPACITY + 100):
         hvd.allreduce(np.ones(1), name="w")
     return len(context.engine().ring)
 
 
 def _one_leaves() -> None:
-    import horovod.numpy as hvd
-    from horovod.links.shm import peers
-
     peers._COLLECT_TRIES = 4000  # the parent collects when the machine lets it
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 1:
@@ -147,9 +142,6 @@ def test_debugging_shows_tracebacks_as_they_are(tmp_path: Path) -> None:
 
 
 def _stall_and_read(folder: str) -> Any:
-    import horovod.numpy as hvd
-    from horovod import context
-
     blame_only(1, {"gradient": (0, 2)})
     if hvd.rank() == 1:
         while context.engine().failure is None:
@@ -177,9 +169,6 @@ def test_a_stall_is_written_down_by_all_ranks(tmp_path: Path) -> None:
 
 
 def _write_nowhere() -> list[str]:
-    import horovod.numpy as hvd
-    from horovod import context
-
     with heard() as messages:
         os.kill(os.getpid(), signal.SIGUSR1)
     hvd.allreduce(np.ones(1))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, on_ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.errors import HorovodInternalError, NotInitializedError, PeerLostError, RequestError
 from horovod.transports.shm import futex
 
@@ -24,8 +28,6 @@ def _until(condition: Any) -> None:
 
 def _handles(what: str) -> list[Any]:
     """Do something in a signal handler, while the main thread waits in the engine; rank 1 comes when it is done."""
-    import horovod.numpy as hvd
-
     found: list[Any] = []
 
     def handler(*_: Any) -> None:
@@ -68,10 +70,6 @@ def test_who_we_are_and_what_we_do_can_be_asked_in_a_signal_handler() -> None:
 
 
 def _leaves_in_handler(peer_dies: bool) -> str:
-    import os
-
-    import horovod.numpy as hvd
-
     hvd.barrier()
     if hvd.rank() == 1:
         if peer_dies:
@@ -116,8 +114,6 @@ def test_a_fence_inside_a_fence() -> None:
 
 @on_ranks(1, returns=[0])
 def test_shutdown_while_other_threads_work() -> int:
-    import horovod.numpy as hvd
-
     ended: list[str] = []
 
     def work(index: int) -> None:
@@ -146,8 +142,6 @@ def test_shutdown_while_other_threads_work() -> int:
 
 
 def _leaves_with_operations_in_flight() -> list[str]:
-    import horovod.numpy as hvd
-
     errors: list[str] = []
     hvd.barrier()
     if hvd.rank() == 1:
@@ -179,8 +173,6 @@ def test_who_leaves_is_told_so_in_all_its_threads() -> None:
 
 
 def _outstanding(count: int) -> int:
-    import horovod.numpy as hvd
-
     one = np.ones(1)
     handles = [hvd.allreduce_async(one, name=f"n{i}") for i in range(count)]
     for handle in handles:
@@ -196,11 +188,6 @@ def test_sixty_thousand_handles_are_not_looked_through_for_each_submission() -> 
 
 def _finalizer_inside(in_thread: bool) -> list[str]:
     """The last user of a tensor goes while its rank executes the operation on it."""
-    import ctypes
-    import weakref
-
-    import horovod.numpy as hvd
-
     told: list[str] = []
     later: list[int] = []
 

@@ -11,6 +11,7 @@ import pytest
 from elastic_job import ElasticJob
 from harness import run_ranks
 
+import horovod.numpy as hvd
 from horovod import context
 from horovod.core.membership_events import Begin, Leaving, Policy, Slot
 from horovod.errors import DismissedError, HorovodInternalError, InitError, NotInitializedError
@@ -18,8 +19,6 @@ from horovod.errors import DismissedError, HorovodInternalError, InitError, NotI
 
 def steps(goal: int) -> list[tuple[int, ...]]:
     """Sum up until ``goal`` generations have come and one more step is made; return generation and former rank."""
-    import horovod.numpy as hvd
-
     hvd.init()
     with pytest.raises(NotInitializedError, match=r"has not joined the other ranks .*hvd\.elastic\.run"):
         hvd.allreduce(np.ones(1), name="too early")
@@ -100,8 +99,6 @@ def test_a_member_that_leaves_ends_well_and_the_others_go_on() -> None:
 
 def test_a_process_that_is_stopped_while_all_meet_is_fenced() -> None:
     def stops_once() -> int:
-        import horovod.numpy as hvd
-
         hvd.init()
         context.renew()
         if hvd.rank() == 1 and context.membership().number == 1:

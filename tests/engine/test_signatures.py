@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
 
+import horovod.numpy as hvd
+from horovod import context
+from horovod.errors import MismatchError
+
 
 def _declarations(engine: Any) -> list[int]:
     """Count what the channel declares from now on."""
@@ -25,9 +29,6 @@ def _declarations(engine: Any) -> list[int]:
 
 
 def _declared_once() -> int:
-    import horovod.numpy as hvd
-    from horovod import context
-
     count = _declarations(context.engine())
     array = np.ones(10)
     for _ in range(50):
@@ -44,8 +45,6 @@ def test_a_loop_declares_each_of_its_operations_once(size: int) -> None:
 
 def _differences() -> None:
     """Everything that makes a request another one, under one name, in random order."""
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     total = size * (size - 1) // 2
     rng = random.Random(7)
@@ -94,8 +93,6 @@ def test_whatever_differs_makes_another_request(size: int, capacity: str) -> Non
 
 @on_ranks(3, env={"HOROVOD_CACHE_CAPACITY": "4"})
 def test_requests_in_flight_are_never_forgotten() -> None:
-    import horovod.numpy as hvd
-
     rng = random.Random(hvd.rank())
     for turn in range(10):
         names = list(range(30))
@@ -107,8 +104,6 @@ def test_requests_in_flight_are_never_forgotten() -> None:
 
 @on_ranks(2, env={"HOROVOD_CACHE_CAPACITY": "1"})
 def test_a_single_signature_at_a_time_is_enough() -> None:
-    import horovod.numpy as hvd
-
     for i in range(60):
         n = i % 7
         assert hvd.allreduce(np.full(n + 1, 1.0), name=str(n), op=hvd.Sum).tolist() == [2] * (n + 1)
@@ -117,9 +112,6 @@ def test_a_single_signature_at_a_time_is_enough() -> None:
 @on_ranks(2)
 def test_lines_of_code_that_no_longer_exists_are_right() -> None:
     """Code objects come and go, at the same addresses: their lines must not be mixed up."""
-    import horovod.numpy as hvd
-    from horovod.errors import MismatchError
-
     for i in range(20):
         source = "\n" * i + "hvd.allreduce(numpy.ones(size), name='x')"
         exec(compile(source, f"script{i}.py", "exec"), {"hvd": hvd, "numpy": np, "size": 3})
@@ -133,9 +125,6 @@ def test_lines_of_code_that_no_longer_exists_are_right() -> None:
 
 @on_ranks(2, returns=[2, 2])
 def test_each_line_is_remembered_for_its_errors() -> int:
-    import horovod.numpy as hvd
-    from horovod import context
-
     count = _declarations(context.engine())
     for _ in range(10):
         hvd.allreduce(np.ones(1), name="x")
@@ -146,8 +135,6 @@ def test_each_line_is_remembered_for_its_errors() -> int:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @on_ranks()
 def test_groups_of_all_sorts() -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     total = size * (size - 1) // 2
     for shapes in ([(3,), (2, 2)], [(3,)], [(2, 2), (3,)], [(0,), (1,), ()], [(60_000,), (1,)], [(3,), (2, 2)]):

@@ -19,7 +19,10 @@ from harness import LIMIT_S, Ranks
 from heard import heard
 from launching import PATIENT
 
+import horovod.numpy as hvd
+from horovod import context
 from horovod.errors import StallError
+from horovod.transports.shm.staging import Staging
 
 SIZE, VICTIM = 3, 1
 TIMES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
@@ -29,8 +32,6 @@ def _rank(
     victim: int, misbehave: Callable[[], None], follow: Callable[[], None], waiting: dict[str, tuple[int, ...]]
 ) -> tuple[list[str], list[str]]:
     """Return this rank's warnings, and what its calls raised: the one in flight, and the next."""
-    import horovod.numpy as hvd
-
     if waiting:
         blame_only(victim, waiting)
     raised = []
@@ -47,14 +48,10 @@ def _rank(
 
 
 def _gradient() -> None:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(3), name="gradient")
 
 
 def _endless_python_loop() -> None:
-    from horovod import context
-
     number = 0
     while context.engine().failure is None:
         number += 1
@@ -176,8 +173,6 @@ def _nothing() -> None:
 
 
 def _stop_in_the_middle() -> None:
-    from horovod.transports.shm.staging import Staging
-
     original = Staging.exchange
 
     def stopping(self: Any, *args: Any) -> None:
@@ -188,8 +183,6 @@ def _stop_in_the_middle() -> None:
 
 
 def _large() -> None:
-    import horovod.numpy as hvd
-
     hvd.allreduce_(np.ones(500_000), name="large")
 
 
@@ -206,8 +199,6 @@ def test_a_rank_that_stops_in_the_middle_of_an_operation() -> None:
 
 
 def _two_then_one() -> None:
-    import horovod.numpy as hvd
-
     handles = [hvd.allreduce_async(np.ones(3), name=f"many.{i}") for i in range(6)]
     for handle in handles:
         hvd.synchronize(handle)
@@ -243,8 +234,6 @@ def test_a_warning_alone_ends_nothing(tmp_path: Path) -> None:
 
 
 def _join() -> None:
-    import horovod.numpy as hvd
-
     if hvd.rank() == VICTIM:
         time.sleep(2.5)
     hvd.join()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from harness import run_ranks
 
+import horovod.numpy as hvd
 from horovod.engine.stats import Stats, Usage
 
 
@@ -23,8 +24,6 @@ def test_fusion_efficiency() -> None:
 
 
 def _work(count: int) -> Any:
-    import horovod.numpy as hvd
-
     for _ in range(count):
         hvd.allreduce(np.ones(25, np.float32), name="a")
     hvd.grouped_allreduce([np.ones(5), np.ones(5)], name="g")
@@ -51,8 +50,6 @@ def test_what_is_counted(capacity: str) -> None:
 
 
 def _fused() -> Any:
-    import horovod.numpy as hvd
-
     hvd.barrier()
     while not hvd.stats().fused:
         handles = [hvd.allreduce_async(np.ones(100_000, np.float32), name=f"x{i}") for i in range(30)]

@@ -16,6 +16,7 @@ import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 from launching import horovodrun
 
+import horovod.numpy as hvd
 from horovod.engine.times import CAPACITY
 from horovod.errors import NotInitializedError
 
@@ -39,8 +40,6 @@ def of_tensor(events: list[Event], rank: int, name: str) -> list[Event]:
 
 
 def _a_few() -> None:
-    import horovod.numpy as hvd
-
     for i in range(3):
         hvd.allreduce(np.arange(3, dtype=np.float32), name="test_allreduce")
         hvd.synchronize(hvd.allgather_async(np.ones((2, 2)), name=f"gather.{i}"))
@@ -112,8 +111,6 @@ def test_the_schema_of_the_trace_format(tmp_path: Path) -> None:
 
 
 def _dynamic(folder: str) -> list[str]:
-    import horovod.numpy as hvd
-
     mine = Path(folder) / str(hvd.rank())  # every rank names a file of its own; that of rank 0 counts
     mine.mkdir()
     for number, mark in enumerate((True, False)):
@@ -138,8 +135,6 @@ def test_started_and_stopped_by_hand_without_any_variable(tmp_path: Path) -> Non
 
 def _at_work(path: str) -> bool:
     """Horovod's tests look into the file a tenth of a second after the operation."""
-    import horovod.numpy as hvd
-
     hvd.start_timeline(path, mark_cycles=True)
     hvd.allreduce(np.ones(3), name="early")
     deadline = time.monotonic() + LIMIT_S / 2
@@ -157,8 +152,6 @@ def test_events_are_in_the_file_while_the_job_goes_on(tmp_path: Path) -> None:
 
 
 def _alone(path: str) -> int:
-    import horovod.numpy as hvd
-
     hvd.start_timeline(path)
     hvd.start_timeline(path)
     hvd.allreduce(np.ones(3), name="x")
@@ -171,8 +164,6 @@ def test_one_rank_alone(tmp_path: Path) -> None:
 
 
 def test_the_calls_need_a_job() -> None:
-    import horovod.numpy as hvd
-
     for call in (lambda: hvd.start_timeline("x"), hvd.stop_timeline, hvd.stats):
         with pytest.raises(NotInitializedError):
             call()
@@ -185,8 +176,6 @@ def test_a_file_that_cannot_be_written_is_an_error_of_init(tmp_path: Path) -> No
 
 
 def _many(count: int) -> None:
-    import horovod.numpy as hvd
-
     handles = []
     for i in range(count):
         handles.append(hvd.allreduce_async(np.ones(8, np.float32), name=f"g{i % 50}"))
@@ -223,8 +212,6 @@ def test_nothing_is_lost_under_load(tmp_path: Path) -> None:
 
 
 def _until_killed(path: str) -> None:
-    import horovod.numpy as hvd
-
     while True:
         hvd.allreduce(np.ones(8, np.float32), name="x")
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
+from later import later
+
+hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
 def _names(program: Any, *args: Any) -> list[str]:
     """The keys of the collectives that one execution of a program submits, in order."""
-    import jax
-
     from horovod import context
 
     ring = context.engine().ring
@@ -23,11 +24,6 @@ def _names(program: Any, *args: Any) -> list[str]:
 
 
 def _rematerialised() -> list[list[str]]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     x = jnp.arange(4.0) + hvd.rank()
 
     def layer(x: Any) -> Any:
@@ -52,11 +48,6 @@ def test_what_runs_again_in_backward_has_the_same_names_on_all_ranks() -> None:
 
 @on_ranks(2, framework="jax")
 def test_batches_of_loops_loops_of_batches_and_conditions() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     x = jnp.arange(4.0) + hvd.rank()
     doubled = (np.arange(4.0) * 2 + 1) * 2
 
@@ -100,11 +91,6 @@ def test_batches_of_loops_loops_of_batches_and_conditions() -> None:
 
 @on_ranks(2, framework="jax")
 def test_arguments_that_are_donated_kept_or_sent() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     rank = hvd.rank()
     total = np.arange(5000.0) * 2 + 1
 
@@ -150,11 +136,6 @@ def test_arguments_that_are_donated_kept_or_sent() -> None:
 
 
 def _threads() -> dict[int, list[float]]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     found: dict[int, list[float]] = {}
 
     def work(factor: int) -> None:
@@ -177,10 +158,6 @@ def test_programs_of_two_threads() -> None:
 
 @on_ranks(2, framework="jax")
 def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
     from horovod.errors import RequestError
 
     one, key = jnp.ones(()), jax.random.key(0)
@@ -209,11 +186,6 @@ def test_what_cannot_work_is_refused_when_it_is_traced() -> None:
 
 
 def _leaves_in_flight() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     hvd.init()
     step = jax.jit(lambda x: hvd.allreduce(x @ x / 300))
     x = jnp.ones((300, 300))

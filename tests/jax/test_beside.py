@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 
 from harness import Ranks, on_ranks
+from later import later
+
+hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
 def _input_workers() -> float:
@@ -34,11 +37,6 @@ def test_input_workers_that_are_forked_or_spawned_disturb_nothing() -> None:
 
 @on_ranks(2, framework="jax", returns=[([3.0, 3.0], 1), ([3.0, 3.0, 2.0], 1)])
 def test_ranks_that_joined_take_no_part() -> tuple[list[float], int]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     program = jax.jit(lambda x: hvd.allreduce({"sum": x}, op=hvd.Sum)["sum"][0])
     seen = [float(program(jnp.ones(3) * (1 + hvd.rank()))) for _ in range(2 + hvd.rank())]
     last = hvd.join()
@@ -48,11 +46,8 @@ def test_ranks_that_joined_take_no_part() -> tuple[list[float], int]:
 
 @on_ranks(2, framework="jax", returns=[(1.0, 1.0)] * 2)
 def test_torch_and_jax_in_one_process() -> tuple[float, float]:
-    import jax
-    import jax.numpy as jnp
     import torch
 
-    import horovod.jax as hvd
     import horovod.torch as hvd_torch
 
     program = jax.jit(lambda x: hvd.allreduce(x, name="x"))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import on_ranks
 from jax_modes import with_64_bits
+from later import later
+
+hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
 def _both_ways(function: Any, *args: Any) -> list[Any]:
-    import jax
-
     # A function of its own: JAX remembers what it compiled for one, also when this process is a rank of another job.
     return [function(*args), jax.jit(lambda *args: function(*args))(*args)]
 
@@ -19,11 +21,6 @@ def _both_ways(function: Any, *args: Any) -> list[Any]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @on_ranks(framework="jax")
 def test_each_collective_eagerly_and_in_a_program() -> None:
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-
     rank, size = hvd.rank(), hvd.size()
     x = jnp.arange(6.0).reshape(6, 1) + 10 * rank
     whole = np.stack([np.arange(6.0).reshape(6, 1) + 10 * r for r in range(size)])
@@ -48,11 +45,6 @@ def test_each_collective_eagerly_and_in_a_program() -> None:
 
 @on_ranks(1, framework="jax", returns=[0])
 def test_lengths_that_vary_compile_nothing_that_would_stay() -> int:
-    import jax
-    import numpy as np
-
-    import horovod.jax as hvd
-
     compiled: list[str] = []
 
     def note(event: str, _: float, **__: object) -> None:
@@ -74,11 +66,6 @@ def test_lengths_that_vary_compile_nothing_that_would_stay() -> int:
 
 @on_ranks(3, framework="jax")
 def test_numbers_of_rows_may_differ_eagerly() -> None:
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-
     rank, size = hvd.rank(), hvd.size()
     rows = jnp.full((rank, 2), rank, jnp.int32)
     want = np.concatenate([np.full((r, 2), r) for r in range(size)])
@@ -96,12 +83,6 @@ def test_numbers_of_rows_may_differ_eagerly() -> None:
 
 @on_ranks(2, framework="jax")
 def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-
     rank = hvd.rank()
     tree = {"w": jnp.ones((2, 2)) * rank, "n": np.int32(rank), "f": len, "none": None, "float": 2.0 * rank}
 
@@ -130,11 +111,6 @@ def test_pytrees_travel_as_one_and_other_leaves_stay() -> None:
 @on_ranks(2, framework="jax")
 def test_numbers_are_broadcast_with_the_parameters() -> None:
     import flax.serialization
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
 
     rank = hvd.rank()
     numbers = [
@@ -171,11 +147,6 @@ def test_numbers_are_broadcast_with_the_parameters() -> None:
 
 @on_ranks(2, framework="jax")
 def test_dtypes() -> None:
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-
     names = ["bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"]
     for name in names:
         x = jnp.array([0, 1, 1], dtype=name)
@@ -202,11 +173,6 @@ def test_dtypes() -> None:
 
 @on_ranks(2, framework="jax")
 def test_random_keys_are_broadcast_and_never_combined() -> None:
-    import jax
-    import numpy as np
-
-    import horovod.jax as hvd
-
     rank = hvd.rank()
     for key in (jax.random.key(rank), jax.random.PRNGKey(rank), jax.random.key(rank, impl="rbg")):
         for got in _both_ways(lambda key: hvd.broadcast(key, 1), key):
@@ -223,12 +189,6 @@ def test_random_keys_are_broadcast_and_never_combined() -> None:
 
 @on_ranks(2, framework="jax")
 def test_donated_buffers() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-
     step = jax.jit(lambda x: hvd.allreduce(x * 2), donate_argnums=0)
     x = jnp.arange(100_000.0)
     want = np.array(x)

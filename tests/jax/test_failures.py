@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
+from later import later
 
-from horovod.errors import PeerLostError
+from horovod import context
+from horovod.errors import MismatchError, PeerLostError, RequestError
+
+hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
 def _mismatch() -> list[str]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-    from horovod.errors import MismatchError
-
     rank, told = hvd.rank(), []
     program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
     for function in (program, lambda x: hvd.allreduce(x, op=hvd.Sum)):
@@ -40,8 +40,6 @@ def _mismatch() -> list[str]:
 
 
 def _fail(x: Any) -> Any:
-    import jax
-
     def callback(x: Any) -> Any:
         raise ValueError("not ours")
 
@@ -58,12 +56,6 @@ def test_a_mismatch_in_a_program_is_told_on_every_rank_with_the_line() -> None:
 
 @on_ranks(2, framework="jax")
 def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-    from horovod.errors import RequestError
-
     x = jnp.ones(4)
     for call in (
         lambda: hvd.barrier(),
@@ -90,11 +82,6 @@ def test_what_has_no_place_in_a_program_is_refused_with_a_remedy() -> None:
 
 
 def _loses_a_rank(size: int, what: str) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     def step(carry: Any, _: Any) -> Any:
         return hvd.allreduce(carry @ carry / size) / carry.shape[0], None
 
@@ -126,11 +113,7 @@ def test_a_rank_that_is_killed_ends_the_programs_of_the_others(size: int, what: 
 
 
 def _one_thread() -> float:
-    import jax
-    import jax.numpy as jnp
     import optax
-
-    import horovod.jax as hvd
 
     assert len(os.sched_getaffinity(0)) == 1
     params = [jnp.ones((600, 600)) / 600 for _ in range(4)]
@@ -166,13 +149,7 @@ def test_one_thread_is_enough() -> None:
 
 
 def _several_devices() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    import horovod.jax as hvd
-    from horovod.errors import RequestError
 
     assert jax.device_count() == 2
     mesh = Mesh(np.array(jax.devices()), ("local",))
@@ -206,15 +183,6 @@ def test_several_local_devices() -> None:
 
 @on_ranks(2, framework="jax")
 def test_an_interrupt_in_a_program_is_one_outside_and_leaves_xlas_memory_alone() -> None:
-    import threading
-
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-    from horovod import context
-
     program = jax.jit(lambda x: hvd.allreduce(x + 1, op=hvd.Sum, name="once"))
     for count in (3, 300_000):
         x = jnp.zeros(count)

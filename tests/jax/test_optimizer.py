@@ -9,16 +9,15 @@ import pytest
 from harness import on_ranks, run_ranks
 from heard import heard
 from jax_modes import with_64_bits
+from later import later
+
+hvd, jax, jnp, optax = later("horovod.jax"), later("jax"), later("jax.numpy"), later("optax")
 
 STEPS = 6
 
 
 def _train(optimizer: Any, jit: bool, inputs: Any, targets: Any, passes: int = 1) -> tuple[Any, Any]:
     """Train a small network on this rank's rows; the parameters and the optimizer's state after it."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
     keys = jax.random.split(jax.random.key(0), 2)
     params = {
         "hidden": jax.random.normal(keys[0], (5, 7), jnp.float64),
@@ -51,11 +50,6 @@ def _data() -> tuple[Any, Any]:
 
 
 def _equality(jit: bool) -> list[bytes]:
-    import jax
-    import optax
-
-    import horovod.jax as hvd
-
     inputs, targets = _data()
     mine = slice(hvd.rank() * 12 // hvd.size(), (hvd.rank() + 1) * 12 // hvd.size())
     found = []
@@ -82,11 +76,6 @@ def test_ranks_train_as_one_process_does_and_have_the_same_bits(jit: bool) -> No
 @pytest.mark.parametrize("jit", [False, True])
 @on_ranks(2, framework="jax")
 def test_accumulated_gradients_travel_once_a_step(jit: bool) -> None:
-    import jax
-    import optax
-
-    import horovod.jax as hvd
-
     inputs, targets = _data()
     mine = slice(hvd.rank() * 6, hvd.rank() * 6 + 6)
     with with_64_bits():
@@ -108,11 +97,6 @@ def test_accumulated_gradients_travel_once_a_step(jit: bool) -> None:
 
 @on_ranks(2, framework="jax")
 def test_arguments_of_the_optimizer() -> None:
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    import horovod.jax as hvd
     from horovod.errors import RequestError
 
     rank = hvd.rank()
@@ -143,12 +127,6 @@ def test_arguments_of_the_optimizer() -> None:
 
 
 def _without_broadcast(jit: bool) -> list[str]:
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    import horovod.jax as hvd
-
     with heard() as said:
         params = {"same": jnp.ones(3), "layer": {"w": jnp.ones(2) * hvd.rank()}}
         optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))

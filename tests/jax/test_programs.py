@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
+from later import later
+
+from horovod import context
+from horovod.errors import MismatchError
+
+hvd, jax, jnp = later("horovod.jax"), later("jax"), later("jax.numpy")
 
 
 def _names(program: Any, *args: Any) -> list[str]:
     """The keys of the collectives that one execution of a program submits, in order."""
-    import jax
-
-    from horovod import context
-
     ring = context.engine().ring
     before = ring[-1] if ring else None
     jax.block_until_ready(program(*args))
@@ -25,11 +29,6 @@ def _names(program: Any, *args: Any) -> list[str]:
 
 @on_ranks(1, framework="jax")
 def test_names_come_from_program_and_line_and_are_numbered() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     x = jnp.ones(3)
 
     def twice(x: Any) -> Any:
@@ -64,11 +63,6 @@ def test_names_come_from_program_and_line_and_are_numbered() -> None:
 
 
 def _order(rank_matters: bool) -> list[str]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     def program(x: Any) -> Any:
         found = []
         for i in range(8):
@@ -111,12 +105,6 @@ def test_calls_run_in_the_order_of_the_trace_on_ranks_whose_programs_differ(way:
 @pytest.mark.parametrize("way", ["_directly", "_through_buffers", "_through_arrays"])
 @on_ranks(2, framework="jax")
 def test_each_way_into_a_program(way: str) -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import horovod.jax as hvd
-    from horovod.errors import MismatchError
     from horovod.jax import lowering
 
     lowering.register(getattr(lowering, way))
@@ -162,11 +150,6 @@ def test_ranks_that_nobody_gave_a_gpu_are_told_once_per_host() -> list[bool]:
 
 
 def _kept_on_disk(folder: str, values: list[float]) -> list[float]:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -187,11 +170,6 @@ def test_programs_that_jax_keeps_on_disk(tmp_path: Any) -> None:
 
 
 def _another_world() -> float:
-    import jax
-    import jax.numpy as jnp
-
-    import horovod.jax as hvd
-
     # The same function in a job of another size, as in a notebook: what was compiled for the old one does not fit.
     global _program
     hvd.init()
@@ -202,10 +180,6 @@ def _another_world() -> float:
 
 def test_a_program_of_a_job_of_another_size_is_compiled_anew() -> None:
     def both() -> list[float]:
-        import os
-
-        import horovod.jax as hvd
-
         found = [_another_world()]
         hvd.shutdown()
         for name in ("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"):
@@ -219,8 +193,6 @@ def test_a_program_of_a_job_of_another_size_is_compiled_anew() -> None:
 
 @on_ranks(1, init=False, framework="jax")
 def test_results_are_made_where_xla_wants_them() -> None:
-    import numpy as np
-
     from horovod.jax.calls import _Into
 
     ours = np.empty(2, np.float32)

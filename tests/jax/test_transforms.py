@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import on_ranks
+from later import later
+
+hvd_torch, jax, jnp, torch = later("horovod.torch"), later("jax"), later("jax.numpy"), later("torch")
 
 CASES: dict[str, Any] = {
     "average": lambda hvd, x: hvd.allreduce(x),
@@ -26,13 +30,7 @@ CASES: dict[str, Any] = {
 
 @on_ranks(2, framework="jax")
 def test_gradients_are_those_of_torch() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import torch
-
     import horovod.jax as hvd
-    import horovod.torch as hvd_torch
 
     rank = hvd.rank()
     values = np.array([[0.5, 2.0], [0.0, 3.0], [-1.0, 4.0], [2.5, -3.0]], np.float32) * (1 + rank)
@@ -51,13 +49,7 @@ def test_gradients_are_those_of_torch() -> None:
 
 @on_ranks(3, framework="jax")
 def test_gradients_of_uneven_rows() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import torch
-
     import horovod.jax as hvd
-    import horovod.torch as hvd_torch
 
     rank, size = hvd.rank(), hvd.size()
     rows = np.arange(2.0 * (rank + 1), dtype=np.float32).reshape(-1, 2)
@@ -73,10 +65,6 @@ def test_gradients_of_uneven_rows() -> None:
 
 @on_ranks(2, framework="jax")
 def test_forward_mode_second_order_and_batches() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     import horovod.jax as hvd
 
     x = jnp.array([1.0, 2.0, 3.0]) + hvd.rank()
@@ -104,10 +92,6 @@ def test_forward_mode_second_order_and_batches() -> None:
 
 @on_ranks(2, framework="jax")
 def test_loops_and_branches() -> None:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     import horovod.jax as hvd
 
     rank = hvd.rank()
@@ -139,10 +123,6 @@ def test_loops_and_branches() -> None:
 @on_ranks(3, framework="jax")
 def test_two_calls_of_one_name_in_a_program_do_not_mix() -> None:
     """Two calls of one name, or of one line, in one program: each gets its own result and its own gradient."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     import horovod.jax as hvd
 
     rank, size = hvd.rank(), hvd.size()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import on_ranks
 from heard import heard
+from later import later
+
+hvd, keras = later("horovod.keras"), later("keras")
 
 
 def _start() -> list[bool]:
-    import keras
     from keras_models import data, fit, is_same_everywhere, shard, small
-
-    import horovod.keras as hvd
 
     class Unbuilt(keras.Model):
         def __init__(self) -> None:
@@ -55,8 +57,6 @@ def test_all_ranks_begin_with_the_model_of_one_but_for_local_layers(ranks: Calla
 def _again() -> list[bool]:
     from keras_models import data, is_same_everywhere, shard, small
 
-    import horovod.keras as hvd
-
     callback, equal = hvd.callbacks.BroadcastGlobalVariablesCallback(0), []
     kept = small(seed=9)
     for fold in range(4):  # first with new models on all ranks, then on rank 0 alone
@@ -75,11 +75,8 @@ def test_one_callback_serves_one_model_after_another(ranks: Callable[..., list[A
 @pytest.mark.slow
 @on_ranks(2, framework="keras-tensorflow", returns=[([True, True], [])] * 2)
 def test_models_with_optimizers_of_their_own_begin_alike_too() -> tuple[list[bool], list[str]]:
-    import keras
     import tensorflow as tf
     from keras_models import data, fit, is_same_everywhere
-
-    import horovod.keras as hvd
 
     class Pair(keras.Model):
         """As in Keras' guides: two models, each with its optimizer, and a step of its own."""
@@ -108,8 +105,6 @@ def test_models_with_optimizers_of_their_own_begin_alike_too() -> tuple[list[boo
 def _missing() -> list[str]:
     from keras_models import data, shard, small
 
-    import horovod.keras as hvd
-
     with heard() as told:
         model = small(seed=hvd.rank())
         model.compile(hvd.DistributedOptimizer("sgd"), "mse")
@@ -132,11 +127,7 @@ def test_a_missing_broadcast_or_wrapper_is_told_in_the_first_step(ranks: Callabl
 
 
 def _uneven(kind: str) -> str:
-    import warnings
-
     from keras_models import data, small
-
-    import horovod.keras as hvd
 
     x, y = data()
     steps = 3 + hvd.rank()
@@ -177,11 +168,7 @@ def test_different_numbers_of_steps_are_an_error_that_says_what_to_do(
 
 
 def _rates() -> tuple[list[float], list[float], dict[str, float]]:
-    import keras
-    import numpy as np
     from keras_models import data, fit, small
-
-    import horovod.keras as hvd
 
     class See(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -209,8 +196,6 @@ def test_learning_rates_warm_up_and_follow_their_schedule(ranks: Callable[..., l
 
 
 def _two_lengths() -> list[Any]:
-    import horovod.keras as hvd
-
     counted = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False)
     given = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: epoch, staircase=False, steps_per_epoch=3)
     found = []
@@ -227,11 +212,6 @@ def test_a_schedule_counts_the_steps_of_each_fit(ranks: Callable[..., list[Any]]
 
 
 def _momentum() -> list[float]:
-    import keras
-    import numpy as np
-
-    import horovod.keras as hvd
-
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5)), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -248,10 +228,7 @@ def test_velocities_are_scaled_with_the_learning_rate(ranks: Callable[..., list[
 
 
 def _best(folder: Path) -> list[str]:
-    import keras
     from keras_models import fit, small
-
-    import horovod.keras as hvd
 
     model = small(seed=0)
     model.compile(hvd.DistributedOptimizer("sgd"), "mse")

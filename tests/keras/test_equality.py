@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from later import later
+
+hvd, keras = later("horovod.keras"), later("keras")
 
 KINDS = {
     "sgd": ("SGD", {"learning_rate": 0.1}),
@@ -21,11 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def _train(eagerly: bool, kind: str, options: list[dict[str, Any]]) -> list[float]:
-    import keras
-    import numpy as np
     from keras_models import data, distance, exact, fit, is_same_everywhere
-
-    import horovod.keras as hvd
 
     name, arguments = KINDS[kind]
     found = []
@@ -55,10 +55,7 @@ def test_ranks_train_as_one_process(ranks: Callable[..., list[Any]], kind: str, 
 
 
 def _in_steps() -> list[int]:
-    import keras
     from keras_models import exact, fit
-
-    import horovod.keras as hvd
 
     counts = []
     steps = 1 if keras.backend.backend() == "torch" else 3
@@ -77,11 +74,7 @@ def test_each_update_is_reduced_once(ranks: Callable[..., list[Any]]) -> None:
 
 
 def _in_passes(options: dict[str, Any]) -> tuple[float, int]:
-    import keras
-    import numpy as np
     from keras_models import data, distance, exact, fit
-
-    import horovod.keras as hvd
 
     model, alone = exact(seed=1), exact(seed=1)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2, **options)
@@ -102,11 +95,7 @@ def test_gradients_of_several_passes_make_one_update(ranks: Callable[..., list[A
 
 
 def _arguments() -> list[tuple[str, bool, float]]:
-    import keras
-    import numpy as np
     from keras_models import is_same_everywhere, shard
-
-    import horovod.keras as hvd
 
     random = np.random.default_rng(0)
     words, targets = random.integers(0, 20, size=(64, 4)), random.normal(size=(64, 3)).astype("float32")

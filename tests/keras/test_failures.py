@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 import pytest
 from harness import Ranks, on_ranks, run_ranks
 from heard import heard
+from later import later
+
+from horovod.errors import RequestError
+
+hvd, keras = later("horovod.keras"), later("keras")
 
 
 def _until_somebody_dies() -> tuple[str, str]:
-    import keras
     import keras_models
-
-    import horovod.keras as hvd
 
     class Dies(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
@@ -42,12 +45,6 @@ def test_a_rank_that_is_killed_ends_the_fit_of_the_others(backend: str) -> None:
 
 @on_ranks(2, framework="keras-jax")
 def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> None:
-    import keras
-    import numpy as np
-
-    import horovod.keras as hvd
-    from horovod.errors import RequestError
-
     variable = keras.Variable(np.full(3, hvd.rank() + 1.0))
     if hvd.rank() == 1:
         variable.value.delete()
@@ -60,11 +57,6 @@ def test_values_that_a_failed_step_of_jax_took_along_come_from_the_root() -> Non
 
 
 def _interrupted() -> list[str]:
-    import keras
-    import numpy as np
-
-    import horovod.keras as hvd
-
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 

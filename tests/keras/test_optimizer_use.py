@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import Ranks, run_ranks
+from later import later
+
+from horovod.errors import MismatchError
+
+hvd, keras = later("horovod.keras"), later("keras")
 
 
 def _mixed() -> list[Any]:
-    import keras
-    import numpy as np
     from keras_models import data, is_same_everywhere, shard, small
-
-    import horovod.keras as hvd
 
     x, y = map(shard, data())
     if hvd.rank() == 1:
@@ -43,10 +46,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Callable[..., list
 
 
 def _of_two(members: list[int]) -> tuple[bool, bool]:
-    import keras
     from keras_models import data, distance, small
-
-    import horovod.keras as hvd
 
     ranks = hvd.add_process_set(members)
     x, y = (values[hvd.rank() * 16 :][:16] for values in data())
@@ -67,11 +67,8 @@ def test_ranks_of_a_process_set_train_together_and_others_alone(backend: str) ->
 
 
 def _files(folder: Path) -> list[bool]:
-    import keras
-    import numpy as np
     from keras_models import fit, is_same_everywhere, small
 
-    import horovod.keras as hvd
     from horovod._keras.members import DistributedMembers
 
     path = folder / f"{hvd.rank()}.keras"
@@ -103,10 +100,7 @@ def test_files_name_the_plain_optimizer_and_go_on_as_a_distributed_one(
 
 
 def _own_loop() -> float:
-    import keras
     from keras_models import BATCH, data, distance, exact, shard
-
-    import horovod.keras as hvd
 
     x, y = data("float64")
     model, alone = exact(seed=1 + hvd.rank()), exact(seed=1)
@@ -125,8 +119,6 @@ def _own_loop() -> float:
 
 def _step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
     """As in Keras' guides for custom training."""
-    import keras
-
     if keras.backend.backend() == "torch":
         import torch
 
@@ -162,10 +154,7 @@ def test_a_loop_of_ones_own_trains_as_one_process(ranks: Callable[..., list[Any]
 
 
 def _compiled_by_torch() -> Any:
-    import keras
     import torch
-
-    import horovod.keras as hvd
 
     variable = keras.Variable([1.0, 2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
@@ -188,10 +177,6 @@ def test_a_step_that_torch_compiles_combines_gradients() -> None:
 
 
 def _values() -> list[Any]:
-    import numpy as np
-
-    import horovod.keras as hvd
-
     rank = hvd.rank()
     found = [
         hvd.allreduce(1.0 * rank),
@@ -211,11 +196,6 @@ def test_values_of_all_ranks_are_combined(ranks: Callable[..., list[Any]]) -> No
 
 
 def _misuse() -> list[str]:
-    import keras
-
-    import horovod.keras as hvd
-    from horovod.errors import MismatchError
-
     sgd = keras.optimizers.SGD
     told = []
     for wrong in (
@@ -249,12 +229,7 @@ def test_wrong_arguments_are_told_with_their_line(ranks: Callable[..., list[Any]
 
 
 def _die() -> str:
-    import os
-
-    import keras
     from keras_models import fit, small
-
-    import horovod.keras as hvd
 
     class Die(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

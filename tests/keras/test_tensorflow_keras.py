@@ -6,27 +6,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import run
 from harness import on_ranks, run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow.keras"), later("tensorflow")
 
 
 def _data() -> tuple[Any, Any]:
-    import numpy as np
-
     random = np.random.default_rng(0)
     return random.normal(size=(64, 8)), random.normal(size=(64, 3))
 
 
 def _own(values: Any) -> Any:
-    import horovod.tensorflow.keras as hvd
-
     return values.reshape(4, 2, 8, -1)[:, hvd.rank()].reshape(32, -1)
 
 
 def _model(seed: int) -> Any:
-    import tensorflow as tf
-
     keras = tf.keras
     keras.utils.set_random_seed(seed)
     dense = keras.layers.Dense
@@ -34,13 +32,6 @@ def _model(seed: int) -> Any:
 
 
 def _equality() -> list[tuple[str, bool, float]]:
-    import sys
-
-    import numpy as np
-    import tensorflow as tf
-
-    import horovod.tensorflow.keras as hvd
-
     assert "keras" not in sys.modules, "Keras 3 is not loaded beside tf_keras"
     keras = tf.keras
     keras.backend.set_floatx("float64")
@@ -82,11 +73,6 @@ def test_ranks_of_tf_keras_train_as_one_process() -> None:
 
 
 def _use(folder: Path) -> list[Any]:
-    import numpy as np
-    import tensorflow as tf
-
-    import horovod.tensorflow.keras as hvd
-
     keras = tf.keras
     x, y = (_own(values).astype("float32") for values in _data())
     path = str(folder / f"{hvd.rank()}.keras")
@@ -124,10 +110,6 @@ def test_callbacks_files_and_loops_of_tf_keras(tmp_path: Path) -> None:
 @pytest.mark.slow
 @on_ranks(2, framework="tf_keras", returns=[[True, 2.0**14, True, 2.0**14]] * 2)
 def test_an_overflow_on_one_rank_skips_the_step_of_tf_keras_on_all() -> list[Any]:
-    import tensorflow as tf
-
-    import horovod.tensorflow.keras as hvd
-
     keras = tf.keras
     x, y = (_own(values).astype("float32") for values in _data())
     if hvd.rank() == 1:
@@ -169,10 +151,8 @@ except ImportError as error:
 @on_ranks(2, framework="keras-tensorflow", returns=[[True, True]] * 2)
 def test_keras_3_is_tf_keras_by_default() -> list[Any]:
     import keras
-    import tensorflow as tf
 
     import horovod.tensorflow as hvd_tf
-    import horovod.tensorflow.keras as hvd
 
     x, y = (_own(values).astype("float32") for values in _data())
     found = []
@@ -187,9 +167,6 @@ def test_keras_3_is_tf_keras_by_default() -> list[Any]:
 
 
 def _batch_norm(folder: Path) -> list[bool]:
-    import numpy as np
-    import tensorflow as tf
-
     import horovod.tensorflow as hvd
 
     found = []

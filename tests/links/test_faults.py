@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from harness import LIMIT_S, Ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod import context
 from horovod.errors import InitError, PeerLostError
+from horovod.links.hosts import meeting
+from horovod.links.shm import link
 
 HOSTS = (2, 2)
 
 
 def _dies(victim: int) -> None:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -44,8 +45,6 @@ def test_a_killed_rank_is_named_on_all_hosts(victim: int) -> None:
 @pytest.mark.slow
 def test_a_rank_that_leaves_is_told_from_one_that_dies() -> None:
     def _leaves() -> None:
-        import horovod.numpy as hvd
-
         hvd.allreduce(np.ones(3), name="before")
         if hvd.rank() != 3:
             hvd.allreduce(np.ones(3), name="never")
@@ -56,8 +55,6 @@ def test_a_rank_that_leaves_is_told_from_one_that_dies() -> None:
 
 
 def _freezes(victim: int) -> None:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -85,8 +82,6 @@ def test_a_leader_that_is_stopped_is_given_up_and_finds_out_when_it_goes_on(vict
 
 
 def _leaves_first(first: tuple[int, ...]) -> str:
-    import horovod.numpy as hvd
-
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() in first:
         hvd.shutdown()
@@ -106,8 +101,6 @@ def test_a_leader_that_is_through_with_its_data_is_no_lost_host(first: tuple[int
 
 
 def _leader_of_another_member_leaves() -> str:
-    import horovod.numpy as hvd
-
     members = hvd.add_process_set([0, 3])
     hvd.allreduce(np.ones(3), name="before")
     if hvd.rank() == 0:
@@ -126,8 +119,6 @@ def test_ranks_whose_leader_has_left_are_out_of_reach() -> None:
 
 
 def _leaders_join_first() -> list[float]:
-    import horovod.numpy as hvd
-
     steps = [1, 3, 2, 4][hvd.rank()]
     sums = [float(hvd.allreduce(np.ones(3), op=hvd.Sum, name=f"step {step}")[0]) for step in range(steps)]
     assert hvd.join() == 3
@@ -146,8 +137,6 @@ def _await(folder: Path, count: int) -> None:
 
 
 def _comes_late(folder: Path) -> tuple[str, float]:
-    import horovod.numpy as hvd
-
     rank, said = os.environ["HOROVOD_RANK"], ""
     if rank != "3":
         os.environ["HOROVOD_START_TIMEOUT"] = "1"
@@ -169,9 +158,6 @@ def test_hosts_meet_after_a_meeting_to_which_one_rank_did_not_come(tmp_path: Pat
 
 
 def _looks_for_the_store_late(folder: Path) -> str:
-    import horovod.numpy as hvd
-    from horovod.links.hosts import meeting
-
     if os.environ["HOROVOD_RANK"] == "0":
         hvd.init()
         hvd.shutdown()
@@ -198,10 +184,6 @@ def test_who_looks_for_the_store_of_a_rank_0_that_has_left_is_told(tmp_path: Pat
 
 
 def _has_no_engine(folder: Path, victim: int) -> str:
-    import horovod.numpy as hvd
-    from horovod.links.hosts import meeting
-    from horovod.links.shm import link
-
     rank = int(os.environ["HOROVOD_RANK"])
 
     def fail(*args: Any) -> None:

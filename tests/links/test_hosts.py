@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from harness import run_ranks
 
+import horovod.numpy as hvd
+
 SHAPES = [(2, 2), (3, 1), (1, 1, 2)]
 
 
 def _orders(count: int) -> None:
-    import horovod.numpy as hvd
-
     rank, size = hvd.rank(), hvd.size()
     rng = random.Random(rank)
     for elements in (1, 1, 1, 1, 40_000, 40_000, 40_000):
@@ -36,7 +36,6 @@ def test_named_operations_in_another_order_on_every_rank(hosts: tuple[int, ...])
 
 
 def _count_messages(rounds: int) -> tuple[int, int]:
-    import horovod.numpy as hvd
     from horovod.links.hosts import channel, frames
 
     sent = []
@@ -71,8 +70,6 @@ def test_what_is_submitted_again_and_again_goes_to_rank_0_as_bits() -> None:
 
 
 def _mismatch() -> str:
-    import horovod.numpy as hvd
-
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.allreduce(np.ones(3 + (hvd.rank() == 2)), name="x")
     assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="afterwards").tolist() == [4.0, 4.0]
@@ -87,8 +84,6 @@ def test_a_mismatch_names_the_lines_of_all_ranks_on_every_rank() -> None:
 
 
 def _sets_and_joins() -> list[float]:
-    import horovod.numpy as hvd
-
     rank = hvd.rank()
     sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3], [0, 3], [1, 2, 3])]
     found = []
@@ -116,8 +111,6 @@ def test_process_sets_within_and_across_hosts_and_uneven_ends(hosts: tuple[int, 
 
 
 def _again() -> list[tuple[int, int, int, int, int]]:
-    import horovod.numpy as hvd
-
     places = []
     for _ in range(3):
         hvd.init()
@@ -134,8 +127,6 @@ def test_init_again_after_shutdown() -> None:
 
 
 def _opposite() -> str:
-    import horovod.numpy as hvd
-
     others = {1: "first", 2: "second"}
     for _ in range(3):  # from then on hosts submit these by number, and keep what not all of their ranks have submitted
         for name in others.values():
@@ -166,7 +157,6 @@ def _is_connected(stranger: socket.socket) -> bool:
 
 
 def _knocks() -> list[bool]:
-    import horovod.numpy as hvd
     from horovod.transports.doors import listening
 
     found = []

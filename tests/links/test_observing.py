@@ -11,17 +11,17 @@ import pytest
 from clocks import blame_only
 from harness import Ranks, run_ranks
 
+import horovod.numpy as hvd
+from horovod import context
 from horovod.errors import StallError
+from horovod.links.hosts import relay
+from horovod.observe import tracer
 from horovod.timeline.doctor import examine
 
 HOSTS = (2, 2)
 
 
 def _work() -> Any:
-    import horovod.numpy as hvd
-    from horovod.links.hosts import relay
-    from horovod.observe import tracer
-
     tracer._END_S = relay._TRACES_S = 100.0  # a busy machine may need more than the usual
     relay._END_S = 200.0
     for _ in range(20):
@@ -57,9 +57,6 @@ def test_the_timeline_has_all_that_the_ranks_of_all_hosts_did_on_one_clock(
 
 
 def _stalls() -> str:
-    import horovod.numpy as hvd
-    from horovod import context
-
     blame_only(3, {"gradient": (0, 1, 2)})
     if hvd.rank() == 3:
         while context.engine().failure is None:

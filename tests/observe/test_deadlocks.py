@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.errors import DeadlockError
 
 SIZE, OTHER = 3, 1
@@ -52,8 +53,6 @@ def _place(function: Callable[[], None], text: str) -> str:
 
 
 def _other_order() -> None:
-    import horovod.numpy as hvd
-
     first, second = ("x", "y") if hvd.rank() == OTHER else ("y", "x")
     hvd.allreduce(np.ones(3), name=first)
     hvd.allreduce(np.ones(3), name=second)
@@ -70,8 +69,6 @@ def test_two_orders() -> None:
 
 
 def _only_on_rank_0() -> None:
-    import horovod.numpy as hvd
-
     for _ in range(3):
         hvd.allreduce(np.ones(3), name="gradient")
     if hvd.rank() == 0:
@@ -87,8 +84,6 @@ def test_a_call_on_one_rank_only() -> None:
 
 
 def _skipped_step() -> None:
-    import horovod.numpy as hvd
-
     for epoch in range(2):
         for batch in range(4):
             if (epoch, batch, hvd.rank()) == (1, 2, OTHER):
@@ -105,8 +100,6 @@ def test_a_skipped_step() -> None:
 
 
 def _joined() -> None:
-    import horovod.numpy as hvd
-
     if hvd.rank() == 2:
         hvd.join()
     hvd.allgather(np.ones(3), name="x" if hvd.rank() else "y")
@@ -118,8 +111,6 @@ def test_a_rank_that_has_joined_waits_with_them() -> None:
 
 
 def _in_another_process_set() -> None:
-    import horovod.numpy as hvd
-
     pair = hvd.add_process_set([1, 2])
     if hvd.rank() == OTHER:
         hvd.allreduce(np.ones(3), name="inner", process_set=pair)
@@ -164,8 +155,6 @@ def _once(follow: Callable[[], None]) -> str:
 
 @on_ranks(SIZE, env=PROOF, returns=[SIZE] * SIZE)
 def test_no_proof_while_another_thread_may_come() -> int:
-    import horovod.numpy as hvd
-
     mine, others = ("y", "x") if hvd.rank() else ("x", "y")
 
     def other() -> None:

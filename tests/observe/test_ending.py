@@ -10,6 +10,7 @@ import pytest
 from commands import run
 from harness import Ranks, run_ranks
 
+import horovod.numpy as hvd
 from horovod.bindings.gradients.names import ADASUM, PREFIX
 from horovod.core import labels
 from horovod.core.departures import LEFT, waited_in_vain
@@ -111,8 +112,6 @@ def test_an_exception_that_was_printed_is_why_the_rank_leaves(monkeypatch: pytes
 
 
 def _uneven() -> str:
-    import horovod.numpy as hvd
-
     for _ in range(3 if hvd.rank() else 2):
         try:
             hvd.allreduce(np.ones(3), name="gradient")
@@ -123,8 +122,6 @@ def _uneven() -> str:
 
 
 def _anew_after_an_exception() -> str:
-    import horovod.numpy as hvd
-
     try:
         _raise()
     except KeyError:
@@ -151,7 +148,6 @@ def test_a_rank_with_more_data_is_told_everything() -> None:
 
 
 def _polls_after_the_end_of_rank_0() -> None:
-    import horovod.numpy as hvd
     from horovod import context
 
     if hvd.rank() == 0:

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import on_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 @pytest.mark.parametrize("mode", ["eager", "function", "jit"])
 @on_ranks(3, framework="tensorflow")
 def test_equal_tensors_average_to_themselves(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def everything(x: Any) -> list[Any]:
         found = [
             hvd.allreduce(x, name="plain"),
@@ -43,10 +42,6 @@ def test_equal_tensors_average_to_themselves(mode: str) -> None:
 
 @on_ranks(3, framework="tensorflow")
 def test_rows_that_some_ranks_lack_count_as_zeros_there() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     values, indices = tf.constant([[1.0, 2.0]] * (rank + 1)) * (rank + 1.0), tf.range(rank + 1)
     average = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([4, 2])))
@@ -56,10 +51,6 @@ def test_rows_that_some_ranks_lack_count_as_zeros_there() -> None:
 
 @on_ranks(2, framework="tensorflow")
 def test_factors_of_derivatives_keep_all_their_digits() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     x = tf.constant([2.0, 3.0], tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(x)

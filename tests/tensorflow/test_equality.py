@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 STEPS, BATCH = 6, 12
 
 
 def _make(name: str) -> Any:
-    import tensorflow as tf
-
     return {
         "sgd": lambda: tf.keras.optimizers.SGD(0.05),
         "momentum": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
@@ -27,17 +28,11 @@ def _data() -> tuple[Any, Any]:
 
 
 def _variables() -> list[Any]:
-    import tensorflow as tf
-
     rng = np.random.default_rng(4)
     return [tf.Variable(rng.normal(size=shape)) for shape in [(5, 8), (8,), (8, 2), (2,)]]
 
 
 def _train(optimizer_name: str, mode: str, distributed: bool) -> list[Any]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     xs, ys = _data()
     variables = _variables()
     if hvd.rank():
@@ -75,10 +70,6 @@ def test_two_and_three_ranks_train_as_one(optimizer: str) -> None:
 
 
 def _train_session(optimizer_name: str, passes: int, distributed: bool) -> list[Any]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     v1 = tf.compat.v1
     xs, ys = _data()
     rank, size = hvd.rank(), hvd.size()

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from harness import Ranks, on_ranks, run_ranks
+from later import later
 
 from horovod.bindings.compression import BucketCompressor
 
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
+
 
 def _mismatch(mode: str) -> str:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def reduce(x):
         return hvd.allreduce(x, name="uneven")  # the line that is named
 
@@ -47,10 +46,6 @@ def test_a_mismatch_names_every_ranks_value_and_line(mode: str) -> None:
 
 @on_ranks(1, framework="tensorflow")
 def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     gone = hvd.ProcessSet([0])
     gone.process_set_id = 77
     for collective in (
@@ -67,10 +62,6 @@ def test_an_unknown_process_set_is_an_error_where_the_graph_is_built() -> None:
 
 @on_ranks(1, init=False, framework="tensorflow")
 def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def before_init(x):
         return x * hvd.size()
@@ -91,10 +82,6 @@ def test_what_a_function_raises_is_of_the_same_class_after_autograph() -> None:
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @on_ranks(2, framework="tensorflow")
 def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def run(function: Any) -> None:
         (tf.function(function) if mode == "function" else function)(tf.ones([3]))
 
@@ -114,10 +101,6 @@ def test_a_wrong_call_is_an_error_that_scripts_catch(mode: str) -> None:
 
 
 def _more_variables(mode: str) -> str:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
         kind = tf.compat.v1.Variable if mode == "session" else tf.Variable
         variables = [kind(float(hvd.rank()), name=name) for name in ("first", "second")[: 2 - hvd.rank()]]
@@ -145,10 +128,6 @@ def test_ranks_with_other_numbers_of_variables_do_not_wait_for_each_other(mode: 
 
 @on_ranks(1, init=False, framework="tensorflow")
 def test_calls_before_init_say_so() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"hvd\.init"):
         hvd.allreduce(tf.constant(1.0))
     with pytest.raises(ValueError, match=r"hvd\.init"):
@@ -157,10 +136,6 @@ def test_calls_before_init_say_so() -> None:
 
 
 def _until_somebody_dies(mode: str) -> tuple[str, str]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def step(x):
         for _ in tf.range(10_000_000):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from harness import on_ranks, run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 def _trains(mode: str, broadcast: str) -> list[str]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
     from horovod.logs import logger
     from horovod.tensorflow.first_step import warn_now
 
@@ -67,9 +67,6 @@ def test_a_loop_that_broadcasts_before_or_after_its_first_step_is_fine(mode: str
 
 @on_ranks(2, framework="tensorflow", returns=[[], []])
 def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
     from horovod.logs import logger
     from horovod.tensorflow.first_step import warn_now
 
@@ -93,10 +90,6 @@ def test_passes_of_the_first_step_may_come_before_the_broadcast() -> list[str]:
 
 
 def _joins_after_one_step(in_graph: bool) -> float:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     weight = tf.Variable(1.0)
     join = tf.function(hvd.join) if in_graph else hvd.join
     for _ in range(3):
@@ -116,10 +109,6 @@ def test_a_rank_of_one_step_that_joins_meets_the_others_in_the_next_epoch(in_gra
 
 
 def _uses_the_number_of_a_variable_again() -> bool:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     kept, numbers, is_again = [], set(), False
     for number in range(20):
         weight = tf.Variable(tf.ones([3]), name=f"weight_{number}")

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @on_ranks(2, framework="tensorflow")
 def test_derivatives_follow_the_conventions(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank, size = hvd.rank(), hvd.size()
     mine = np.arange(1.0, 7.0).reshape(3, 2) + rank
     weight = rank + 1.0
@@ -60,10 +59,6 @@ def test_derivatives_follow_the_conventions(mode: str) -> None:
 
 @on_ranks(2, framework="tensorflow", returns=[18.0, 18.0])
 def test_a_derivative_can_be_differentiated() -> float:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     x = tf.constant(3.0)
     with tf.GradientTape() as outer:
         outer.watch(x)
@@ -75,10 +70,6 @@ def test_a_derivative_can_be_differentiated() -> float:
 
 
 def _normalizes(size: int) -> tuple[Any, Any, Any, Any]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     whole = np.random.default_rng(1).normal(3.0, 2.0, (7, 4, 3))
     cuts = [0, 5, 7] if size == 2 else [0, 7]
     start, stop = cuts[hvd.rank()], cuts[hvd.rank() + 1]
@@ -104,10 +95,6 @@ def test_sync_batch_normalization_is_that_of_the_whole_batch() -> None:
 
 
 def _recorded_asynchronously(kind: str) -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     tf.config.experimental.set_synchronous_execution(False)
     try:
         x = tf.ones(4) * float(hvd.rank())

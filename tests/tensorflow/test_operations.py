@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Ranks, run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 def _run(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -16,8 +19,6 @@ def _run(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
 
 def _in_mode(mode: str, function: Callable[..., Any], *arrays: Any) -> list[Any]:
     """Call ``function`` of tensors and return what it gives as arrays."""
-    import tensorflow as tf
-
     if mode == "session":
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             return session.run(list(function(*(tf.constant(array) for array in arrays))))
@@ -26,10 +27,6 @@ def _in_mode(mode: str, function: Callable[..., Any], *arrays: Any) -> list[Any]
 
 
 def _every_collective(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank, size = hvd.rank(), hvd.size()
     mine = np.arange(6, dtype=np.float64).reshape(3, 2) + rank
     rows = np.full((rank + 1, 2), rank, np.int32)
@@ -106,9 +103,6 @@ def test_kernels_conform_and_wait_in_the_order_of_the_program_where_callbacks_ca
 
 
 def _dtypes() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
     from horovod.tensorflow.adapter import DTYPES
 
     for dtype in DTYPES.values():
@@ -133,10 +127,6 @@ def test_every_dtype_of_the_engine_passes_through_functions() -> None:
 
 
 def _opposite_orders() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     names = [f"tensor {number}" for number in range(12)]
 
     @tf.function
@@ -149,10 +139,6 @@ def _opposite_orders() -> list[float]:
 
 
 def _opposite_orders_in_a_session() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     names = [f"tensor{number}" for number in range(12)]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         order = names if hvd.rank() == 0 else reversed(names)
@@ -170,10 +156,6 @@ def test_graphs_in_another_order_agree_with_one_thread_for_operations(function: 
 
 
 def _control_flow() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
@@ -198,10 +180,6 @@ def test_collectives_run_in_loops_branches_and_nested_functions() -> None:
 
 
 def _found_around() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)  # has no name
 
     @tf.function
@@ -219,10 +197,6 @@ def test_a_function_reduces_eager_tensors_that_it_finds_around_it() -> None:
 
 
 def _unused() -> int:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def step(x: Any) -> Any:
         reduced = hvd.allreduce(x, name="used by rank 0 only")
@@ -237,10 +211,6 @@ def test_a_result_that_only_one_rank_uses_is_computed_by_all() -> None:
 
 
 def _slices(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
 
     def reduce(values: Any, indices: Any) -> list[Any]:
@@ -266,10 +236,6 @@ def test_rows_of_indexed_slices_are_gathered(mode: str) -> None:
 
 
 def _sets() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     pair = hvd.add_process_set([0, 2])
     odd = hvd.add_process_set([1])
     mine = pair if pair.included() else odd
@@ -294,10 +260,6 @@ def test_graphs_of_process_sets_run_side_by_side() -> None:
 
 
 def _join(mode: str) -> list[Any]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     found = []
     for _ in range(rank + 1):
@@ -312,10 +274,6 @@ def test_a_rank_that_joined_takes_no_part(mode: str) -> None:
 
 
 def _ordered_join() -> tuple[float, float, int]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def all_in_one(x: Any) -> tuple[Any, Any, Any]:
         before = hvd.allreduce(x, name="before")
@@ -334,10 +292,6 @@ def test_join_and_barrier_keep_their_place_in_a_function() -> None:
 
 
 def _broadcasts_in_place() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     variables = [tf.Variable(tf.fill([3], float(hvd.rank()))), tf.Variable(hvd.rank())]
     values = hvd.broadcast_(variables, root_rank=1)
     assert [float(tf.reduce_max(value)) for value in values] == [1.0, 1.0]
@@ -353,10 +307,6 @@ def test_broadcast_in_place_writes_variables() -> None:
 
 
 def _keeps_inputs() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     variable = tf.Variable(tf.ones([70_000]) * (1.0 + hvd.rank()))
 
     @tf.function

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 # Long enough that the other execution would overtake; an error shows as other contents, not as a timeout.
 _LATE_S = 0.2
@@ -16,9 +19,6 @@ _LATE_S = 0.2
 
 def _late(x: Any, rank: int) -> Any:
     """Return ``x``, but later on one rank, in an operation that nothing else is ordered after."""
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
 
     def wait(array: Any) -> Any:
         if hvd.rank() == rank:
@@ -31,10 +31,6 @@ def _late(x: Any, rank: int) -> Any:
 
 
 def _two_calls_of_a_function() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     weight = tf.Variable(1.0)
 
     @tf.function
@@ -50,10 +46,6 @@ def _two_calls_of_a_function() -> None:
 
 
 def _two_functions_of_other_variables() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     models = [tf.Variable([1.0, 2.0]), tf.Variable([10.0, 20.0])]
 
     def train(model: Any, late: int) -> Any:
@@ -79,10 +71,6 @@ def _two_functions_of_other_variables() -> None:
 
 
 def _beside_branches() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def total(x: Any) -> Any:
         return hvd.allreduce(x, op=hvd.Sum, name="total")
 
@@ -100,10 +88,6 @@ def _beside_branches() -> None:
 
 
 def _in_loops() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def late(number: Any, x: Any) -> Any:
         # No iteration needs what another one gives.
         def wait(place: Any, array: Any) -> Any:
@@ -132,10 +116,6 @@ def _in_loops() -> None:
 
 
 def _scopes_that_are_left_out() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def step(x: Any) -> list[Any]:
         found = []
@@ -150,10 +130,6 @@ def _scopes_that_are_left_out() -> None:
 
 
 def _batch_norm_of_two_batches() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank, size = hvd.rank(), hvd.size()
     layer = hvd.SyncBatchNormalization(epsilon=1e-3)
     layer.build((None, 3))
@@ -177,8 +153,6 @@ def _batch_norm_of_two_batches() -> None:
 
 
 def _optimizer_applied_twice() -> None:
-    import tensorflow as tf
-
     import horovod.tensorflow.keras as hvd
 
     weights = [tf.keras.Variable([1.0, 2.0]), tf.keras.Variable([5.0, 6.0])]
@@ -196,10 +170,6 @@ def _optimizer_applied_twice() -> None:
 
 
 def _traced_in_another_order() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     def make(scale: float) -> Any:
         return tf.function(lambda x: hvd.allreduce(scale * x, op=hvd.Sum, name=f"scaled by {scale}"))
 
@@ -216,10 +186,6 @@ def _traced_in_another_order() -> None:
 
 
 def _derivatives_of_branches_and_loops() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function
     def product(x):
         return x * hvd.allreduce(x, name="one", op=hvd.Sum)
@@ -247,10 +213,6 @@ def _derivatives_of_branches_and_loops() -> None:
 
 
 def _in_programs_of_xla() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     weight = tf.Variable(1.0)
 
     @tf.function

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from harness import on_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 @on_ranks(2, framework="tensorflow")
 def test_one_node_takes_one_shape_after_the_other_from_several_threads() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     add = tf.function(
         lambda x: hvd.allreduce(x, op=hvd.Sum, name="any"), input_signature=[tf.TensorSpec(None, tf.float64)]
     )
@@ -39,10 +38,6 @@ def test_one_node_takes_one_shape_after_the_other_from_several_threads() -> None
 
 @on_ranks(2, framework="tensorflow")
 def test_threads_of_sessions_come_and_go() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     for turn in range(8):
         config = tf.compat.v1.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=2)
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:

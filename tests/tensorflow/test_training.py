@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
+from later import later
 
 from horovod.bindings.compression import BucketCompressor
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 @on_ranks(2, framework="tensorflow")
 def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     a, b, c = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(5.0)
     plain = tf.GradientTape(persistent=True)
@@ -44,10 +43,6 @@ def test_a_distributed_tape_is_a_tape_with_gradients_of_all_ranks() -> None:
 
 
 def _gradients_of_some_ranks(mode: str) -> tuple[str, list[float]]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     a, b = tf.Variable(2.0), tf.Variable(3.0)
 
     def gradients(unconnected: tf.UnconnectedGradients) -> Any:
@@ -71,9 +66,6 @@ def test_gradients_that_only_some_ranks_have_are_told_and_can_be_zeros(mode: str
 
 @on_ranks(2, framework="tensorflow")
 def test_names_that_scripts_take_from_inside_are_there() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
     from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
     a = tf.Variable([1.0, 2.0])
@@ -95,10 +87,8 @@ def test_names_that_scripts_take_from_inside_are_there() -> None:
 @pytest.mark.slow
 @on_ranks(2, framework="tensorflow", returns=[[1.5, 1.0] * 3] * 2)
 def test_torch_and_tensorflow_share_one_engine_in_one_process() -> list[float]:
-    import tensorflow as tf
     import torch
 
-    import horovod.tensorflow as hvd
     import horovod.torch as hvd_torch
 
     @tf.function
@@ -115,10 +105,6 @@ def test_torch_and_tensorflow_share_one_engine_in_one_process() -> list[float]:
 
 @on_ranks(2, framework="tensorflow")
 def test_local_layers_keep_their_gradients() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     keep, share = tf.keras.layers.Dense(2, use_bias=False), tf.keras.layers.Dense(1)
     x = tf.ones([1, 3]) * (rank + 1.0)
@@ -138,10 +124,6 @@ def test_local_layers_keep_their_gradients() -> None:
 
 @on_ranks(2, framework="tensorflow")
 def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     variables = [tf.Variable(tf.ones([3]) * number) for number in range(5)]
     table = tf.Variable(tf.ones([4, 2]))
@@ -188,9 +170,6 @@ def test_settings_change_how_gradients_travel_and_not_what_they_are() -> None:
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @on_ranks(2, framework="tensorflow")
 def test_several_passes_make_one_step(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
     from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
     reduced = []
@@ -232,10 +211,6 @@ def test_several_passes_make_one_step(mode: str) -> None:
 
 @on_ranks(2, framework="tensorflow", returns=[[-1.0, -1.0]] * 2)
 def test_adasum_combines_the_steps_of_the_ranks() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         weights = v1.get_variable("w", initializer=np.array([1.0, 1.0]))
@@ -249,10 +224,6 @@ def test_adasum_combines_the_steps_of_the_ranks() -> list[float]:
 
 @on_ranks(2, framework="tensorflow")
 def test_an_optimizer_of_version_one_keeps_its_methods() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     v1 = tf.compat.v1
     with pytest.raises(ValueError, match=r"not supported for an optimizer of tf\.compat\.v1"):
         hvd.DistributedOptimizer(v1.train.AdamOptimizer(), backward_passes_per_step=2)
@@ -275,10 +246,6 @@ def test_an_optimizer_of_version_one_keeps_its_methods() -> None:
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @on_ranks(2, framework="tensorflow")
 def test_variables_and_objects_are_made_the_same(mode: str) -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
@@ -302,10 +269,6 @@ def test_variables_and_objects_are_made_the_same(mode: str) -> None:
 
 
 def _exports(folder: str) -> float:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     class Model(tf.Module):
         def __init__(self) -> None:
             super().__init__()

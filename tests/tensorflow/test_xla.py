@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import on_ranks, run_ranks
+from later import later
+
+hvd, tf = later("horovod.tensorflow"), later("tensorflow")
 
 
 @on_ranks(2, framework="tensorflow")
 def test_programs_of_xla_hold_collectives_and_their_derivatives() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     rank = hvd.rank()
 
     @tf.function(jit_compile=True)
@@ -34,10 +33,6 @@ def test_programs_of_xla_hold_collectives_and_their_derivatives() -> None:
 
 
 def _trains() -> list[float]:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     weights = [tf.Variable(tf.ones([2]) * number) for number in range(3)]
 
     @tf.function(jit_compile=True)
@@ -61,10 +56,6 @@ def test_a_compiled_step_gives_all_ranks_the_same_weights() -> None:
 
 @on_ranks(2, framework="tensorflow")
 def test_what_xla_cannot_hold_says_what_to_do_instead() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     @tf.function(jit_compile=True)
     def gather(x):
         return hvd.allgather(x)

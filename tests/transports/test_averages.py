@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from conformance import pretend
 from harness import Ranks, on_ranks, run_ranks
+from later import later
 
 from horovod.core.requests import ITEMSIZE, ReduceOp
 from horovod.errors import HorovodInternalError
 from horovod.transports.kernels_numpy import numpy_dtype
 from horovod.transports.kernels_torch import DTYPES
 from horovod.transports.libraries import kernels_named
+
+hvd, torch = later("horovod.torch"), later("torch")
 
 RANKS = [2, 3, 4, 5, 6]
 NUMBERS = [dtype for dtype in ITEMSIZE if dtype != "bool"]
@@ -23,8 +26,6 @@ _COUNTS = (1_000, 300_000, 600_000)
 
 def _values(dtype: str, count: int) -> Any:
     """Return values that use all digits of their type, and for integers the ends of its range."""
-    import torch
-
     rng, kind = np.random.default_rng(count), numpy_dtype(dtype)
     if "int" in dtype:
         ends = np.iinfo(kind)
@@ -64,10 +65,6 @@ def test_averages_of_any_integers_are_those_of_python(library: str, dtype: str, 
 
 
 def _averages_of_equal_tensors(hosts: tuple[tuple[int, ...], ...] = ()) -> None:
-    import torch
-
-    import horovod.torch as hvd
-
     if hosts:
         pretend(hosts, hvd.init)
     for dtype in ("float32", "float64", "bfloat16", "float16", "int32", "int64", "complex64"):
@@ -104,8 +101,6 @@ def _averages_of_equal_tensors(hosts: tuple[tuple[int, ...], ...] = ()) -> None:
 
 
 def _start(count: int) -> int:
-    import horovod.torch as hvd
-
     whole, more = divmod(count, hvd.size())
     return int(hvd.rank() * whole + min(hvd.rank(), more))
 
@@ -122,10 +117,6 @@ def test_averages_between_hosts_are_those_of_one(hosts: tuple[tuple[int, ...], .
 
 
 def _averages_large_integers() -> str:
-    import torch
-
-    import horovod.torch as hvd
-
     pretend(((0,), (1,)), hvd.init)
     try:
         hvd.allreduce(torch.full((100_000,), 1 << 62), name="large")
@@ -142,8 +133,6 @@ def test_an_average_that_would_overflow_between_hosts_is_an_error() -> None:
 
 @on_ranks(3, returns=[[0.0], [0.0], []])
 def test_an_average_beside_a_joined_rank_is_rounded_once() -> list[float]:
-    import horovod.torch as hvd
-
     value = _values("float32", 1000)
     if hvd.rank() == 2:
         hvd.join()

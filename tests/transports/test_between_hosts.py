@@ -9,16 +9,17 @@ import pytest
 import torch
 from conformance import HOSTS, pretend
 from harness import Ranks, run_ranks
+from later import later
 
 from horovod import errors
 from horovod.transports.torch_dist import address_towards
+
+hvd = later("horovod.torch")
 
 Found = tuple[str, str]
 
 
 def _loses_the_last(hosts: tuple[tuple[int, ...], ...]) -> Found:
-    import horovod.torch as hvd
-
     pretend(hosts, hvd.init)
     tensor, rank, size = torch.ones(2_000_000), hvd.rank(), hvd.size()
     hvd.allreduce(tensor)
@@ -47,8 +48,6 @@ def test_a_rank_that_dies_in_the_middle_is_named(hosts: tuple[tuple[int, ...], .
 
 
 def _refused() -> str:
-    import horovod.torch as hvd
-
     try:
         hvd.init()
     except errors.InitError as error:
@@ -76,7 +75,6 @@ def test_the_address_of_a_host_is_the_one_that_leads_to_rank_0() -> None:
 
 
 def _leaves_at_once() -> str:
-    import horovod.torch as hvd
     from horovod.rendezvous import keys
 
     if os.environ["HOROVOD_RANK"] == "0":

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from forking import in_child
 from harness import on_ranks
+from later import later
 
+from horovod import context
 from horovod.transports.shm.arena import HEAP_START, Arena
 from horovod.transports.shm.mapping import create_memfd
+
+hvd, torch = later("horovod.torch"), later("torch")
 
 MIB = 1 << 20
 Array = np.ndarray[Any, Any]
@@ -62,8 +66,6 @@ def test_what_is_lent_outlives_the_arena_and_then_goes_back_to_the_system() -> N
 
 
 def _staged_rounds() -> list[int]:
-    from horovod import context
-
     staging: Any = context.engine().transport.staging  # type: ignore[attr-defined]
     found: list[int] = []
     for name in ("rounds", "exchange"):
@@ -73,10 +75,6 @@ def _staged_rounds() -> list[int]:
 
 
 def _check(rank: int, size: int, turn: int) -> None:
-    import torch
-
-    import horovod.torch as hvd
-
     total = sum(other + 1.0 + turn for other in range(size))
     # The last rank has nothing to give.
     mine = torch.full((1000 * (size - 1 - rank) + 400_000 * (rank == 0), 2), rank + 1.0 + turn)
@@ -111,10 +109,6 @@ def _check(rank: int, size: int, turn: int) -> None:
 
 @on_ranks(2)
 def test_a_result_can_be_reduced_in_place_before_and_after_a_fork() -> None:
-    import torch
-
-    import horovod.torch as hvd
-
     rank = hvd.rank()
     for turn in range(3):
         result = hvd.allgather(torch.full((200_000,), rank + 1.0), name="result")
@@ -128,10 +122,6 @@ def test_a_result_can_be_reduced_in_place_before_and_after_a_fork() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 @on_ranks()
 def test_every_rank_writes_its_part_of_every_result() -> None:
-    import torch
-
-    import horovod.torch as hvd
-    from horovod import context
     from horovod.torch.runtime import comm
     from horovod.transports.results import private_region
 

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from forking import in_child
 from harness import Ranks, on_ranks, run_ranks
+from later import later
 
 from horovod.transports.shm.arena import INLINE_BYTES, STAGING_BYTES, Arena
 from horovod.transports.shm.control import Control
 from horovod.transports.shm.mapping import create_memfd
+
+hvd, torch = later("horovod.torch"), later("torch")
 
 PAGE = 4096
 BYTES = INLINE_BYTES + STAGING_BYTES + 16 * PAGE
@@ -91,10 +94,6 @@ def _ends(how: str) -> None:
 
 def _training(steps: int) -> list[float]:
     """Gradients, tensors and forked children that copy, free and end as children do."""
-    import torch
-
-    import horovod.torch as hvd
-
     model = torch.nn.Linear(64, 8, bias=False)
     torch.nn.init.constant_(model.weight, 1.0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
@@ -137,10 +136,7 @@ def test_children_of_a_training_rank_change_nothing_in_it() -> None:
 
 def _loading() -> tuple[list[float], float]:
     """An ordinary loader whose workers inherit the optimizer, collect what they find, and write to what they have."""
-    import torch
     from torch.utils.data import DataLoader, Dataset
-
-    import horovod.torch as hvd
 
     table = hvd.zeros(64)
     table += torch.arange(64.0)
@@ -228,10 +224,6 @@ def _forked_before(change: Any, look: Any) -> bool:
 
 @on_ranks(2, returns=[[True, True]] * 2)
 def test_a_child_keeps_what_was_there_while_the_rank_trains() -> list[bool]:
-    import torch
-
-    import horovod.torch as hvd
-
     model = torch.nn.Linear(64, 8, bias=False)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
     own = hvd.zeros(100_000)

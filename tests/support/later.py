@@ -1,0 +1,30 @@
+"""Modules that only ranks load, so that the process of the tests starts without frameworks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["later"]
+
+
+class _Later:
+    """In place of a module; a rank gets the module itself, since it is pickled as that.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self._name,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+def later(name: str) -> Any:
+    """Return what stands for a module until a rank uses it."""
+    return _Later(name)
