@@ -12,7 +12,6 @@ from commands import run
 
 from horovod.bench.cases import PARTS
 from horovod.bench.cli import main, parse
-from horovod.bench.events import result
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable, "-m", "horovod.bench"]
@@ -143,7 +142,7 @@ def test_a_network_needs_several_hosts(tmp_path: Path) -> None:
 def test_a_saved_result_is_shown_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"hosts": "a, b", "latency_s": 0.02, "bytes_s": 125e6}]
     saved = tmp_path / "network.json"
-    saved.write_text(json.dumps(result("network", ["network"], 2, {"cores": 2, "cpu": "Test CPU"}, rows)["result"]))
+    saved.write_text(json.dumps({"kind": "network", "np": 2, "host": {"cores": 2, "cpu": "Test CPU"}, "rows": rows}))
     assert main(["show", str(saved), "--markdown"]) == 0
     line = capsys.readouterr().out.splitlines()[2]
     assert [cell.strip() for cell in line.strip("|").split("|")] == ["a, b", "20.0 ms", "1 Gbit/s"]

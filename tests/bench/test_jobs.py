@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from horovod.bench.events import parse_event, write_event
 from horovod.bench.jobs import run_job
 
-SAYS = "from horovod.bench.events import write_event; print('hello'); write_event({'event': 'parts', 'n': 1})"
+SAYS = "from horovod.bench.events import write_event; print('hello'); write_event({'n': 1})"
 
 
 def test_events_are_heard_and_other_output_passes(capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[dict[str, Any]] = []
     assert run_job([sys.executable, "-c", SAYS + "; raise SystemExit(3)"], heard.append) == 3
-    assert heard == [{"event": "parts", "n": 1}]
+    assert heard == [{"n": 1}]
     assert capfd.readouterr().err == "hello\n"
 
 
@@ -25,3 +26,9 @@ def test_a_listener_that_fails_ends_the_job() -> None:
 
     with pytest.raises(KeyError):
         run_job([sys.executable, "-c", SAYS + "; import threading; threading.Event().wait()"], fail)
+
+
+def test_an_event_is_found_behind_a_launchers_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    write_event({"n": 1})
+    assert parse_event("[1,0]<stdout>:" + capsys.readouterr().out) == {"n": 1}
+    assert parse_event('{"n": 1}\n') is None

@@ -153,13 +153,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_show:
         return show_files(args.files, as_markdown=args.markdown)
     world = detect()
-    if not args.events and world.launcher == "none":
-        command = horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"], args.hosts)
-        return show(args, lambda report: run_job(command, report))
-    from horovod.bench.rank import run_rank
+    if args.events or world.launcher != "none":
+        from horovod.bench.rank import run_rank
 
-    if world.rank != 0:
-        return run_rank(args, typed, lambda event: None)
-    if args.events:
-        return run_rank(args, typed, write_event)
-    return show(args, lambda report: run_rank(args, typed, report))
+        result = run_rank(args, typed)
+        if world.rank == 0 and args.events:
+            write_event(result)
+        elif world.rank == 0:
+            show(result, args.json)
+        return 0
+    found: list[dict[str, Any]] = []
+    status = run_job(horovodrun(args.np, ["-m", "horovod.bench", *typed, "--events"], args.hosts), found.append)
+    if status or not found:
+        print(f"horovod.bench {args.command}: no result, exit status {status}", file=sys.stderr)
+        return status or 1
+    show(found[-1], args.json)
+    return 0

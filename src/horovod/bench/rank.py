@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
+import time
 from typing import Any
 
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Turns, run_cases
 from horovod.bench.control import Agreement, HorovodAgreement
-from horovod.bench.events import Reporter, Tell, progress, result
+from horovod.bench.events import Tell
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.stepping import run_train
 
 __all__ = ["run_rank"]
 
+#: Between two lines of progress.
+_LINE_S = 5.0
 
-def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> int:
-    """Carry the benchmark out with the other ranks of this job.
+
+def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
+    """Carry the benchmark out with the other ranks of this job; rank 0 says on stderr how far it is.
 
     Args:
         args: the command line, parsed.
         typed: the command line.
-        report: takes progress and the result; only rank 0's counts.
 
     Returns:
-        0; errors are raised.
+        The result, which goes into the JSON file; only rank 0's counts.
     """
     host, start = host_facts(), Load.now()
     framework = getattr(args, "framework", "torch")
@@ -49,12 +53,29 @@ def run_rank(args: argparse.Namespace, typed: list[str], report: Reporter) -> in
         torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
         more["threads"] = torch.get_num_threads()
     control = HorovodAgreement(hvd)
-    rows = _measure(args, module, control, progress(report))
+    rows = _measure(args, module, control, _progress(args.command, is_shown=control.rank == 0))
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))
-    report(result(args.command, typed, control.size, host, rows, **more))
     hvd.shutdown()
-    return 0
+    command = " ".join(["python", "-m", "horovod.bench", *(word for word in typed if word != "--events")])
+    return {
+        "schema": 1, "kind": args.command, "command": command, "np": control.size, "host": host, **more, "rows": rows,
+    }  # fmt: skip
+
+
+def _progress(command: str, is_shown: bool) -> Tell:
+    start = said = time.monotonic()
+
+    def tell(done: int, total: int, text: str) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if is_shown and now - said > _LINE_S:
+            said = now
+            print(
+                f"horovod.bench {command}: {now - start:.0f} s, {done} of {total}: {text}", file=sys.stderr, flush=True
+            )
+
+    return tell
 
 
 def _measure(args: argparse.Namespace, module: Any, control: Agreement, tell: Tell) -> list[dict[str, Any]]:
