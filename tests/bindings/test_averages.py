@@ -22,24 +22,6 @@ def _tensors(count: int) -> list[torch.Tensor]:
     return [drawn.to(dtype) for dtype in DTYPES] + whole
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
-@on_ranks()
-def test_equal_tensors_average_to_themselves() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    for tensor in (tensor for rows in (7, 4000) for tensor in _tensors(size * rows)):
-        mine = slice(rank * len(tensor) // size, (rank + 1) * len(tensor) // size)
-        results = [hvd.allreduce(tensor), hvd.allreduce_(tensor.clone()), hvd.synchronize(hvd.allreduce_async(tensor))]
-        results += hvd.grouped_allreduce([tensor, tensor[:5]])[:1]
-        assert all(torch.equal(result, tensor) for result in results), tensor.dtype
-        scattered = [hvd.reducescatter(tensor), hvd.grouped_reducescatter([tensor, tensor])[1]]
-        assert all(torch.equal(result, tensor[mine]) for result in scattered), tensor.dtype
-        if tensor.dtype is not torch.bfloat16:
-            array = tensor.numpy()
-            np.testing.assert_array_equal(horovod.numpy.allreduce(array), array)
-            np.testing.assert_array_equal(horovod.numpy.grouped_allreduce([array, array])[1], array)
-            np.testing.assert_array_equal(horovod.numpy.reducescatter(array), array[mine])
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @on_ranks()
 def test_factors_multiply_in_the_dtype_of_the_tensor() -> None:

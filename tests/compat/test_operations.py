@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from harness import on_ranks, run_ranks
+from harness import on_ranks
 
 import horovod.torch as hvd
 
@@ -96,20 +95,6 @@ def groups() -> None:
         for got in results:
             assert all(close(a, b) for a, b in zip(got, wanted, strict=True))
         assert all(close(a, b) for a, b in zip(hvd.grouped_allreduce(tensors, average=True), tensors, strict=True))
-
-
-def fused() -> None:
-    """Many at once, under the same names each time, waited for in another order on each rank."""
-    for _ in range(3):
-        pending = []
-        for kind, dim in kinds(REDUCIBLE):
-            tensor = random(kind, dim)
-            handle = hvd.allreduce_async(tensor, op=hvd.Sum, name=f"{kind}.{dim}")
-            pending.append((handle, tensor * hvd.size()))
-        if hvd.rank() % 2:
-            pending.reverse()
-        for handle, wanted in pending:
-            assert close(hvd.synchronize(handle), wanted)
 
 
 def in_flight() -> None:
@@ -231,22 +216,11 @@ def layouts() -> None:
     assert hvd.allreduce(torch.tensor(3.0), op=hvd.Sum).item() == 3.0 * size
 
 
-def sparse() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    tensor = torch.sparse_coo_tensor([[rank, size]], [1.0 + rank, 1.0], (size + 1,), check_invariants=True)
-    for op, divisor in ((hvd.Sum, 1), (hvd.Average, size)):
-        wait = hvd.sparse_allreduce_async(tensor, name="sparse", op=op)
-        got = wait()
-        assert (got.layout, got.shape) == (torch.sparse_coo, tensor.shape)
-        wanted = torch.tensor([*range(1, size + 1), size]) / divisor
-        assert torch.equal(got.to_dense(), wanted)
-
-
 CHECKS: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
-        sums, averages, extremes, scaling, groups, fused, in_flight, gathers, broadcasts, alltoalls, reducescatters,
-        compressed, layouts, sparse,
+        sums, averages, extremes, scaling, groups, in_flight, gathers, broadcasts, alltoalls, reducescatters,
+        compressed, layouts,
     )
 }  # fmt: skip
 
@@ -258,20 +232,3 @@ def test_operation(check: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Parameter `average`", DeprecationWarning)
         CHECKS[check]()
-
-
-def old_average(value: bool) -> tuple[list[Any], list[str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        calls: list[Callable[..., Any]] = [hvd.allreduce, hvd.allreduce_]
-        results = [function(torch.ones(2), average=value) for function in calls]
-        results += hvd.grouped_allreduce([torch.ones(2)], average=value)
-    return [result.tolist() for result in results], [f"{w.category.__name__} {w.filename}" for w in caught]
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_average_works_and_is_deprecated(value: bool) -> None:
-    for results, warned in run_ranks(2, old_average, value):
-        assert results == [[1.0 if value else 2.0] * 2] * 3
-        assert len(warned) == 3
-        assert all(text.startswith("DeprecationWarning") for text in warned)

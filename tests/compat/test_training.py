@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,36 +99,6 @@ def test_sparse_adam() -> bool:
         model(torch.tensor([hvd.rank(), step])).sum().backward()
         distributed.step()
     return same_everywhere(model)
-
-
-def model_parallel() -> bool:
-    """A layer that lives on rank 0 only, one on rank 1 only, and one that both have."""
-    common = torch.nn.Linear(2, 2, bias=False).double()
-    own = torch.nn.Linear(4, 2, bias=False).double()
-    hvd.broadcast_parameters(common.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(common.parameters(), lr=0.1), common.named_parameters())
-    local = torch.optim.SGD(own.parameters(), lr=0.1)
-    before = own.weight.detach().clone()
-    for step in range(2):
-        optimizer.zero_grad()
-        local.zero_grad()
-        common(own(batch(hvd.rank(), step))).square().sum().backward()
-        optimizer.step()
-        local.step()
-    return same_everywhere(common) and not torch.equal(before, own.weight)
-
-
-CASES: dict[str, Callable[[], bool]] = {f.__name__: f for f in (model_parallel,)}
-
-
-def case(name: str) -> bool:
-    return CASES[name]()
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_models_that_differ_between_ranks_and_steps(name: str, ranks: int) -> None:
-    assert run_ranks(ranks, case, name) == [True] * ranks
 
 
 def adasum_of(vectors: list[torch.Tensor]) -> torch.Tensor:

@@ -134,14 +134,6 @@ def test_what_broke_into_entering_leaves_handlers_that_work(
     assert signal.getsignal(signal.SIGUSR1) is signal.getsignal(signal.SIGUSR2) is handler
 
 
-def test_a_timer_is_there_to_end_a_wait(deferred: DeferredSignals) -> None:
-    assert deferred.allows()
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    assert not deferred.allows()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    assert deferred.allows()
-
-
 def test_the_handler_of_a_rare_signal_is_found_within_a_moment(
     deferred: DeferredSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,23 +276,6 @@ def test_a_stopped_rank_is_named_after_the_timeout(where: str) -> None:
         assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text
 
 
-def _interrupted() -> list[float]:
-    if hvd.rank() == VICTIM:
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            hvd.allreduce(np.ones(3), name="interrupted")
-        hvd.broadcast(np.zeros(1), 0, name="go on")
-    else:
-        hvd.broadcast(np.zeros(1), 0, name="go on")
-        assert hvd.allreduce(np.ones(3), name="interrupted", op=hvd.Average).tolist() == [1, 1, 1]
-    return [float(x) for x in hvd.allreduce(np.ones(2), name="after", op=hvd.Sum)]
-
-
-def test_the_job_goes_on_after_an_interrupted_wait() -> None:
-    assert [outcome.value for outcome in Ranks(3, _interrupted).outcomes()] == [[3, 3]] * 3
-
-
 def _comes_late() -> None:
     hvd.allreduce(np.ones(10), name="before")
     if hvd.rank() == 0:

@@ -40,15 +40,6 @@ def test_named_operations_in_another_order_on_every_rank(size: int, elements: in
     run_ranks(size, _orders, 12, elements)
 
 
-@on_ranks(2)
-def test_waiting_in_opposite_orders_is_no_deadlock() -> None:
-    names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
-    handles = {name: hvd.allreduce_async(np.ones(3), name=name, op=hvd.Sum) for name in names}
-    # Each waits first for what the other has submitted last.
-    for name in names:
-        assert hvd.synchronize(handles[name]).tolist() == [2, 2, 2]
-
-
 @on_ranks(3)
 def test_one_name_may_serve_one_operation_of_each_kind() -> None:
     rank, size = hvd.rank(), hvd.size()
@@ -227,22 +218,6 @@ def _in_the_background() -> bool:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_operations_advance_while_the_caller_computes(size: int) -> None:
     assert run_ranks(size, _in_the_background) == [True] * size
-
-
-def _same_bits() -> bytes:
-    rng = np.random.default_rng(hvd.rank())
-    parts = [
-        hvd.allreduce(rng.standard_normal(count).astype(dtype), op=hvd.Average)
-        for count in (10, 5_000, 300_001)
-        for dtype in ("float16", "float32")
-    ]
-    return b"".join(part.tobytes() for part in parts)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_all_ranks_see_the_same_bits(size: int) -> None:
-    results = run_ranks(size, _same_bits)
-    assert results == [results[0]] * size
 
 
 @on_ranks(2, returns=[[2, 2, 2]] * 2)

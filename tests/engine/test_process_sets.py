@@ -11,7 +11,7 @@ import pytest
 from harness import on_ranks, run_ranks
 
 import horovod.numpy as hvd
-from horovod.errors import MismatchError, NotInitializedError
+from horovod.errors import MismatchError
 
 
 @on_ranks(3, init=False)
@@ -147,15 +147,6 @@ def test_outsiders_and_removed_sets_are_errors_at_the_call() -> None:
     with pytest.raises(ValueError, match="not registered"):
         hvd.barrier(process_set=hvd.ProcessSet([0]))
     hvd.barrier()
-
-
-@on_ranks(1, init=False)
-def test_before_init() -> None:
-    for call in (lambda: hvd.add_process_set([0]), lambda: hvd.barrier()):
-        with pytest.raises(NotInitializedError):
-            call()
-    assert hvd.global_process_set.ranks is None
-    assert str(hvd.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
 
 
 def _overlapping(rounds: int) -> None:

@@ -92,14 +92,6 @@ def test_nothing_is_said_too_early_and_nothing_twice(scene: Scene) -> None:
     assert scene.dumps == [1]
 
 
-def test_the_age_counts_from_the_first_look(scene: Scene) -> None:
-    assert scene.after(500) == []
-    scene.job.submit(0, request("grad"))
-    assert scene.after(0) == []
-    assert scene.after(59) == []
-    assert len(scene.after(1)) == 1
-
-
 def test_nothing_is_said_of_what_came_in_time(scene: Scene) -> None:
     scene.job.submit(0, request("grad"))
     scene.after(0)
@@ -139,20 +131,6 @@ def test_what_waits_for_the_same_ranks_is_one_report(scene: Scene) -> None:
     scene.job.submit(1, request("e"))
     scene.after(0)
     assert scene.after(61) == []
-
-
-def test_joined_ranks_are_not_missing(scene: Scene) -> None:
-    scene.job.submit(2, request("join", Kind.JOIN))
-    scene.job.submit(0, request("grad"))
-    scene.after(0)
-    [text] = scene.after(61)
-    assert "missing: rank 1\n" in text
-
-
-def test_ranks_that_wait_in_join_have_not_stalled(scene: Scene) -> None:
-    scene.job.submit(2, request("join", Kind.JOIN))
-    scene.after(0)
-    assert scene.after(1000) == []
 
 
 def test_ranks_that_have_joined_wait_for_who_answers_with_patience(scene: Scene) -> None:

@@ -145,16 +145,6 @@ def test_nobody_is_asked_while_a_rank_has_submitted_nothing() -> None:
     assert scene.answers.asked == []
 
 
-def test_a_rank_that_has_joined_waits_like_the_others() -> None:
-    scene = Scene(3)
-    scene.submits_and_waits(2, "join", Kind.JOIN)
-    scene.submits_and_waits(0, "allreduce.x")
-    scene.submits_and_waits(1, "allreduce.y")
-    scene.after(0)
-    lines = scene.after(10)
-    assert lines[0].startswith("Ranks 0, 1, 2 wait for each other")
-
-
 def test_it_can_be_switched_off() -> None:
     scene = _swapped()
     watch = DeadlockWatch(scene.answers, 0.0)  # type: ignore[arg-type]

@@ -63,15 +63,6 @@ def test_different_sets_of_parameters_are_an_error_on_every_rank() -> None:
         assert "\n  only rank 1 has: tensor 2, tensor 3" in text
 
 
-@on_ranks(3, returns=[2.0, 1.0, 2.0])
-def test_parameters_of_a_process_set() -> float:
-    pair = hvd.add_process_set([0, 2])
-    tensor = torch.full((3,), float(hvd.rank()))
-    if pair.included():
-        hvd.broadcast_parameters({"a": tensor}, 2, process_set=pair)
-    return float(tensor[0])
-
-
 @pytest.mark.parametrize(
     ("params", "text"),
     [
@@ -254,12 +245,3 @@ def test_objects_travel() -> None:
     first, second, third = run_ranks(3, objects)
     assert first == third == [*common, 2, [0, 2]]
     assert second == common
-
-
-@on_ranks(1, returns=[[5, [6]]])
-def test_one_rank_alone() -> list[Any]:
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.Adam([parameter])
-    hvd.broadcast_parameters([parameter], 0)
-    hvd.broadcast_optimizer_state(optimizer, 0)
-    return [hvd.broadcast_object(5), hvd.allgather_object(6)]

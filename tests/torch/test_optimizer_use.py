@@ -288,22 +288,6 @@ def test_grad_scaler_skips_the_same_steps_on_all_ranks(explicit: bool) -> None:
         assert 0 < moved < 100
 
 
-@on_ranks(2, returns=[[1.0, 0.5, 0.25]] * 2)
-def test_schedulers_work() -> list[float]:
-    net = linear()
-    optimizer = wrapped(net, lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    rates = []
-    for step in range(3):
-        optimizer.zero_grad()
-        net(rows(step)).sum().backward()
-        optimizer.step()
-        rates.append(scheduler.get_last_lr()[0])
-        scheduler.step()
-    assert same_on_all_ranks(list(net.parameters()))
-    return rates
-
-
 @on_ranks(2, returns=[True] * 2)
 def test_state_dict_makes_the_round_trip() -> bool:
     net = linear()
