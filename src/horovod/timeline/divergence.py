@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from horovod.timeline.dumps import Dump, Operation
 
-__all__ = ["Open", "UnderWay", "open_operations", "under_way", "wait_circle"]
+__all__ = ["Open", "UnderWay", "open_operations", "under_way"]
 
 Dumps = Mapping[int, Dump]
 
@@ -108,29 +108,3 @@ def _compare(dumps: Dumps, position: int, key: tuple[int, str, int], op: Operati
     differ = len({(other.kind, other.dtype, tuple(map(tuple, other.shapes))) for other in here.values()}) > 1
     age_s = (max(dump.clock_ns for dump in dumps.values()) - op.submitted_ns) / 1e9
     return Open(op, sorted(submitted), sorted(missing), unknown, here if differ and not op.name else {}, age_s)
-
-
-def wait_circle(dumps: Dumps) -> list[tuple[int, Operation, int]]:
-    """Return ranks that waited for each other: (rank, what it waited in, the rank that had not submitted that)."""
-    items = open_operations(dumps)
-    waits: dict[int, Open] = {}
-    for rank, dump in dumps.items():
-        wait = dump.wait
-        if wait is not None and not wait.executing:
-            same = [i for i in items if (i.operation.process_set, i.operation.name) == (wait.process_set, wait.name)]
-            if same and rank in same[0].submitted:
-                waits[rank] = same[0]
-    for start in sorted(waits):
-        path = [start]
-        while True:
-            following = next((rank for rank in waits[path[-1]].missing if rank in waits), None)
-            if following is None:
-                break
-            if following in path:
-                ranks = path[path.index(following) :]
-                return [
-                    (rank, waits[rank].operation, other)
-                    for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)
-                ]
-            path.append(following)
-    return []

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod.core.stall import BREAK_CIRCLE
 from horovod.errors import DeadlockError, StallError
 from horovod.phrases import list_ranks
-from horovod.timeline.divergence import Open, open_operations, under_way, wait_circle
+from horovod.timeline.divergence import Open, open_operations, under_way
 from horovod.timeline.dumps import SCRIPT_ENDED, Dump, Operation, read_folder
 
 __all__ = ["diagnose", "examine"]
@@ -52,7 +51,7 @@ def diagnose(dumps: Sequence[Dump]) -> list[str]:
     """
     by_rank = {dump.rank: dump for dump in dumps}
     absent = _absent(dumps)
-    findings = [*absent, *_under_way(by_rank), *_open(by_rank), *_circle(by_rank)]
+    findings = [*absent, *_under_way(by_rank), *_open(by_rank)]
     findings = [*_failures(dumps, is_explained=bool(findings) and not absent), *findings]
     if not findings:
         findings = ["Nothing is wrong here: no rank had failed, and nothing waited for a rank."]
@@ -154,18 +153,6 @@ def _one(item: Open) -> list[str]:
         lines += [f"{_INDENT}  rank {rank}: {_what(op)} of {op.shapes}" for rank, op in sorted(item.confused.items())]
         lines.append(f"{_INDENT}Give them names, or call them in one order on all ranks.")
     return lines
-
-
-def _circle(by_rank: dict[int, Dump]) -> list[str]:
-    if any(dump.reason == DeadlockError.__name__ for dump in by_rank.values()):
-        return []  # told in its error, with what to do about it
-    links = [f"rank {rank} in {_what(op)} for rank {other}" for rank, op, other in wait_circle(by_rank)]
-    if not links:
-        return []
-    return [
-        f"* They waited for each other, and would have for ever: {'; '.join(links)}.",
-        f"{_INDENT}{BREAK_CIRCLE}",
-    ]
 
 
 def _what(op: Operation) -> str:

@@ -1,10 +1,8 @@
-"""The page ``docs/environment.md``, from the table of settings: ``python -m horovod.config_page`` prints it."""
+"""Print docs/environment.md, from the table of settings: ``python scripts/environment.py > docs/environment.md``."""
 
 from __future__ import annotations
 
 from horovod.config import JOB_ID, MIB, RANK_VARIABLES, SECRET_KEY, SETTINGS, Setting, render
-
-__all__ = ["markdown"]
 
 
 def _row(setting: Setting) -> str:
@@ -25,7 +23,7 @@ def markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `src/horovod/config.py` by `python -m horovod.config_page`; do not edit.",
+        "Generated from `src/horovod/config.py` by `python scripts/environment.py`; do not edit.",
         "",
         "The first of these wins: an explicit argument, then a flag, then the environment, then the YAML file of",
         "`--config-file`, then the default. Yes is 1, true, yes or on; no is 0, false, no, off or an empty text; any",
