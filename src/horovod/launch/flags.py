@@ -18,7 +18,8 @@ __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
 
 #: Flags of mpirun, srun and torchrun, and ours that mean the same.
 _SAME = {
-    "-n": "-np", "--ntasks": "-np", "--nproc-per-node": "-np", "--host": "-H", "-host": "-H", "-machinefile": "-hostfile",
+    "-n": "-np", "--ntasks": "-np", "--nproc-per-node": "-np", "--host": "-H", "-host": "-H",
+    "-machinefile": "-hostfile",
 }  # fmt: skip
 
 
