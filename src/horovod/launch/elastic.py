@@ -16,10 +16,11 @@ from horovod.config import MEETING
 from horovod.core.membership_events import Assign, Begin, Discovered, Ended, Fence, Finish, Paused, Silent, Slot, Start
 from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery, HostOffer
+from horovod.launch.elastic_members import ElasticMembers
 from horovod.launch.elastic_options import ElasticOptions
 from horovod.launch.host_pool import HostPool, ReadyHost
 from horovod.launch.job import Job
-from horovod.launch.ledger import Ledger, Loss, signature
+from horovod.launch.ledger import signature
 from horovod.launch.local import LocalJob
 from horovod.launch.outcome import Exit
 from horovod.launch.output import OutputSink
@@ -29,8 +30,6 @@ from horovod.launch.supervision import RankPlace, Supervision, how_ended
 from horovod.rendezvous.service import Service
 
 __all__ = ["ElasticJob"]
-
-_SCRIPT_FAILED = "the script itself fails, so that other ranks would not help"
 
 
 class ElasticJob(Supervision):
@@ -67,17 +66,8 @@ class ElasticJob(Supervision):
         self._pool = pool
         self._discovery: Discovery | None = None
         self._hosts: dict[str, tuple[Job, int]] = {}  # and cores
-        self._processes: dict[Slot, int] = {}  # that run, by number
-        self._fenced: dict[int, str] = {}
+        self._members = ElasticMembers()
         self._silent: dict[int, str] = {}  # why they would be killed
-        self._ledger = Ledger()
-        #: Processes of the latest generation, by rank.
-        self.members: list[int] = []
-        self._last_ranks: dict[int, int] = {}  # of processes that were members before
-        # Members that have left and not ended yet: their last generation, the steps by then, and a line's end.
-        self._leavers: dict[int, tuple[int, int, str]] = {}
-        self._ranks: dict[int, int] = {}  # of the generation that has begun, by process
-        self._is_meeting = True  # members of the next generation have not met yet
         self._is_plain = False  # a process has ended well before the ranks had met: they never will
         self._finish: Finish | None = None
         self._stdin: int | None = None
@@ -129,7 +119,7 @@ class ElasticJob(Supervision):
         if self._finish is None and not self.outcome.interrupted:
             self._update()
             now = time.monotonic()
-            if line := self._ledger.waiting(now, self._options.minimum):
+            if line := self._members.ledger.waiting(now, self._options.minimum):
                 self.say(line)
             self._make_chaos(now)
         self._obey()
@@ -147,11 +137,9 @@ class ElasticJob(Supervision):
             elif isinstance(decision, Silent):
                 self._probe(decision)
             elif isinstance(decision, Paused):
-                self._ledger.changing(time.monotonic())
+                self._members.ledger.changing(time.monotonic())
             elif isinstance(decision, Assign):
-                self._ledger.changing(time.monotonic())
-                self._is_meeting = True
-                self.members = [self._processes.get(slot, -1) for slot in decision.positions]
+                self._members.assigned(time.monotonic(), decision)
                 self._name_late(decision)
             elif isinstance(decision, Begin):
                 self._begin(decision.generation)
@@ -161,81 +149,70 @@ class ElasticJob(Supervision):
     def due_at(self) -> list[float]:
         if self.is_final():
             return []
-        return self._pool.due_at() + [at for at in (self._ledger.due_at(), self._chaos_at) if at is not None]
+        return self._pool.due_at() + [at for at in (self._members.ledger.due_at(), self._chaos_at) if at is not None]
 
     def _start_process(self, slot: Slot) -> None:
         job, cores = self._hosts.get(slot.host, (None, 0))
         if job is None:
             self._service.put(Ended(slot, "was lost with its host before it was started"))
             return
-        process, offer = len(self.places), self._offers.get(slot.host)
-        slots = offer.slots if offer is not None else slot.number + 1
-        running = self._ledger.size
-        is_newcomer = running > 0
-        size = max(2, running) if is_newcomer else self._options.num_proc
-        rank = size - 1 if is_newcomer else min(process, size - 1)
-        count = min(slots, self._options.maximum)
+        process, rank, size = self._members.start(slot, self._options.num_proc)
+        offer = self._offers.get(slot.host)
+        count = min(offer.slots if offer is not None else slot.number + 1, self._options.maximum)
         is_here = isinstance(job, LocalJob)
         own = {
             **host_variables(self.plan.environ, Share(slot.host, count, cores)),
             MEETING: self._endpoints[not is_here],
             **slot_variables(slot.host, slot.number, count, rank, size),
         }
-        label = f"[{slot}]<{{stream}}>:" if is_newcomer else self._label(process)
+        label = f"[{slot}]<{{stream}}>:" if self._members.ledger.size else self._label(process)
         folder = f"{self._output_dir}/rank.{process}" if self._output_dir else ""
         try:
             self.start_rank(process, RankPlace(job, slot.number), own, label, folder)
         except LaunchError as error:
+            del self._members.running[slot]
             self._end(str(error))
-            return
-        self._processes[slot] = process
 
     def _label(self, rank: int) -> str:
         return self.plan.display.label.format(rank=rank, stream="{stream}")
 
     def _fence(self, decision: Fence) -> None:
-        process = self._processes.get(decision.slot)
+        process = self._members.running.get(decision.slot)
         if process is not None:
-            self._fenced[process] = decision.why
+            self._members.fenced[process] = decision.why
             self.places[process].job.kill_rank(process)
 
     def _name_late(self, assign: Assign) -> None:
         """Say whom the job begins without."""
         few, size = len(assign.positions), self._options.num_proc
         if assign.generation == 1 and few < size:
-            late = ", ".join(str(slot) for slot in self._processes if slot not in assign.positions)
+            late = ", ".join(str(slot) for slot in self._members.running if slot not in assign.positions)
             more = f": {late} did not call init() within --start-timeout" if late else ""
             self.say(f"the job begins with {few} of {size} ranks{more}")
 
     def _probe(self, decision: Silent) -> None:
-        process = self._processes.get(decision.slot)
+        process = self._members.running.get(decision.slot)
         if process is not None:
             self._silent[process] = decision.why
             self.places[process].job.kill_stopped(process, decision.pid)
 
     def on_stopped(self, rank: int) -> None:
-        self._fenced[rank] = self._silent[rank]
+        self._members.fenced[rank] = self._silent[rank]
 
     def _begin(self, generation: int) -> None:
-        joined = [] if not self._ledger.size else [p for p in self.members if p not in self._ranks]
-        leavers = [p for p in self._ranks if p not in self.members and p in self._processes.values()]
-        last, self._last_ranks = self._ledger.generation, {**self._last_ranks, **self._ranks}
-        self._ranks = {process: rank for rank, process in enumerate(self.members)}
-        for process, rank in self._ranks.items():
+        now = time.monotonic()
+        lines = self._members.begun(now, generation, self._service.progress, lambda p: f"on {self._slot_of(p)}")
+        for process, rank in self._members.ranks.items():
             self.streams.relabel(process, self._label(rank))
-        names = [f"rank {self._ranks[process]} on {self._slot_of(process)}" for process in joined]
-        self._is_meeting = False
-        now, progress = time.monotonic(), self._service.progress
-        for line in self._ledger.begin(now, generation, len(self.members), names, progress):
+        for line in lines:
             self.say(line)
-        self._leavers |= dict.fromkeys(leavers, (last, progress, self._ledger.result))
         if self._options.chaos_s and self._chaos_at is None:
             self._chaos_at = self._next_chaos(now)
         self._check_error()
 
     def _check_error(self) -> None:
-        if (failure := self._ledger.own_error()) is not None and not self.is_final():
-            self._end(f"{failure.who} {failure.how}, as another did before, at the same place: {_SCRIPT_FAILED}")
+        if (why := self._members.script_error()) and not self.is_final():
+            self._end(why)
 
     def _slot_of(self, process: int) -> Slot:
         place = self.places[process]
@@ -243,21 +220,21 @@ class ElasticJob(Supervision):
 
     def on_exit(self, ended: Exit) -> None:
         process, slot = ended.rank, self._slot_of(ended.rank)
-        if self._processes.get(slot) == process:
-            del self._processes[slot]
+        if self._members.running.get(slot) == process:
+            del self._members.running[slot]
         self._obey()  # the ranks may have met before it ended
         if self._finish is not None or self.outcome.interrupted:
             return
         how = how_ended(ended.status)
-        if why := self._fenced.pop(process, ""):
+        if why := self._members.fenced.pop(process, ""):
             how = f"was killed by horovodrun: {why}"
-        if ended.status == 0 and not self._ledger.generation:
+        if ended.status == 0 and not self._members.ledger.generation:
             self._is_plain = True
-            if not self._processes:
+            if not self._members.running:
                 self._end("")
-        elif ended.status == 0 and (process in self._ranks or process in self._last_ranks):
-            if process in self._leavers:
-                self.say(f"{self._name(process, ended.pid)} left; {self._leavers.pop(process)[2]}")
+        elif ended.status == 0 and self._members.was_member(process):
+            for line in self._members.left(process, self._name(process, ended.pid)):
+                self.say(line)
             self._service.put(Ended(slot))
         else:
             self._take_end(process, slot, ended.pid, how, ended.status)
@@ -268,26 +245,15 @@ class ElasticJob(Supervision):
         code = 128 - status if status < 0 else status
         self.streams.catch_up(process)
         error = signature(self.streams.tail(process)) if status > 0 else ""
-        loss = Loss(who, how, self._ledger.generation, code, error)
-        if process in self._leavers:  # the others knew, and have gone on
-            loss.generation, loss.progress, result = self._leavers.pop(process)
-            self._ledger.losses += 1
-            self._ledger.failures.append(loss)
-            self.say(f"{who} {how}; {result}")
-            self._check_error()
-        elif process in self._ranks or process in self.members:
-            self._ledger.ended(time.monotonic(), f"{who} {how}", loss)
-        else:
-            self._ledger.failures += [loss] if code else []
-            self.say(f"{who} {how}, before it was a member")
+        for line in self._members.lost(time.monotonic(), process, who, how, code, error):
+            self.say(line)
+        self._check_error()
         self._service.put(Ended(slot, how))
-        if status > 0 and not self._ledger.generation:
+        if status > 0 and not self._members.ledger.generation:
             self._end(f"{who} {how} before the ranks had met")
 
     def _name(self, process: int, pid: int = 0) -> str:
-        number = self._ranks.get(process, self._last_ranks.get(process))
-        rank = "a new process" if number is None else f"rank {number}"
-        return f"{rank} ({f'pid {pid} ' if pid else ''}on {self._slot_of(process)})"
+        return f"{self._members.name(process)} ({f'pid {pid} ' if pid else ''}on {self._slot_of(process)})"
 
     def on_lost(self, job: Job, reason: str) -> None:
         ended = {e.rank for e in self.outcome.exits}
@@ -302,7 +268,7 @@ class ElasticJob(Supervision):
         self._service.put(Discovered(self._pool.usable))
         for process in lost:
             slot = self._slot_of(process)
-            self._processes.pop(slot, None)
+            self._members.running.pop(slot, None)
             self._take_end(process, slot, 0, f"was lost with its host: {reason}", 0)
 
     def is_final(self) -> bool:
@@ -316,13 +282,11 @@ class ElasticJob(Supervision):
         if why:
             self.end_soon()
         else:
-            for process in self._processes.values():
-                if (
-                    process not in self._ranks and process not in self._last_ranks
-                ):  # spares, and newcomers that come too late
+            for process in self._members.running.values():
+                if not self._members.was_member(process):  # spares, and newcomers that come too late
                     self.streams.mute(process)
                     self.places[process].job.kill_rank(process)
-            if self._fenced and self._fenced.keys() >= set(self._processes.values()):
+            if self._members.fenced and self._members.fenced.keys() >= set(self._members.running.values()):
                 self.end(b"K")  # the kernel still holds them, for as long as it likes
             self._over |= not self._running
 
@@ -330,10 +294,10 @@ class ElasticJob(Supervision):
         if self._chaos_at is None or now < self._chaos_at:
             return
         self._chaos_at = self._next_chaos(now)
-        alive = [process for process in self._ranks if process in self._processes.values()]
-        if not self._is_meeting and len(alive) == len(self._ranks) > 1:
+        alive = [process for process in self._members.ranks if process in self._members.running.values()]
+        if not self._members.is_meeting and len(alive) == len(self._members.ranks) > 1:
             process = random.choice(alive)
-            self.say(f"--chaos kills rank {self._ranks[process]} on {self._slot_of(process)}")
+            self.say(f"--chaos kills rank {self._members.ranks[process]} on {self._slot_of(process)}")
             self.places[process].job.kill_rank(process)
 
     def _next_chaos(self, now: float) -> float:
@@ -345,13 +309,13 @@ class ElasticJob(Supervision):
 
     def _report(self) -> tuple[list[str], int]:
         why = self._finish.why if self._finish is not None else ""
-        now, lines, failures = time.monotonic(), list[str](), self._ledger.failures
+        now, lines, failures = time.monotonic(), list[str](), self._members.ledger.failures
         if self.outcome.interrupted:
             lines.append(f"{signal.Signals(self.outcome.interrupted).name} received; nothing is left running")
         elif why or self.outcome.error:
             lines.append(self.outcome.error or f"the job has ended: {why}")
-            lines += ["the processes that failed:", *self._ledger.causes()] if failures else []
-        summary = self._ledger.summary(now, self._service.progress)
+            lines += ["the processes that failed:", *self._members.ledger.causes()] if failures else []
+        summary = self._members.ledger.summary(now, self._service.progress)
         lines += [summary] if summary else []
         if self.outcome.interrupted:
             return lines, 128 + self.outcome.interrupted
@@ -360,7 +324,7 @@ class ElasticJob(Supervision):
     def results(self) -> list[bytes]:
         """Return what the ranks of the last generation have returned, in their order, if they have ended well."""
         well = {ended.rank for ended in self.outcome.exits if ended.status == 0}
-        ranks = sorted((rank, process) for process, rank in self._ranks.items() if process in well)
+        ranks = sorted((rank, process) for process, rank in self._members.ranks.items() if process in well)
         return [self.places[process].job.results.get(process, b"") for _, process in ranks]
 
     def close(self) -> None:

@@ -27,13 +27,15 @@ from horovod.core.membership_events import (
     Ended,
     Fence,
     Finish,
+    Paused,
     Policy,
     Silent,
     Slot,
     Start,
 )
 from horovod.errors import LaunchError
-from horovod.launch.ledger import Ledger, Loss, signature
+from horovod.launch.elastic_members import ElasticMembers
+from horovod.launch.ledger import signature
 from horovod.launch.plan import slot_variables
 from horovod.launch.workers import listen_addresses
 from horovod.logs import logger
@@ -135,14 +137,8 @@ class ElasticWorkers:
         meeting = ",".join(self._service.endpoints)
         own = {ELASTIC: "1", JOB_ID: secrets.token_hex(16), SECRET_KEY: key, MEETING: meeting}
         self._common = {**(settings or {}), **own}
-        self._ledger = Ledger()
-        self._slots: dict[Slot, int] = {}  # number of the process that runs there
+        self._members = ElasticMembers()
         self._offers: Mapping[str, int] = {}
-        self._count = 0  # of processes
-        self._members: list[int] = []  # of the latest generation, by rank
-        self._ranks: dict[int, int] = {}  # of the generation that has begun, by process
-        self._last_ranks: dict[int, int] = {}
-        self._fenced: dict[int, str] = {}
         self._values: dict[int, Any] = {}  # by process
         self._error: BaseException | None = None  # the latest
         self._finish: Finish | None = None
@@ -193,18 +189,18 @@ class ElasticWorkers:
                 self._obey()
                 while self._ends and self._finish is None:
                     self._take_end(self._ends.popleft())
-                if line := self._ledger.waiting(time.monotonic(), self._policy.fewest):
+                if line := self._members.ledger.waiting(time.monotonic(), self._policy.fewest):
                     self._say(line)
         finally:
-            for slot in self._slots.keys() - {end.slot for end in self._ends}:
+            for slot in self._members.running.keys() - {end.slot for end in self._ends}:
                 self._adapter.kill(slot)
-        if summary := self._ledger.summary(time.monotonic(), self._service.progress):
+        if summary := self._members.ledger.summary(time.monotonic(), self._service.progress):
             self._say(summary)
         if self._finish.why:
             why = self._finish.why
-            causes = [line for line in self._ledger.causes() if line.strip() not in why]
+            causes = [line for line in self._members.ledger.causes() if line.strip() not in why]
             raise LaunchError("\n".join([f"the job has ended: {why}", *causes])) from self._error
-        ranks = self._ranks or {process: process for process in self._values}
+        ranks = self._members.ranks or {process: process for process in self._values}
         return [self._values[process] for process in sorted(ranks, key=ranks.__getitem__) if process in self._values]
 
     def close(self) -> None:
@@ -224,15 +220,16 @@ class ElasticWorkers:
         if isinstance(decision, Start):
             self._start(decision.slot)
         elif isinstance(decision, Fence):
-            if (process := self._slots.get(decision.slot)) is not None:
-                self._fenced[process] = decision.why
+            if (process := self._members.running.get(decision.slot)) is not None:
+                self._members.fenced[process] = decision.why
                 self._adapter.kill(decision.slot)
         elif isinstance(decision, Silent):
-            if decision.slot in self._slots:
+            if decision.slot in self._members.running:
                 self._adapter.kill_stopped(decision.slot, decision.pid)
+        elif isinstance(decision, Paused):
+            self._members.ledger.changing(time.monotonic())
         elif isinstance(decision, Assign):
-            self._ledger.changing(time.monotonic())
-            self._members = [self._slots.get(slot, -1) for slot in decision.positions]
+            self._members.assigned(time.monotonic(), decision)
         elif isinstance(decision, Begin):
             self._begin(decision.generation)
         elif isinstance(decision, Finish):
@@ -240,59 +237,46 @@ class ElasticWorkers:
 
     def _start(self, slot: Slot) -> None:
         slots = min(self._offers.get(slot.host, slot.number + 1), self._policy.most)
-        # Until it is a member; rank 0 only if no rank has a state yet.
-        running = self._ledger.size
-        size = max(2, running) if running else self._policy.size
-        rank = size - 1 if running else min(self._count, size - 1)
-        self._slots[slot] = self._count
-        self._count += 1
+        _, rank, size = self._members.start(slot, self._policy.size)
         self._adapter.start(slot, self._common | slot_variables(slot.host, slot.number, slots, rank, size))
 
     def _begin(self, generation: int) -> None:
-        names = {process: slot for slot, process in self._slots.items()}
-        is_first = not self._ledger.size
-        joined = [process for process in self._members if process in names and process not in self._ranks]
-        self._last_ranks |= self._ranks
-        self._ranks = {process: rank for rank, process in enumerate(self._members)}
-        lines = [f"rank {self._ranks[process]} ({self._adapter.describe(names[process])})" for process in joined]
+        slots = {process: slot for slot, process in self._members.running.items()}
         progress = self._service.progress
-        for line in self._ledger.begin(
-            time.monotonic(), generation, len(self._members), [] if is_first else lines, progress
+        for line in self._members.begun(
+            time.monotonic(), generation, progress, lambda process: f"({self._adapter.describe(slots[process])})"
         ):
             self._say(line)
         self._check_error()
 
     def _take_end(self, end: End) -> None:
-        process = self._slots.get(end.slot)
+        process = self._members.running.get(end.slot)
         if process is None:
             return
         self._obey()  # the ranks may have met before it ended
-        number = self._ranks.get(process, self._last_ranks.get(process))
-        rank = "a new process" if number is None else f"rank {number}"
-        who = f"{rank} ({self._adapter.describe(end.slot)})"
-        del self._slots[end.slot]
-        has_met = self._ledger.generation > 0
-        how = f"was killed: {self._fenced.pop(process)}" if process in self._fenced else end.how
+        who = f"{self._members.name(process)} ({self._adapter.describe(end.slot)})"
+        del self._members.running[end.slot]
+        has_met = self._members.ledger.generation > 0
+        fenced = self._members.fenced.pop(process, "")
+        how = f"was killed: {fenced}" if fenced else end.how
         if not how:
             self._values[process] = end.value
             if has_met:
+                for line in self._members.left(process, who):
+                    self._say(line)
                 self._service.put(Ended(end.slot))
-            elif not self._slots:  # the function is not elastic, and has returned on all ranks
+            elif not self._members.running:  # the function is not elastic, and has returned on all ranks
                 self._finish = Finish("")
             return
         self._error = end.error or self._error
-        loss = Loss(who, how, self._ledger.generation, 1, signature(end.text.splitlines()))
-        if process in self._ranks or process in self._members:
-            self._ledger.ended(time.monotonic(), f"{who} {how}", loss)
-        else:
-            self._ledger.failures.append(loss)
-            self._say(f"{who} {how}, before it was a member")
+        error = signature(end.text.splitlines())
+        for line in self._members.lost(time.monotonic(), process, who, how, 1, error):
+            self._say(line)
+        self._check_error()
         self._service.put(Ended(end.slot, how))
         if end.error is not None and not has_met:
             self._finish = Finish(f"{who} {how} before the ranks had met")
 
     def _check_error(self) -> None:
-        if self._finish is None and (loss := self._ledger.own_error()) is not None:
-            self._finish = Finish(
-                f"{loss.who} {loss.how}, as another did before, at the same place: the script itself fails"
-            )
+        if self._finish is None and (why := self._members.script_error()):
+            self._finish = Finish(why)
