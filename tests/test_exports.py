@@ -28,7 +28,8 @@ READS_SETTINGS = (
 )  # fmt: skip
 # They hand their environment on to ranks that they start.
 PASSES_ENVIRONMENT_ON = (
-    "horovod.launch", "horovod.bench", "horovod.bindings.hosted", "horovod.common.util", "horovod.spark.task", "poprun",
+    "horovod.launch", "horovod.bench", "horovod.bindings.hosted", "horovod.common.util", "horovod.notebook",
+    "horovod.spark.task", "poprun",
 )  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -16,7 +16,7 @@ from typing import Any
 
 from horovod._version import __version__
 
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "interactive", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from horovod.launch.run import run
 
         return run
+    if name == "interactive":
+        from horovod.notebook.magic import interactive
+
+        return interactive
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

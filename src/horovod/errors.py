@@ -12,6 +12,7 @@
     DuplicateNameError(ValueError)              you: a tensor of this name is still in flight
     OptimizerUseError(AssertionError, RuntimeError)   you: gradients were touched out of turn
     LaunchError(RuntimeError)                   horovodrun or horovod.run could not run the job
+    `-- CellError                               a cell of a notebook failed on a rank, or a rank was lost
     HostsUpdatedInterrupt(RuntimeError)         elastic: the set of hosts changed
     HorovodVersionMismatchError(ImportError)    ranks run different versions of this package
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "CellError",
     "DeadlockError",
     "DismissedError",
     "DuplicateNameError",
@@ -107,6 +109,22 @@ class OptimizerUseError(AssertionError, RuntimeError):
 
 class LaunchError(RuntimeError):
     """The launcher could not start the job, or the job failed."""
+
+
+class CellError(LaunchError):
+    """A cell failed on ranks of a notebook's session, or the session has ended.
+
+    Attributes:
+        tracebacks: of each rank on which it failed.
+    """
+
+    def __init__(self, message: str, tracebacks: dict[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.tracebacks = tracebacks or {}
+
+    def _render_traceback_(self) -> list[str]:
+        # Shown by IPython under the cell: frames of the kernel say nothing about what has happened on the ranks.
+        return f"{type(self).__name__}: {self}".splitlines()
 
 
 class HostsUpdatedInterrupt(RuntimeError):

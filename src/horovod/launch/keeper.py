@@ -11,7 +11,7 @@ Run from this file alone, ``python -I -S keeper.py CONTROL_FD PLAN_FD``: standar
 20 ms, and no import of the package, so that nothing but this page decides whether processes end.
 
     launcher to keeper   T end all (SIGTERM, then SIGKILL), K kill all, S stop all, C continue all, (closed) kill all,
-                         U pass SIGUSR1 on to each rank that has a use for it, F leave as soon as nothing runs;
+                         U, I pass SIGUSR1 or SIGINT on to each rank that handles it, F leave as soon as nothing runs;
                          JSON: {"start": r, "slot": n, "env": {...}, "stdin": bool}, with the descriptors of its output,
                          its error and what else it inherits; {"kill": r}
     keeper to launcher   JSON: {"ended": r, "pid": p, "status": s, "sent": n}, {"passed_on": [ranks]},
@@ -218,7 +218,7 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._is_open &= order in (b"S", b"C", b"U")
+        self._is_open &= order in (b"S", b"C", b"U", b"I")
         if order == b"T":
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._plan["grace_s"]
@@ -228,8 +228,8 @@ class Keeper:
             self._signal_all(signal.SIGSTOP)
         elif order == b"C":
             self._signal_all(signal.SIGCONT)
-        elif order == b"U":
-            self._pass_on(signal.SIGUSR1)
+        elif order in (b"U", b"I"):
+            self._pass_on(signal.SIGUSR1 if order == b"U" else signal.SIGINT)
         elif order != b"F":  # K, or the launcher is gone
             if not order:
                 self._epoll.unregister(self._control)
@@ -272,7 +272,8 @@ class Keeper:
                     reached.append(rank)
             except (ProcessLookupError, PermissionError):
                 pass  # ended meanwhile, or became another user
-        self._say({"passed_on": reached})
+        if number == signal.SIGUSR1:
+            self._say({"passed_on": reached})
 
     def _reap(self, pid: int) -> bool:
         """Reap one dead child, a given one or (0) any, and report it if it was a rank."""

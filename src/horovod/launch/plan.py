@@ -110,6 +110,7 @@ class Display:
         is_always: whether a job of one rank has labels, too.
         hidden: ranks whose output is not shown; the last lines of one that fails are.
         place: stands before the name of a host with which ranks are lost.
+        merges_tracebacks: whether tracebacks with which ranks may end are kept back, to show equal ones once.
     """
 
     launcher: str = "horovodrun"
@@ -118,6 +119,7 @@ class Display:
     is_always: bool = False
     hidden: frozenset[int] = frozenset()
     place: str = "host"
+    merges_tracebacks: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from horovod.launch.plan import LaunchRequest
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
 
-__all__ = ["run"]
+__all__ = ["new_request", "run"]
 
 _ELASTIC = ("--min-np", "--max-np", "--host-discovery-script", "--slots-per-host", "--reset-limit",
             "--blacklist-cooldown-range")  # fmt: skip
@@ -127,7 +127,7 @@ def run(
     try:
         chosen = choose_hosts(hosts or "", hostfile or "", size, elastic is not None and bool(elastic.script))
         access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces, starters=chosen.starters)
-        request = _request(size, python, settings, output_filename or "")
+        request = new_request(size, python, settings, output_filename or "")
         if elastic is not None:
             return _run_elastic(request, elastic, chosen.named, access, func, args, kwargs)
         assembly = _ready(request, chosen.places, access, bool(use_mpi))
@@ -184,9 +184,20 @@ def _ready(request: LaunchRequest, where: Sequence[Place], access: Access, use_m
     return assemble(replace(request, flags=flags), where, access)
 
 
-def _request(size: int, executable: str, settings: dict[str, str], output_dir: str) -> LaunchRequest:
+def new_request(
+    size: int, executable: str, settings: dict[str, str], output_dir: str = "", program: str = task.__name__
+) -> LaunchRequest:
+    """Return the request for a new job of Python processes, with a name and a key of its own.
+
+    Args:
+        size: number of ranks.
+        executable: Python of the ranks.
+        settings: variables that arguments set.
+        output_dir: folder for the output of each rank, or empty.
+        program: the module that they run.
+    """
     return LaunchRequest(
-        command=(executable, "-m", task.__name__),
+        command=(executable, "-m", program),
         num_proc=size,
         environ=os.environ,
         job=secrets.token_hex(16),

@@ -90,10 +90,11 @@ class RankStreams:
         if folder:
             file = open(create_file(Path(folder, name)), "wb", buffering=0)  # noqa: SIM115 - closed by the stream
         is_error = name == "stderr"
+        merges = bool(label) and is_error and self._display.merges_tracebacks
         return RankStream(
             NullSink() if rank in self._display.hidden else self._console[is_error],
             label.format(stream=name), file, time.ctime if self._timestamps else None,
-            functools.partial(self.tracebacks.is_repeat, rank) if label and is_error else None,
+            functools.partial(self.tracebacks.is_repeat, rank) if merges else None,
             is_error and self._is_quiet,
         )  # fmt: skip
 

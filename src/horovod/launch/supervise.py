@@ -15,7 +15,7 @@ from horovod.launch.plan import LaunchPlan
 from horovod.launch.supervision import NO_ANSWER, RankPlace, Supervision, how_ended
 from horovod.phrases import list_ranks
 
-__all__ = ["supervise"]
+__all__ = ["FixedJob", "supervise"]
 
 LOST_GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for the ranks of other hosts when one is lost."""
@@ -50,11 +50,18 @@ def supervise(
 
     Blocks until the job has ended.
     """
-    return _FixedJob(plan, sinks, list(jobs) or [LocalJob(plan)], on_end).carry_out(signals, stdin)
+    return FixedJob(plan, sinks, list(jobs) or [LocalJob(plan)], on_end).carry_out(signals, stdin)
 
 
-class _FixedJob(Supervision):
-    """A job whose ranks are all started at the beginning, and that ends with the first failure."""
+class FixedJob(Supervision):
+    """A job whose ranks are all started at the beginning, and that ends with the first failure.
+
+    Args:
+        plan: what to start.
+        sinks: where standard output and standard error of the ranks go.
+        jobs: the ranks of each host, in rank order.
+        on_end: as for ``supervise``.
+    """
 
     def __init__(
         self,

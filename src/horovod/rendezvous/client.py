@@ -67,6 +67,7 @@ def connect_first(
     candidates: Callable[[], Sequence[str]],
     patience: Patience,
     nobody: str,
+    max_bytes: int = MAX_BYTES,
 ) -> tuple[Socket, str]:
     """Connect to the first of several endpoints that proves to have the key; all are tried side by side.
 
@@ -76,6 +77,7 @@ def connect_first(
         candidates: returns the endpoints; called again as long as none has answered.
         patience: how long to try.
         nobody: error message if nobody answers.
+        max_bytes: size of a message that is taken, at most.
 
     Returns:
         A DEALER that is connected, and its endpoint.
@@ -92,7 +94,7 @@ def connect_first(
             if time.monotonic() >= again_at:
                 again_at = time.monotonic() + _RESOLVE_S
                 for where in set(candidates()) - set(probes.values()):
-                    probe = curve.client_socket(context, key, max_bytes=MAX_BYTES)
+                    probe = curve.client_socket(context, key, max_bytes=max_bytes)
                     probes[probe] = where
                     probe.connect(where)
                     poller.register(probe, zmq.POLLOUT)

@@ -1,0 +1,87 @@
+"""``horovod.interactive`` and the cell magic ``%%hvd``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from horovod.errors import CellError, LaunchError
+from horovod.launch.assemble import choose_hosts
+from horovod.launch.ssh import Access
+from horovod.notebook.session import Session
+
+__all__ = ["interactive"]
+
+#: The session that ``%%hvd`` means.
+_current: list[Session] = []
+
+
+def interactive(
+    np: int,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interfaces: Any = None,
+    executable: str | None = None,
+) -> Session:
+    """Start ranks that live between the cells of a notebook, and the cell magic ``%%hvd``, which runs a cell on them.
+
+    A session that was started before is ended. The ranks end with this process, however it ends.
+
+    Args:
+        np: number of ranks.
+        hosts: where, such as ``a:2,b:2``; as for ``horovod.run``.
+        hostfile: path of a file with lines ``host slots=n``.
+        start_timeout: seconds for the checks of other hosts, and that ``init()`` waits for other ranks; 600.
+        ssh_port: port of sshd on other hosts.
+        ssh_identity_file: private key for ssh.
+        network_interfaces: interfaces that all hosts have, a list of names or ``"a,b"``; ranks talk over them.
+        executable: Python of the ranks, on all hosts; the caller's when omitted.
+
+    Returns:
+        The session, with ``push`` and ``pull`` for variables, ``restart`` and ``close``.
+
+    Raises:
+        ValueError: arguments that contradict each other.
+        LaunchError: the ranks could not be started.
+
+    Blocks until all ranks are ready.
+    """
+    if hosts and hostfile:
+        raise ValueError("give hosts or hostfile, not both")
+    while _current:
+        _current.pop().close()
+    names = network_interfaces or ()
+    interfaces = tuple(names.split(",") if isinstance(names, str) else names)
+    python = executable or sys.executable
+    access = Access(python, ssh_port or 0, ssh_identity_file or "", interfaces=interfaces)
+    settings = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
+    try:
+        session = Session(np, lambda: choose_hosts(hosts or "", hostfile or "", np), python, access, settings)
+    except (LaunchError, ValueError) as error:
+        raise error.with_traceback(None)  # noqa: B904
+    _current.append(session)
+    if "IPython" in sys.modules:
+        _offer_magic()
+    return session
+
+
+def _offer_magic() -> None:
+    from IPython import get_ipython
+    from IPython.core.magic import output_can_be_silenced
+
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    @output_can_be_silenced
+    def hvd(line: str, cell: str) -> Any:
+        """RunCell the cell on all ranks of ``horovod.interactive``; rank 0's last value is its result."""
+        if line.strip():
+            raise CellError(f"%%hvd takes no arguments; received {line.strip()!r}")
+        # With a line for the magic itself, so that lines have the numbers that the notebook shows.
+        return _current[-1].execute(f"\n{cell}", f"In[{shell.displayhook.prompt_count}]")
+
+    shell.register_magic_function(hvd, "cell", "hvd")
