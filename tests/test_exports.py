@@ -29,7 +29,7 @@ READS_SETTINGS = (
 # They hand their environment on to ranks that they start.
 PASSES_ENVIRONMENT_ON = (
     "horovod.launch", "horovod.bench", "horovod.bindings.hosted", "horovod.common.util", "horovod.notebook",
-    "horovod.spark.task", "poprun",
+    "horovod.ray", "horovod.spark.task", "poprun",
 )  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

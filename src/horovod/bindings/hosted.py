@@ -12,7 +12,7 @@ from horovod.config import MEETING, RANK_VARIABLES, SECRET_KEY
 from horovod.errors import LaunchError
 from horovod.rendezvous.client import JobStore
 
-__all__ = ["call_hosted", "hosted_rank", "refuse_second_run"]
+__all__ = ["call_guarded", "call_hosted", "hosted_rank", "refuse_second_run"]
 
 
 def refuse_second_run(variables: Mapping[str, str], again: str) -> None:
@@ -65,7 +65,7 @@ def hosted_rank(variables: Mapping[str, str]) -> Iterator[None]:
 def call_hosted(
     variables: Mapping[str, str], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Be a rank for one call, and return its result; None for a rank that has left an elastic job.
+    """Be a rank for one call, and return its result; see ``call_guarded``.
 
     Args:
         variables: of the rank, as ``launch.workers`` made them.
@@ -78,9 +78,31 @@ def call_hosted(
         Exception: as ``func`` raised it.
     """
     with hosted_rank(variables):
-        try:
-            return func(*args, **kwargs)
-        except SystemExit as end:
-            if end.code in (None, 0):
-                return None
-            raise LaunchError(f"the function ended with sys.exit({end.code!r})") from end
+        return call_guarded(func, args, kwargs)
+
+
+def call_guarded(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that must not end this process, and return its result.
+
+    Args:
+        func: what to call.
+        args: its arguments.
+        kwargs: its named arguments.
+
+    Returns:
+        Its result; None if it ended with ``sys.exit(0)``, as in a rank that has left an elastic job.
+
+    Raises:
+        LaunchError: the function ended with another ``sys.exit``.
+        Exception: as ``func`` raised it. This process has left its job then, so that no rank waits for it.
+    """
+    try:
+        return func(*args, **kwargs)
+    except SystemExit as end:
+        context.shutdown()
+        if end.code in (None, 0):
+            return None
+        raise LaunchError(f"the function ended with sys.exit({end.code!r})") from end
+    except BaseException:
+        context.shutdown()
+        raise

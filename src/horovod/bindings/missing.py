@@ -11,7 +11,6 @@ __all__ = ["NOT_PLANNED", "explain"]
 #: Name below ``horovod`` to feature.
 NOT_PLANNED: dict[str, str] = {
     "mxnet": "MXNet, which is retired",
-    "ray": "Ray",
 }
 
 

@@ -1,0 +1,63 @@
+"""Errors of actors in one line, with actor, node and rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayActorError, RayTaskError
+
+from horovod.errors import LaunchError
+
+__all__ = ["LOST", "how_lost", "lost_rank", "traceback_text"]
+
+LOST = (RayActorError, NodeDiedError)
+"""Errors of a call whose actor is gone, or out of reach."""
+_KILLED = "its process has died: killed by a signal or by the kernel for its memory, or crashed"
+_ADVICE = "; Ray's logs of its node say more (ray logs cluster)"
+
+
+def how_lost(error: BaseException) -> str:
+    """Return how an actor was lost, such as "died: its node is lost".
+
+    Args:
+        error: one of ``LOST``.
+    """
+    text = str(error)
+    if isinstance(error, ActorUnavailableError):
+        return "cannot be reached: its node or the network has failed"
+    if isinstance(error, NodeDiedError) or re.search(r"node (has )?died|node was terminated|node is dead", text, re.I):
+        return "died: its node is lost"
+    if isinstance(error, ActorDiedError) and getattr(error, "actor_init_failed", False):
+        return f"could not be made: {text.strip().splitlines()[-1]}"
+    if "never ran" in text:
+        return "was never started: there was no room for it, or it was killed before"
+    pid = re.search(r"pid: (\d+)", text)
+    if "worker process has died" in text:
+        return f"died{f' (pid {pid[1]})' if pid else ''}: {_KILLED}{_ADVICE}"
+    last = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"died: {last[-1] if last else type(error).__name__}"
+
+
+def lost_rank(who: str, error: BaseException) -> LaunchError:
+    """Return the error of a job that has lost an actor.
+
+    Args:
+        who: the rank, with its actor and node.
+        error: one of ``LOST``.
+    """
+    found = LaunchError(f"{who} {how_lost(error)}\nshutdown() and start() make new workers")
+    found.__cause__ = error
+    return found
+
+
+def traceback_text(error: Any) -> str:
+    """Return the remote traceback of an error as Python prints it; empty when there is none.
+
+    Args:
+        error: that a call of an actor raised.
+    """
+    if not isinstance(error, RayTaskError):
+        return ""
+    lines = str(error.traceback_str).splitlines()[1:]  # the first names the call and its process
+    return "\n".join(["Traceback (most recent call last):", *lines])

@@ -1,0 +1,253 @@
+"""``RayExecutor``: ranks on actors of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from horovod.ray import ray_logger
+from horovod.ray.elastic import ElasticAdapter, RayHostDiscovery, check_sizes
+from horovod.ray.settings import MiniSettings, Resources, check_gpus
+from horovod.ray.static import StaticAdapter
+from horovod.ray.worker import BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker", "MiniSettings", "RayExecutor"]
+
+_Callbacks = Sequence[Callable[[dict[str, Any]], Any]] | None
+
+
+class RayExecutor:
+    """Runs functions on ranks that are actors of a Ray cluster, and train together.
+
+    Give ``num_workers`` for ranks close to each other, ``num_hosts`` for the same number on each of several nodes, or
+    ``min_workers`` for an elastic job. All workers of a node see all of their GPUs: choose by ``hvd.local_rank()``.
+
+    Args:
+        settings: that ``create_settings`` made.
+        num_workers: number of ranks.
+        num_hosts: number of nodes.
+        num_workers_per_host: number of ranks on each of ``num_hosts`` nodes.
+        cpus_per_worker: CPUs of each rank.
+        use_gpu: whether ranks have GPUs.
+        gpus_per_worker: GPUs of each rank; 1 when omitted, if ``use_gpu``.
+        use_current_placement_group: whether ``num_workers`` ranks run in the placement group of the caller, if it is
+            in one, such as in a trial of Ray Tune.
+        min_workers: fewest ranks of an elastic job.
+        max_workers: most; None for as many as the cluster has room for.
+        reset_limit: number of changes of the membership; None for no limit.
+        cooldown_range: seconds until a slot whose actor failed is used again, and their limit; ``(1, 600)`` when None.
+        elastic_timeout: seconds that ranks wait for each other after a change.
+        override_discovery: whether the nodes are those of the Ray cluster; otherwise ``settings.discovery`` says them.
+
+    Raises:
+        ValueError: the arguments contradict each other.
+    """
+
+    @staticmethod
+    def create_settings(
+        timeout_s: int = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: int = 100,
+        nics: Any = None,
+    ) -> MiniSettings:
+        """Return settings for the constructor.
+
+        Args:
+            timeout_s: seconds that ``hvd.init()`` waits for other ranks; less than the 600 of HOROVOD_START_TIMEOUT has
+                no effect.
+            ssh_identity_file: accepted, without effect: Ray starts the processes.
+            ssh_str: accepted, without effect.
+            placement_group_timeout_s: seconds until the cluster must have reserved what the workers need.
+            nics: names of the network interfaces over which ranks talk.
+        """
+        return MiniSettings(
+            nics=nics,
+            ssh_identity_file=ssh_identity_file,
+            ssh_str=ssh_str,
+            timeout_s=timeout_s,
+            placement_group_timeout_s=placement_group_timeout_s,
+        )
+
+    def __init__(
+        self,
+        settings: MiniSettings,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Any = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
+    ) -> None:
+        if max_workers is not None and min_workers is None:
+            raise ValueError("max_workers is for elastic jobs: give min_workers, too")
+        given = {"num_workers": num_workers, "num_hosts": num_hosts, "min_workers": min_workers}
+        found = {name: value for name, value in given.items() if value is not None}
+        if len(found) != 1:
+            raise ValueError(f"give one of num_workers, num_hosts and min_workers; received {found or 'none of them'}")
+        if min([*found.values(), num_workers_per_host]) < 1 or cpus_per_worker < 0:
+            raise ValueError(
+                f"numbers of workers, hosts and CPUs must be positive; received {found}, num_workers_per_host="
+                f"{num_workers_per_host}, cpus_per_worker={cpus_per_worker}"
+            )
+        self.settings = settings
+        resources = Resources(cpus_per_worker, check_gpus(use_gpu, gpus_per_worker, "gpus_per_worker"))
+        self._kind: type[Any] = StaticAdapter
+        self._options: tuple[Any, ...] = (
+            settings, resources, num_workers or 0, num_hosts or 0, num_workers_per_host, use_current_placement_group
+        )  # fmt: skip
+        if min_workers is not None:
+            check_sizes(min_workers, max_workers, "min_workers", "max_workers")
+            settings.elastic, settings.min_num_proc, settings.max_num_proc = True, min_workers, max_workers
+            settings.reset_limit, settings.elastic_timeout = reset_limit, elastic_timeout
+            settings.cooldown_range = cooldown_range
+            if override_discovery or settings.discovery is None:
+                settings.discovery = RayHostDiscovery(use_gpu, cpus_per_worker, gpus_per_worker)
+            self._kind, self._options = ElasticAdapter, (settings, resources)
+        self._adapter: Any = None
+
+    def start(
+        self,
+        executable_cls: type[Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the workers; those of an elastic job are started by each ``run``.
+
+        Args:
+            executable_cls: class of an object that each worker makes, for functions of ``execute``.
+            executable_args: its arguments.
+            executable_kwargs: its named arguments.
+            extra_env_vars: more variables for the environment of the workers, such as HOROVOD_TIMELINE.
+
+        Raises:
+            LaunchError: the workers run already, or one has failed.
+            TimeoutError: the cluster did not have what they need within ``placement_group_timeout_s``.
+
+        Blocks until they run.
+        """
+        if self._adapter is None:
+            self._adapter = _Remote(self._kind, self._options) if _is_client() else self._kind(*self._options)
+        self._adapter.start((executable_cls, executable_args, executable_kwargs), dict(extra_env_vars or {}))
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: _Callbacks = None,
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank, and return the results in rank order.
+
+        Args:
+            fn: what to call; it calls ``hvd.init()`` itself.
+            args: its arguments.
+            kwargs: its named arguments.
+            callbacks: each is called with each dictionary that a rank gives to ``ray_logger.log``.
+
+        Raises:
+            LaunchError: an actor is gone; names rank, actor and node. Of an elastic job: it could not go on.
+            Exception: as ``fn`` raised it on the first rank that failed by itself.
+
+        Blocks until all ranks have returned.
+        """
+        with ray_logger.relayed(callbacks or ()) as queue:
+            found: list[Any] = self._started().run(fn, args or (), kwargs or {}, queue)
+            return found
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank without waiting, and return references to the results.
+
+        Args:
+            fn: what to call.
+            args: its arguments.
+            kwargs: its named arguments.
+
+        Raises:
+            NotImplementedError: the job is elastic.
+        """
+        self._refuse_elastic("run_remote")
+        found: list[Any] = self._started().run_remote(fn, args or (), kwargs or {})
+        return found
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: _Callbacks = None) -> list[Any]:
+        """Call ``fn(executable)`` on every rank, and return the results in rank order.
+
+        Args:
+            fn: gets the object of ``executable_cls``, or None.
+            callbacks: as for ``run``.
+
+        Raises:
+            LaunchError: as for ``run``.
+            Exception: as ``fn`` raised it.
+        """
+        with ray_logger.relayed(callbacks or ()) as queue:
+            found: list[Any] = self._started().execute(fn, queue)
+            return found
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call ``fn(executable)`` on rank 0, and return its result.
+
+        Args:
+            fn: gets the object of ``executable_cls``, or None.
+
+        Raises:
+            NotImplementedError: the job is elastic.
+            LaunchError: as for ``run``.
+            Exception: as ``fn`` raised it.
+        """
+        self._refuse_elastic("execute_single")
+        return self._started().execute_single(fn)
+
+    def shutdown(self) -> None:
+        """End the workers, and give their resources back; ``start`` may follow."""
+        if self._adapter is not None:
+            self._adapter.shutdown()
+            self._adapter = None
+
+    def _started(self) -> Any:
+        if self._adapter is None:
+            raise RuntimeError("the workers have not been started: call start() first")
+        return self._adapter
+
+    def _refuse_elastic(self, name: str) -> None:
+        if self._kind is ElasticAdapter:
+            raise NotImplementedError(f"{name} is not for elastic jobs, whose ranks change: use run() or execute()")
+
+
+def _is_client() -> bool:
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+class _Remote:
+    """An adapter in an actor: under Ray Client, job service and references stay inside the cluster.
+
+    Args:
+        kind: class of the adapter.
+        options: its arguments.
+    """
+
+    def __init__(self, kind: type[Any], options: tuple[Any, ...]) -> None:
+        self._actor = ray.remote(kind).options(num_cpus=0).remote(*options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args: ray.get(getattr(self._actor, name).remote(*args))
+
+    def shutdown(self) -> None:
+        """End the workers, then the actor."""
+        ray.get(self._actor.shutdown.remote())
+        ray.kill(self._actor)

@@ -1,0 +1,191 @@
+"""A job of fixed size on actors that stay alive between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from horovod.errors import LaunchError
+from horovod.launch.workers import WorkerJob, first_cause, in_rank_order
+from horovod.ray.failures import LOST, how_lost, lost_rank
+from horovod.ray.nodes import node_name
+from horovod.ray.settings import MiniSettings, Resources
+from horovod.ray.strategy import Placement, place_on_hosts, place_packed, worker_options
+from horovod.ray.worker import BaseHorovodWorker
+
+__all__ = ["StaticAdapter"]
+
+#: How long the rank that made others fail may take to fail itself.
+_CAUSE_S = 2.0
+
+
+class StaticAdapter:
+    """See ``RayExecutor``, whose methods these are.
+
+    Args:
+        settings: of the executor.
+        resources: of one worker.
+        count: number of workers; 0 if hosts are given.
+        hosts: number of nodes, or 0.
+        per_host: number of workers on each of them.
+        use_current: whether the caller's placement group is used.
+    """
+
+    def __init__(
+        self, settings: MiniSettings, resources: Resources, count: int, hosts: int, per_host: int, use_current: bool
+    ) -> None:
+        self._settings, self._resources = settings, resources
+        self._count, self._hosts, self._per_host, self._use_current = count, hosts, per_host, use_current
+        self._placement: Placement | None = None
+        self._job: WorkerJob | None = None
+        self._workers: list[Any] = []  # by rank
+        self._who: list[str] = []
+        self._lost: dict[int, BaseException] = {}
+
+    def start(self, executable: tuple[Any, Any, Any], extra_env_vars: Mapping[str, str]) -> None:
+        """Start the actors, and make each of them a rank.
+
+        Args:
+            executable: class, arguments and named arguments of the object that functions of ``execute`` get.
+            extra_env_vars: more variables for the environment of the actors.
+
+        Raises:
+            LaunchError: it runs already, or an actor failed.
+            TimeoutError: the cluster does not have what the workers need.
+        """
+        if self._workers:
+            raise LaunchError("the workers run already; call shutdown() first")
+        try:
+            self._start(executable, extra_env_vars)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, executable: tuple[Any, Any, Any], extra_env_vars: Mapping[str, str]) -> None:
+        limit_s = self._settings.placement_group_timeout_s
+        if self._hosts:
+            self._placement = place_on_hosts(self._resources, self._hosts, self._per_host, limit_s)
+        else:
+            self._placement = place_packed(self._resources, self._count, limit_s, self._use_current)
+        actor = ray.remote(BaseHorovodWorker)
+        self._workers = [
+            actor.options(**worker_options(self._resources, self._placement.group, bundle)).remote()
+            for bundle in self._placement.bundles
+        ]
+        try:
+            places = ray.get([worker.place.remote() for worker in self._workers], timeout=limit_s)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"not all of {len(self._workers)} workers have started within {limit_s:g} s "
+                f"(placement_group_timeout_s): is the placement group large enough?"
+            ) from None
+        except LOST as error:
+            raise LaunchError(f"a worker {how_lost(error)}") from error
+        found = in_rank_order(zip(self._workers, places, strict=True), lambda each: each[1][0])
+        self._workers = [worker for worker, _ in found]
+        names = [node_name(node, address) for _, (node, address, _, _) in found]
+        self._job = WorkerJob(names, {**self._settings.variables, **extra_env_vars}, self._settings.interfaces)
+        gpus: dict[str, list[str]] = {}
+        for name, (_, (_, _, _, own)) in zip(names, found, strict=True):
+            gpus[name] = sorted({*gpus.get(name, []), *own}, key=lambda gpu: (len(gpu), gpu))
+        refs = []
+        for rank, (worker, (_, _, pid, _)) in enumerate(found):
+            name, own = names[rank], dict(self._job.variables[rank])
+            if gpus[name]:  # of all workers of the node: ranks choose theirs by hvd.local_rank()
+                own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[name])
+            self._who.append(f"rank {rank} (actor {worker._actor_id.hex()}, pid {pid}, node {name})")
+            refs.append(worker.update_env_vars.remote(own))
+        ray.get(refs)
+        if executable[0] is not None:
+            self._collect([worker.start_executable.remote(*executable) for worker in self._workers])
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any) -> list[Any]:
+        """Call a function on all ranks, and return its results in rank order."""
+        return self._collect(self.run_remote(fn, args, kwargs, queue))
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], queue: Any = None
+    ) -> list[Any]:
+        """Call a function on all ranks, and return the references of its results in rank order."""
+        self._check()
+        call = ray.put((fn, tuple(args), dict(kwargs)))
+        return [self._submit(rank, "call", call, queue) for rank in range(len(self._workers))]
+
+    def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
+        """Call a function with the executable of each rank, and return its results in rank order."""
+        self._check()
+        call = ray.put(fn)
+        return self._collect([self._submit(rank, "call_executable", call, queue) for rank in range(len(self._workers))])
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with the executable of rank 0, and return its result."""
+        self._check()
+        return self._collect([self._submit(0, "call_executable", fn, None)])[0]
+
+    def _check(self) -> None:
+        if not self._workers:
+            raise LaunchError("no workers run: call start() first")
+        if self._lost:
+            rank = min(self._lost)
+            raise lost_rank(self._who[rank], self._lost[rank])
+
+    def _submit(self, rank: int, method: str, *args: Any) -> Any:
+        value, done = getattr(self._workers[rank], method).options(num_returns=2).remote(*args)
+        done.future().add_done_callback(lambda future: self._note_end(rank, future))
+        return value
+
+    def _note_end(self, rank: int, future: Future[Any]) -> None:
+        """Tell the other ranks of an actor that is gone; in a thread of Ray's."""
+        error, job = future.exception(), self._job
+        if isinstance(error, LOST) and job is not None and rank not in self._lost:
+            self._lost[rank] = error
+            job.ended(rank, self._who[rank], how_lost(error))
+
+    def _collect(self, refs: Sequence[Any]) -> list[Any]:
+        """Return the results of calls; raise the first cause of a failure."""
+        values: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
+        waiting = {ref: i for i, ref in enumerate(refs)}
+
+        def take(ready: Sequence[Any]) -> None:
+            for ref in ready:
+                i = waiting.pop(ref)
+                try:
+                    values[i] = ray.get(ref)
+                except Exception as error:
+                    errors[i] = error
+
+        while waiting and not errors:
+            take(ray.wait(list(waiting), num_returns=1)[0])
+        if not errors:
+            return [values[i] for i in range(len(refs))]
+        if waiting:
+            take(ray.wait(list(waiting), num_returns=len(waiting), timeout=_CAUSE_S)[0])
+        lost = [rank for rank, error in errors.items() if isinstance(error, LOST)]
+        for worker in self._workers:  # the next call begins with hvd.init() on all ranks
+            worker.reset.remote()
+        if lost:
+            rank = min(lost)
+            self._lost.setdefault(rank, errors[rank])
+            raise lost_rank(self._who[rank], errors[rank])
+        cause = first_cause([errors[i] for i in sorted(errors)])
+        rank = next(i for i, error in errors.items() if error is cause)
+        if hasattr(cause, "add_note"):
+            cause.add_note(f"raised on {self._who[rank]}")
+        raise cause
+
+    def shutdown(self) -> None:
+        """End the actors, and give the resources back."""
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers, self._who, self._lost = [], [], {}
+        if self._placement is not None:
+            self._placement.remove()
+            self._placement = None
+        if self._job is not None:
+            job, self._job = self._job, None
+            job.close()

@@ -1,0 +1,347 @@
+"""Ranks on a real Ray cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from leaks import Belongings, leaked_since
+
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_STORE = 80 << 20
+_STEPS, _WIDTH = 6, 4
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """As in other tests, but Ray's driver keeps connections with actors that have ended."""
+    before = Belongings.now()
+    yield
+    left = [each for each in leaked_since(before) if "socket:" not in each]
+    assert not left, "left behind by this test: " + "; ".join(left)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": _STORE}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    head = {**node, "include_dashboard": False, "ray_client_server_port": port}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.client_port = port
+    try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _executor(**kwargs: Any) -> Any:
+    from horovod.ray import RayExecutor
+
+    return RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=60), **kwargs)
+
+
+class _Sum:
+    """An executable that keeps a sum, and is a rank."""
+
+    def __init__(self, begin: float, factor: float) -> None:
+        import horovod.numpy as hvd
+
+        hvd.init()
+        self.factor, self.total = factor, np.full(3, begin)
+
+    def add(self, value: float) -> list[float]:
+        import horovod.numpy as hvd
+
+        self.total = self.total + self.factor * hvd.allreduce(np.full(3, value * (hvd.rank() + 1)), op=hvd.Sum)
+        total: list[float] = self.total.tolist()
+        return total
+
+
+def _places(base: int, dies: int = -1, fails: int = -1) -> tuple[Any, ...]:
+    import horovod.numpy as hvd
+    from horovod.ray import ray_logger
+
+    hvd.init()
+    if hvd.rank() == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if hvd.rank() == fails:
+        raise ValueError(f"rank {fails} has no data")
+    total = hvd.allreduce(np.arange(3.0) + base + hvd.rank(), op=hvd.Sum)
+    ray_logger.log({"rank": hvd.rank(), "base": base})
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), total.tolist(), gpus, os.getpid()
+
+
+def test_ranks_of_two_nodes_compute_what_one_process_does_and_give_all_back(cluster: Any) -> None:
+    executor, heard = _executor(num_hosts=2, num_workers_per_host=2, use_gpu=True), list[dict[str, Any]]()
+    executor.start(_Sum, [1.0], {"factor": 2.0}, {"FROM_THE_USER": "yes"})
+    found = executor.run(_places, [10], callbacks=[heard.append])
+    total = sum(np.arange(3.0) + 10 + rank for rank in range(4)).tolist()
+    places = [(0, 4, 0, 0), (1, 4, 1, 0), (2, 4, 0, 1), (3, 4, 1, 1)]
+    assert [result[:6] for result in found] == [(*place, total, "0,1") for place in places]
+    assert len({result[6] for result in found} - {os.getpid()}) == 4
+    assert sorted(each["rank"] for each in heard) == [0, 1, 2, 3]
+    assert executor.execute(lambda each: each.add(1.0)) == [[21.0] * 3] * 4
+    assert executor.execute(lambda each: each.add(0.5)) == [[31.0] * 3] * 4
+    assert executor.execute_single(lambda each: each.total.tolist()) == [31.0] * 3
+    assert [each[0] for each in ray.get(executor.run_remote(_places, kwargs={"base": 1}))] == [0, 1, 2, 3]
+    assert executor.run(lambda: os.environ["FROM_THE_USER"]) == ["yes"] * 4
+    executor.shutdown()
+    group = ray.util.placement_group([{"CPU": 2, "GPU": 2}] * 2, strategy="STRICT_SPREAD")
+    ray.get(group.ready(), timeout=60)
+    ray.util.remove_placement_group(group)
+
+
+def test_a_failing_function_and_a_killed_actor_are_named(cluster: Any) -> None:
+    from horovod.errors import LaunchError
+
+    executor = _executor(num_workers=3)
+    executor.start()
+    with pytest.raises(ValueError, match="rank 1 has no data") as caught:
+        executor.run(_places, [0], {"fails": 1})
+    if sys.version_info >= (3, 11):
+        assert "raised on rank 1 (actor " in caught.value.__notes__[0]
+    before = executor.run(_places, [0])
+    assert [each[0] for each in before] == [0, 1, 2]
+    pid = before[2][6]
+    for _ in range(2):  # in the call, and whenever it is used afterwards
+        with pytest.raises(LaunchError, match=rf"rank 2 \(actor \w+, pid {pid}, node [\d.]+-\w+\) died .*killed"):
+            executor.run(_places, [0], {"dies": 2})
+    executor.shutdown()
+    executor.start()
+    assert [each[:2] for each in executor.run(_places, [0])] == [(0, 3), (1, 3), (2, 3)]
+    executor.shutdown()
+
+
+_CLIENT = """
+import sys
+sys.path[:0] = {paths}
+import ray, test_ray
+from horovod.errors import LaunchError
+ray.init("ray://127.0.0.1:{port}", log_to_driver=False)
+executor, heard = test_ray._executor(num_workers=2), []
+executor.start(test_ray._Sum, [1.0], {{"factor": 2.0}})
+print([each[:5] for each in executor.run(test_ray._places, [10], callbacks=[heard.append])], len(heard))
+print(executor.execute(lambda each: each.add(1.0)))
+print([each[0] for each in ray.get(executor.run_remote(test_ray._places, [1]))])
+try:
+    executor.run(test_ray._places, [10], {{"dies": 1}})
+except LaunchError as error:
+    print("rank 1 (actor" in str(error))
+executor.shutdown()
+"""
+
+
+def test_the_same_holds_through_ray_client(cluster: Any) -> None:
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+    code = _CLIENT.format(paths=paths, port=cluster.client_port)
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    assert found.stdout.splitlines() == [
+        "[(0, 2, 0, 0, [21.0, 23.0, 25.0]), (1, 2, 1, 0, [21.0, 23.0, 25.0])] 2",
+        "[[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]",
+        "[0, 1]",
+        "True",
+    ]
+
+
+def test_workers_run_in_the_placement_group_of_their_caller(cluster: Any) -> None:
+    def inside() -> Any:
+        executor = _executor(num_workers=2)
+        executor.start()
+        try:
+            return executor.run(lambda: ray.util.get_current_placement_group().id.hex())
+        finally:
+            executor.shutdown()
+
+    group = ray.util.placement_group([{"CPU": 1}] * 3)
+    ray.get(group.ready(), timeout=60)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0, True)
+    found = ray.get(ray.remote(inside).options(num_cpus=1, scheduling_strategy=strategy).remote(), timeout=300)
+    assert found == [group.id.hex()] * 2
+    ray.util.remove_placement_group(group)
+
+
+def test_what_the_cluster_does_not_have_is_said(cluster: Any) -> None:
+    from horovod.ray import RayExecutor
+
+    executor = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=1), num_workers=9)
+    with pytest.raises(TimeoutError, match=r"could not reserve 9 x \{'CPU': 1\}.*within 1 s"):
+        executor.start()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_workers": 2}, "give min_workers"),
+        ({"min_workers": 2, "num_workers": 2}, "give one of"),
+        ({"num_hosts": 2, "num_workers": 2}, "give one of"),
+        ({}, "none of them"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu=True"),
+        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0}, "at least 1"),
+        ({"num_workers": 0}, "must be positive"),
+        ({"min_workers": 3, "max_workers": 2}, "max_workers not less"),
+    ],
+)
+def test_wrong_arguments_are_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _executor(**kwargs)
+
+
+def test_calls_in_the_wrong_order_are_refused(cluster: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+        _executor(num_workers=1).run(int)
+    elastic = _executor(min_workers=1)
+    for call in (elastic.run_remote, elastic.execute_single):
+        with pytest.raises(NotImplementedError, match="elastic"):
+            call(int)
+
+
+def _train(dies: tuple[int, int], until: int = 0) -> dict[str, Any]:
+    """Train; the process of one rank kills itself at a step, and steps go on until there are so many ranks."""
+    import horovod.numpy as hvd
+    from horovod import context
+    from horovod.ray import ray_logger
+
+    hvd.init()
+    state = hvd.elastic.NumpyState(weights=np.zeros(_WIDTH), batch=0)
+    pids = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        pids.append(os.getpid())
+        ray_logger.log({"size": hvd.size(), "rank": hvd.rank()})
+        while state.batch < _STEPS or (until and hvd.size() != until):
+            if (hvd.rank(), state.batch, context.membership().number) == (*dies, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            data = np.arange(_WIDTH) * (hvd.rank() + 1.0) + state.batch
+            state.weights = state.weights * 0.9 + hvd.allreduce(data, op=hvd.Sum)
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    return {"rank": hvd.rank(), "size": hvd.size(), "weights": state.weights.tolist(), "pids": pids}
+
+
+def _alone(size: int) -> Any:
+    weights = np.zeros(_WIDTH)
+    for batch in range(_STEPS):
+        weights = weights * 0.9 + sum(np.arange(_WIDTH) * (rank + 1.0) + batch for rank in range(size))
+    return weights
+
+
+def test_a_killed_actor_of_an_elastic_job_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = _executor(min_workers=3, max_workers=3)
+    executor.start()
+    found = executor.run(_train, [(2, 3)])
+    executor.shutdown()
+    assert [(each["rank"], each["size"]) for each in found] == [(rank, 3) for rank in range(3)]
+    for each in found:
+        np.testing.assert_allclose(each["weights"], _alone(3), rtol=1e-12)
+    assert sorted(len(each["pids"]) for each in found) == [1, 2, 2]  # two processes went on
+    assert "rank 2 (actor " in caplog.text and "3 ranks continue at step 3" in caplog.text
+
+
+def test_an_elastic_job_takes_a_node_that_comes_and_leaves_one_that_goes(cluster: Any) -> None:
+    from horovod.ray import ElasticRayExecutor
+
+    sizes, node, came = list[int](), list[Any](), threading.Event()
+
+    def change(info: dict[str, Any]) -> None:
+        sizes.append(info["size"])
+        if info["size"] == 4 and not node:
+            node.append(cluster.add_node(num_cpus=1, object_store_memory=_STORE))
+        elif info["size"] == 5 and not came.is_set():
+            came.set()
+            cluster.remove_node(node[0], allow_graceful=False)
+
+    settings = ElasticRayExecutor.create_settings(min_num_proc=4)
+    executor = ElasticRayExecutor(settings, env_vars={"FROM_THE_USER": "yes"})
+    executor.start()
+
+    def train() -> Any:
+        import horovod.numpy as hvd
+        from horovod import context
+        from horovod.ray import ray_logger
+
+        hvd.init()
+        state = hvd.elastic.NumpyState(total=np.zeros(2), sizes=[])
+
+        @hvd.elastic.run
+        def run(state: Any) -> None:
+            state.sizes = [*state.sizes, hvd.size()]
+            if hvd.rank() == 0:
+                ray_logger.log({"size": hvd.size()})
+            while context.membership().number < 3 or hvd.size() != 4:
+                state.total += hvd.allreduce(np.ones(2), op=hvd.Sum)
+                state.commit()
+
+        run(state)
+        return state.sizes, os.environ["FROM_THE_USER"]
+
+    found = executor.run(train, callbacks=[change])
+    assert found == [([4, 5, 4], "yes")] * 4
+    assert sizes == [4, 5, 4]
+
+
+def test_ray_train_reports_and_begins_again_at_the_last_checkpoint_after_a_loss(cluster: Any, tmp_path: Path) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from horovod.ray.train import DataParallelTrainer, HorovodConfig
+
+    def loop(config: dict[str, Any]) -> None:
+        from ray import train
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        begin, weights, checkpoint = 0, np.zeros(_WIDTH), train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                saved = json.loads((Path(folder) / "state").read_text())
+                begin, weights = saved["batch"], np.array(saved["weights"])
+        for batch in range(begin, _STEPS):
+            if batch == config["dies"] and hvd.rank() == 1 and begin == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            data = np.arange(_WIDTH) * (hvd.rank() + 1.0) + batch
+            weights = weights * 0.9 + hvd.allreduce(data, op=hvd.Sum)
+            found = {"batch": batch + 1, "weights": weights.tolist()}
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "state").write_text(json.dumps(found))
+                own = train.Checkpoint.from_directory(folder) if hvd.rank() == 0 else None
+                train.report({**found, "begin": begin, "size": hvd.size(), "env": os.environ["OWN"]}, checkpoint=own)
+
+    trainer = DataParallelTrainer(
+        loop,
+        train_loop_config={"dies": 3},
+        backend_config=HorovodConfig(env={"OWN": "yes"}),
+        scaling_config=ScalingConfig(num_workers=(2, 3)),
+        run_config=RunConfig(storage_path=str(tmp_path), name="run", failure_config=FailureConfig(max_failures=1)),
+    )
+    result = trainer.fit()
+    assert (result.metrics["batch"], result.metrics["begin"]) == (_STEPS, 3)
+    assert (result.metrics["size"], result.metrics["env"]) == (3, "yes")
+    np.testing.assert_allclose(result.metrics["weights"], _alone(3), rtol=1e-12)
+    with result.checkpoint.as_directory() as folder:
+        assert json.loads((Path(folder) / "state").read_text())["batch"] == _STEPS
