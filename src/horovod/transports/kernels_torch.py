@@ -165,8 +165,11 @@ class TorchKernels:
 
     def maker(self, dtype: str, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Maker | None:
         """Return ``fn(srcs)``, see ``Kernels.maker``."""
-        is_plain = prescale == postscale == 1.0 and op is not ReduceOp.AVERAGE
-        return _new(_PAIR[op]) if is_plain and DTYPES[dtype].is_floating_point and DTYPES[dtype] not in _HALF else None
+        kind = DTYPES[dtype]
+        divide, factor = divisor_and_factor(postscale, divisor if op is ReduceOp.AVERAGE else 1)
+        if prescale != 1.0 or divide != 1 or not kind.is_floating_point or kind in _HALF:
+            return None
+        return _new(_PAIR[op], factor, _constant(factor, kind))
 
     def gram(self, srcs: Sequence[torch.Tensor]) -> list[list[float]]:
         """Return the inner product of every two ``srcs``, in float64."""
@@ -206,7 +209,7 @@ def _float_sum(kind: torch.dtype, factor: float) -> Reducer:
     return followed_by(_plain(torch.add), factor, _constant(factor, kind))
 
 
-def _new(pair: Any) -> Maker:
+def _new(pair: Any, factor: float, times: Any) -> Maker:
     plain, kind = _plain(pair), torch.Tensor
 
     def make(srcs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -217,10 +220,12 @@ def _new(pair: Any) -> Maker:
             if len(srcs) > 2:
                 for src in srcs[2:]:
                     pair(total, src, out=total)
-            return total
-        with torch.inference_mode(False):
-            total = torch.empty(first.shape, dtype=first.dtype, device="cpu")
-        plain(total, srcs)
+        else:
+            with torch.inference_mode(False):
+                total = torch.empty(first.shape, dtype=first.dtype, device="cpu")
+            plain(total, srcs)
+        if factor != 1.0:
+            total *= times
         return total
 
     return make
