@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from horovod.transports.shm import futex
 from horovod.transports.shm.control import HOLDER, NO_GOAL, PARKED, Control
 from horovod.transports.shm.spinner import Spinner
 
@@ -46,7 +45,6 @@ class ShmDoorbell:
     def park(self) -> None:
         """Say that only the background thread sleeps here, and ring those left for later."""
         self._words[self._mode] = PARKED
-        futex.fence()
         self.ring_deferred()
 
     def announce(self, goal: int) -> None:

@@ -158,10 +158,10 @@ class Control:
         """``ring`` those of ``ranks`` who sleep for lack of news; let alone who is between two calls, for now.
 
         That is what a rank does that is about to wait: the others most likely come by themselves, and to wake
-        their background threads would only hold them up. ``ring_deferred`` must follow.
+        their background threads would only hold them up. ``ring_deferred`` must follow; it also finds a rank that
+        went to sleep at this moment, so this needs no fence.
         """
         words, modes = self.words32, self.mode
-        futex.fence()
         for rank in ranks:
             if words[modes[rank]] & HOLDER:
                 self.ring(rank)
@@ -169,14 +169,13 @@ class Control:
                 self._deferred.add(rank)
 
     def ring_deferred(self) -> None:
-        """``ring`` those left for later who did not look; before this rank sleeps or has other things to do."""
-        if not self._deferred:
-            return
+        """``ring`` those left for later who did not look; before this rank sleeps or has other things to do.
+
+        Orders what was stored before against what is read after, also if there is nobody to ring.
+        """
         # Other threads may defer and ring meanwhile.
         deferred, self._deferred = self._deferred, set()
-        for rank in deferred:
-            if self._is_behind(rank):
-                self.ring(rank)
+        self.ring_all([rank for rank in deferred if self._is_behind(rank)])
 
     def _is_behind(self, rank: int) -> bool:
         words, me = self.words64, self.rank
