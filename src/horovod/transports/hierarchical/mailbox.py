@@ -20,7 +20,7 @@ from horovod.transports.pieces import aligned
 __all__ = ["Mailbox", "is_small"]
 
 #: Bytes that rank 0's host may send for one operation, and the most hosts among which it passes data on.
-_MOST_SENT, _MOST_HOSTS = 32 << 10, 8
+_MOST_SENT, _MOST_HOSTS = 128 << 10, 8
 #: Submissions of this rank that may wait with their data: many at once are better executed together. Another rank that
 #: lags behind may hold twice as many.
 _MOST_WAITING = 4

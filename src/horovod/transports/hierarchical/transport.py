@@ -129,7 +129,7 @@ class HierarchicalTransport:
         """Return the request if its data travels with it."""
         return request if self._mailbox is not None and is_small(request, self._topology.size) else None
 
-    def offer(self, work: Work, inline: Request, half: int = -1) -> int:
+    def offer(self, work: Work, inline: Request) -> int:
         """Copy the data of a submission, so that it travels with the request."""
         assert self._mailbox is not None
         return self._mailbox.offer(work, inline)
