@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from operator import attrgetter, is_
+from operator import is_
 from types import FrameType
 from typing import Any
 
@@ -30,7 +30,6 @@ __all__ = ["RequestCache"]
 _ALLREDUCE, _REDUCESCATTER = Kind.ALLREDUCE, Kind.REDUCESCATTER
 #: Members write to each other's results in these, unless the framework makes results in its own memory.
 _EXCHANGES = frozenset(filter(has_rows_of_others, Kind))
-_SPEC = attrgetter("dtype", "shape")
 #: How many that are in flight are looked at for one that can be forgotten.
 _TRIES = 4
 
@@ -97,7 +96,12 @@ class RequestCache:
             placement = self._fresh * len(inputs) if makes_result or outputs is not None else ()
         if is_placed:
             placement = self._transport.place([*map(allocator.address, inputs)])
-        key = (call, tuple(map(_SPEC, inputs)), placement, self._sets.version, id(code), frame.f_lasti)
+        if len(inputs) == 1:  # without the loop, which costs as much as the rest
+            (tensor,) = inputs
+            specs: tuple[Any, ...] = (tensor.dtype, tensor.shape)
+        else:
+            specs = tuple([(tensor.dtype, tensor.shape) for tensor in inputs])
+        key = (call, specs, placement, self._sets.version, id(code), frame.f_lasti)
         cached = self._known.get(key)
         if cached is not None:
             return cached
