@@ -195,6 +195,8 @@ class Agent:
         """Leave nothing behind. Blocks until all that ran on this host has ended."""
         if self._job is not None:
             self._job.close()
+        for fd in list(self._pipes):
+            self._drop(fd)
 
 
 def problems(folder: str, command: str, path: str, interfaces: list[str]) -> list[str]:

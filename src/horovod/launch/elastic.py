@@ -18,7 +18,7 @@ from horovod.errors import LaunchError
 from horovod.launch.discovery import Discovery, HostOffer
 from horovod.launch.elastic_members import ElasticMembers
 from horovod.launch.elastic_options import ElasticOptions
-from horovod.launch.host_pool import HostPool, ReadyHost
+from horovod.launch.host_pool import Pool, ReadyHost
 from horovod.launch.job import Job
 from horovod.launch.ledger import signature
 from horovod.launch.local import LocalJob
@@ -53,7 +53,7 @@ class ElasticJob(Supervision):
         sinks: tuple[OutputSink, OutputSink],
         options: ElasticOptions,
         service: Service,
-        pool: HostPool,
+        pool: Pool,
         offers: Mapping[str, HostOffer],
         endpoints: tuple[str, str],
         output_dir: str = "",
@@ -65,7 +65,8 @@ class ElasticJob(Supervision):
         self._offers, self._answer, self._lines = offers, offers, list[str]()
         self._pool = pool
         self._discovery: Discovery | None = None
-        self._hosts: dict[str, tuple[Job, int]] = {}  # and cores
+        self._hosts: dict[tuple[str, int | None], tuple[Job, int]] = {}  # and cores; by number for a single slot
+        self._absent: list[Slot] = []  # to be started as soon as they are ready
         self._members = ElasticMembers()
         self._silent: dict[int, str] = {}  # why they would be killed
         self._is_plain = False  # a process has ended well before the ranks had met: they never will
@@ -94,11 +95,13 @@ class ElasticJob(Supervision):
 
     def adopt(self, ready: Sequence[ReadyHost]) -> None:
         """Start to use hosts."""
-        for name, connection, cores in ready:
-            plan = self.plan
+        for name, connection, cores, number, own in ready:
+            plan = own or self.plan
             job = LocalJob(plan, self._call) if connection is None else RemoteJob(plan, connection, self._call, name)
             self.add_job(job, self._stdin)
-            self._hosts[name] = job, cores
+            self._hosts[name, number] = job, cores
+            if number is not None and self._absent:
+                self._fill(Slot(name, number))
 
     def _update(self, is_changed: bool = False) -> None:
         """Tell the membership which hosts can be used now."""
@@ -152,13 +155,16 @@ class ElasticJob(Supervision):
         return self._pool.due_at() + [at for at in (self._members.ledger.due_at(), self._chaos_at) if at is not None]
 
     def _start_process(self, slot: Slot) -> None:
-        job, cores = self._hosts.get(slot.host, (None, 0))
-        if job is None:
-            self._service.put(Ended(slot, "was lost with its host before it was started"))
+        found = self._hosts.get((slot.host, None)) or self._hosts.get((slot.host, slot.number))
+        if found is None:
+            if any(name == slot.host for name, _ in self._hosts):
+                self._absent.append(slot)
+            else:
+                self._service.put(Ended(slot, "was lost with its host before it was started"))
             return
+        job, cores = found
         process, rank, size = self._members.start(slot, self._options.num_proc)
-        offer = self._offers.get(slot.host)
-        count = min(offer.slots if offer is not None else slot.number + 1, self._options.maximum)
+        count = min(self._pool.usable.get(slot.host, slot.number + 1), self._options.maximum)
         is_here = isinstance(job, LocalJob)
         own = {
             **host_variables(self.plan.environ, Share(slot.host, count, cores)),
@@ -172,6 +178,15 @@ class ElasticJob(Supervision):
         except LaunchError as error:
             del self._members.running[slot]
             self._end(str(error))
+
+    def _fill(self, ready: Slot) -> None:
+        """Start what has waited for a slot; of slots elsewhere, one will not come back."""
+        slot = ready if ready in self._absent else self._absent[0]
+        self._absent.remove(slot)
+        if slot == ready:
+            self._start_process(slot)
+        else:
+            self._service.put(Ended(slot, f"was lost, and {ready} has come instead"))
 
     def _label(self, rank: int) -> str:
         return self.plan.display.label.format(rank=rank, stream="{stream}")
@@ -227,7 +242,7 @@ class ElasticJob(Supervision):
             return
         how = how_ended(ended.status)
         if why := self._members.fenced.pop(process, ""):
-            how = f"was killed by horovodrun: {why}"
+            how = f"was killed by {self.plan.display.launcher}: {why}"
         if ended.status == 0 and not self._members.ledger.generation:
             self._is_plain = True
             if not self._members.running:
@@ -259,17 +274,22 @@ class ElasticJob(Supervision):
         ended = {e.rank for e in self.outcome.exits}
         lost = [process for process, place in self.places.items() if place.job is job and process not in ended]
         self.outcome.lost.update(dict.fromkeys(lost, job.host))
-        self._hosts.pop(job.host, None)
+        name, number = next(key for key, (other, _) in self._hosts.items() if other is job)
+        del self._hosts[name, number]
         job.close()
         self._jobs.remove(job)
         if self._finish is not None or self.outcome.interrupted:
             return
-        self._pool.lose(job.host)
-        self._service.put(Discovered(self._pool.usable))
+        self._pool.lose(name, number)
+        usable = self._pool.usable
+        self._service.put(Discovered(usable))
+        for slot in [slot for slot in self._absent if slot.host not in usable]:
+            self._absent.remove(slot)
+            self._service.put(Ended(slot, "was lost with its host before it was started"))
         for process in lost:
             slot = self._slot_of(process)
             self._members.running.pop(slot, None)
-            self._take_end(process, slot, 0, f"was lost with its host: {reason}", 0)
+            self._take_end(process, slot, 0, f"was lost with its {self.plan.display.place}: {reason}", 0)
 
     def is_final(self) -> bool:
         return self._finish is not None or bool(self.outcome.interrupted)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from horovod.errors import LaunchError
 from horovod.launch.discovery import HostOffer
 from horovod.launch.host_checks import CheckedHosts, Newcomer
-from horovod.launch.remote import Connection
+from horovod.launch.plan import LaunchPlan
+from horovod.launch.remote import AgentLink
 from horovod.launch.ssh import Access
 from horovod.rendezvous.interfaces import machine_name
 
-__all__ = ["HostPool", "ReadyHost"]
+__all__ = ["HostPool", "Pool", "ReadyHost"]
 
 
 class ReadyHost(NamedTuple):
@@ -24,11 +25,44 @@ class ReadyHost(NamedTuple):
         name: in the job.
         connection: with its agent; None for this machine.
         cores: how many ranks may use there.
+        number: of the only slot that it is for; None for all of the host.
+        plan: the plan for it; that of the job when None.
     """
 
     name: str
-    connection: Connection | None
+    connection: AgentLink | None
     cores: int
+    number: int | None = None
+    plan: LaunchPlan | None = None
+
+
+class Pool(Protocol):
+    """The places of an elastic job.
+
+    Attributes:
+        problems: lines for the user about hosts that cannot be used.
+    """
+
+    problems: list[str]
+
+    @property
+    def usable(self) -> dict[str, int]:
+        """Number of slots of each host that is offered and ready."""
+
+    def offer(self, hosts: Mapping[str, HostOffer]) -> None:
+        """Take the hosts that may be used from now on."""
+
+    def lose(self, name: str, number: int | None) -> None:
+        """A host, or one of its slots, does not answer any more."""
+
+    def tend(self, poll: select.poll) -> list[ReadyHost]:
+        """Return the hosts, or slots, that have become ready."""
+
+    def due_at(self) -> list[float]:
+        """When ``tend`` is due."""
+
+    def close(self) -> None:
+        """Let go of hosts that are not in use yet."""
 
 
 class HostPool:
@@ -74,7 +108,7 @@ class HostPool:
         """Number of slots of each host that is offered and ready."""
         return {name: offer.slots for name, offer in self._offers.items() if name in self._ready}
 
-    def lose(self, name: str) -> None:
+    def lose(self, name: str, number: int | None = None) -> None:
         """A host does not answer any more: try it again later."""
         self._ready.pop(name, None)
         self._cool(name)

@@ -109,7 +109,7 @@ class Display:
         label: what stands before each line of output; ``{rank}`` and ``{stream}`` are filled in.
         is_always: whether a job of one rank has labels, too.
         hidden: ranks whose output is not shown; the last lines of one that fails are.
-        place: stands before the name of a host with which ranks are lost.
+        place: the thing with which ranks are lost, such as a host.
         merges_tracebacks: whether tracebacks with which ranks may end are kept back, to show equal ones once.
     """
 

@@ -103,7 +103,8 @@ class FixedJob(Supervision):
             # Ranks notice the loss of a host before its agent, or the silence, tells us.
             self.outcome.excused.update(e.rank for e in self.outcome.exits if e.status > 0 and e.rank not in own)
         if len(self._jobs) > 1 or self.plan.counts:
-            place = f"{self.plan.display.place} {job.host}"
+            place = self.plan.display.place
+            place = f"{place} {job.host}" if place == "host" else f"the {place} on host {job.host}"
             ended = {e.rank for e in self.outcome.exits}
             ranks = [rank for rank in own if rank not in ended]
             self.outcome.lost.update(dict.fromkeys(ranks, job.host))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from horovod.spark.elastic import run_elastic
 from horovod.spark.runner import run
 
-__all__ = ["run"]
+__all__ = ["run", "run_elastic"]

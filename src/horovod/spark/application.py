@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -137,5 +138,6 @@ class TaskJob:
         if is_well:
             self._thread.join(_ENDED_S)
         if not self.has_ended:
-            self._context.cancelJobGroup(self._group)
+            with contextlib.suppress(Exception):  # of Py4J: the application has ended meanwhile
+                self._context.cancelJobGroup(self._group)
             self._thread.join(_ENDED_S)

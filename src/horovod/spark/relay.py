@@ -43,6 +43,8 @@ class Registration(msgspec.Struct, frozen=True):
         machine: the same text for two names of one machine, or container, only.
         nodename: what its host calls itself.
         python: its interpreter.
+        cores: how many it may use.
+        threads: OMP_NUM_THREADS, which Spark sets from the cores of a task; empty if it is not set.
     """
 
     version: str
@@ -51,6 +53,8 @@ class Registration(msgspec.Struct, frozen=True):
     machine: str
     nodename: str
     python: str
+    cores: int
+    threads: str
 
 
 class _Stream:
@@ -198,13 +202,15 @@ class TaskConnection:
     stderr = "the log of its executor may say why"
 
     def __init__(self, task: Registration, own: sockets.socket) -> None:
-        self.task, self._own = task, own
+        self.registration, self._own = task, own
         self.wire = AgentWire(own.fileno(), os.dup(own.fileno()), is_launcher=True)  # polled apart from each other
 
-    @property
-    def name(self) -> str:
-        """The task in messages."""
-        return f"the Spark task {self.task.partition} on host {self.task.nodename}"
+    def is_lost(self) -> bool:
+        """Look whether the task is there, before a ``RemoteJob`` does it."""
+        self.wire.show_life()
+        for _ in self.wire.receive():
+            pass
+        return self.wire.is_closed
 
     def hang_up(self) -> None:
         """Have the agent end all that runs there, then itself."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TextIO
 
 from horovod.config import JOB_ID, SECRET_KEY
-from horovod.launch import task as program
-from horovod.launch.assemble import interface_settings
-from horovod.launch.call import failed_call, pack, sink_of, unpack_results
+from horovod.launch.call import failed_call, pack, unpack_results
 from horovod.launch.job import Job
-from horovod.launch.output import OutputSink
-from horovod.launch.plan import SCOPE_VARIABLE, Display, LaunchPlan
 from horovod.launch.remote import RemoteJob
 from horovod.launch.supervise import supervise
 from horovod.launch.workers import WorkerJob, in_rank_order
+from horovod.spark.options import JobOptions, job_options
 from horovod.spark.relay import TaskConnection
-from horovod.spark.tasks import RankTasks
+from horovod.spark.tasks import MachineNames, RankTasks
 
 __all__ = ["run"]
 
@@ -78,73 +72,35 @@ def run(
     if use_mpi:
         raise ValueError("use_mpi: the ranks of horovod.spark.run need no MPI; leave it out")
     call = pack(fn, tuple(args), dict(kwargs or {}))
-    interfaces = tuple(nics.split(",")) if isinstance(nics, str) else tuple(nics or ())
-    sinks = sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)
-    settings = {**interface_settings(interfaces), **(env or {})}
-    tasks = RankTasks(num_proc, "horovod.spark.run", start_timeout, interfaces, runs_again=False)
+    name, timestamps = "horovod.spark.run", prefix_output_with_timestamp
+    options = job_options(name, env, stdout, stderr, verbose, nics, timestamps, executable)
+    tasks = RankTasks(options, num_proc, None, start_timeout, runs_again=False)
     is_well = False
     try:
-        ranks = in_rank_order(tasks.wait(), lambda connection: connection.task.machine)
-        workers = WorkerJob(host_names(ranks), settings, interfaces)
-        try:
-            plan = _plan(ranks, workers, executable or "", prefix_output_with_timestamp)
-            results = _carry_out(plan, ranks, workers, call, sinks, verbose)
-        finally:
-            workers.close()
+        results = _carry_out(options, in_rank_order(tasks.wait(), lambda task: task.registration.machine), call)
         is_well = True
     finally:
         tasks.close(is_well)
     return results
 
 
-def host_names(ranks: Sequence[TaskConnection]) -> list[str]:
-    """Return the name of each rank's host; two machines never have the same one.
-
-    Args:
-        ranks: their tasks.
-    """
-    machines: dict[str, dict[str, str]] = {}
-    names = []
-    for connection in ranks:
-        known = machines.setdefault(connection.task.nodename, {})
-        number = len(known)
-        name = connection.task.nodename if not number else f"{connection.task.nodename}-{number + 1}"
-        names.append(known.setdefault(connection.task.machine, name))
-    return names
-
-
-def _plan(ranks: Sequence[TaskConnection], workers: WorkerJob, executable: str, timestamps: bool) -> LaunchPlan:
-    own = workers.variables
-    return LaunchPlan(
-        command=(executable, "-m", program.__name__),
-        hostname=ranks[0].task.nodename,
-        environ={"PYTHONUNBUFFERED": "1", **{name: own[0][name] for name in (JOB_ID, SECRET_KEY)}},
-        ranks=tuple(own),
-        timestamps=timestamps,
-        counts=(1,) * len(ranks),
-        display=Display(launcher="horovod.spark.run", place="the Spark task on host"),
-    )
-
-
-def _carry_out(
-    plan: LaunchPlan,
-    ranks: Sequence[TaskConnection],
-    workers: WorkerJob,
-    call: bytes,
-    sinks: tuple[OutputSink, OutputSink],
-    verbose: int,
-) -> list[Any]:
+def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes) -> list[Any]:
     """Run the ranks to their end, and return what they have returned."""
-    if verbose > 0:
-        hosts = ", ".join(dict.fromkeys(plan.host_of(rank) for rank in range(plan.size)))
-        sinks[1].put(f"horovod.spark.run: starting {plan.size} ranks on {hosts}\n".encode())
-    jobs: list[Job] = []
-    for (_, part), connection in zip(plan.parts(), ranks, strict=True):
-        python, *rest = part.command
-        environ = {**part.environ, SCOPE_VARIABLE: secrets.token_hex(8)}
-        own = replace(part, command=(python or connection.task.python, *rest), environ=environ)
-        jobs.append(RemoteJob(own, connection, call))
-    outcome = supervise(plan, sinks, signals=(signal.SIGINT,), jobs=jobs, on_end=workers.ended)
+    machines = MachineNames()
+    names = [machines.name(task.registration) for task in tasks]
+    workers = WorkerJob(names, interfaces=options.interfaces)
+    try:
+        own = workers.variables
+        common = {name: own[0][name] for name in (JOB_ID, SECRET_KEY)}
+        plan = options.plan(common, tasks[0].registration, own)
+        options.say(f"starting {plan.size} ranks on {', '.join(dict.fromkeys(names))}")
+        jobs: list[Job] = [
+            RemoteJob(options.own_plan(part, task.registration), task, call)
+            for (_, part), task in zip(plan.parts(), tasks, strict=True)
+        ]
+        outcome = supervise(plan, options.sinks, signals=(signal.SIGINT,), jobs=jobs, on_end=workers.ended)
+    finally:
+        workers.close()
     packed = [job.results.get(rank, b"") for rank, job in enumerate(jobs)]
     if outcome.interrupted:
         raise KeyboardInterrupt

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod._version import __version__
+from horovod.cgroups import usable_cores
+from horovod.config import openmp_threads
 from horovod.launch.agent import Agent
 from horovod.launch.frames import AgentWire
 from horovod.rendezvous.interfaces import machine_name
@@ -33,10 +35,12 @@ class RankTask:
         secret: the job's secret; travels with Spark's own messages.
         endpoints: where the driver listens.
         timeout_s: how long to wait for the driver.
+        environ: more variables for the rank.
     """
 
-    def __init__(self, secret: bytes, endpoints: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, secret: bytes, endpoints: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> None:
         self._secret, self._endpoints, self._timeout_s = secret, list(endpoints), timeout_s
+        self._environ = dict(environ)
 
     def __call__(self, index: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Serve the driver until it hangs up. Blocks for as long as the job runs."""
@@ -52,10 +56,13 @@ class RankTask:
             machine=machine_name(),
             nodename=os.uname().nodename,
             python=sys.executable,
+            cores=usable_cores(),
+            threads=openmp_threads(),
         )
         end = TaskEnd(self._secret, self._endpoints, task, self._timeout_s)
         own = {
             "PYTHONPATH": os.pathsep.join([*sent, os.environ.get("PYTHONPATH", "")]),
+            **self._environ,
             DEVICES_VARIABLE: json.dumps(list(devices.addresses) if devices is not None else []),
         }
         wire = AgentWire(end.own.fileno(), os.dup(end.own.fileno()), is_launcher=False)

@@ -1,0 +1,110 @@
+"""Arguments that ``horovod.spark.run`` and ``run_elastic`` have in common."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TextIO
+
+from horovod.launch import task
+from horovod.launch.assemble import interface_settings
+from horovod.launch.call import sink_of
+from horovod.launch.output import OutputSink
+from horovod.launch.plan import SCOPE_VARIABLE, Display, LaunchPlan
+from horovod.spark.relay import Registration
+
+__all__ = ["JobOptions", "job_options"]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """One call.
+
+    Attributes:
+        name: of the function, for messages.
+        sinks: where standard output and standard error of the ranks go.
+        interfaces: network interfaces that all hosts have.
+        environ: more variables for the ranks.
+        is_verbose: whether to say what is started.
+        timestamps: whether each line of output begins with date and time.
+        executable: Python of the ranks; that of their tasks when empty.
+    """
+
+    name: str
+    sinks: tuple[OutputSink, OutputSink]
+    interfaces: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    is_verbose: bool = True
+    timestamps: bool = False
+    executable: str = ""
+
+    def say(self, line: str) -> None:
+        """Print a line of our own, unless the user wants none."""
+        if self.is_verbose:
+            self.sinks[1].put(f"{self.name}: {line}\n".encode())
+
+    def plan(self, environ: Mapping[str, str], first: Registration, ranks: Sequence[Mapping[str, str]]) -> LaunchPlan:
+        """Return the plan of a job; see ``own_plan``.
+
+        Args:
+            environ: what all ranks have in common.
+            first: the task of the first rank.
+            ranks: what each rank has of its own; empty for an elastic job.
+        """
+        # Spark divides the cores of a host among its tasks.
+        threads = {"OMP_NUM_THREADS": first.threads} if first.threads else {}
+        return LaunchPlan(
+            command=(self.executable, "-m", task.__name__),
+            hostname=first.nodename,
+            environ={"PYTHONUNBUFFERED": "1", **threads, **environ},
+            ranks=tuple(ranks),
+            timestamps=self.timestamps,
+            counts=(1,) * len(ranks),
+            display=Display(launcher=self.name, place="Spark task"),
+        )
+
+    def own_plan(self, plan: LaunchPlan, place: Registration) -> LaunchPlan:
+        """Return the plan for one task.
+
+        Args:
+            plan: that of the job, or the task's part of it.
+            place: the task.
+        """
+        environ = {**plan.environ, SCOPE_VARIABLE: secrets.token_hex(8)}
+        return replace(plan, command=(self.executable or place.python, *plan.command[1:]), environ=environ)
+
+
+def job_options(
+    name: str,
+    env: Mapping[str, str] | None,
+    stdout: TextIO | None,
+    stderr: TextIO | None,
+    verbose: int,
+    nics: str | Sequence[str] | None,
+    timestamps: bool,
+    executable: str | None = None,
+) -> JobOptions:
+    """Read the arguments, as ``run`` describes them.
+
+    Args:
+        name: of the function, for messages.
+        env: more variables for the ranks.
+        stdout: text stream for their output.
+        stderr: text stream for their errors.
+        verbose: more than 0 says what is started.
+        nics: network interfaces.
+        timestamps: whether each line of output begins with date and time.
+        executable: Python of the ranks.
+    """
+    interfaces = tuple(nics.split(",")) if isinstance(nics, str) else tuple(nics or ())
+    return JobOptions(
+        name=name,
+        sinks=(sink_of(stdout or sys.stdout, sys.__stdout__), sink_of(stderr or sys.stderr, sys.__stderr__)),
+        interfaces=interfaces,
+        environ={**interface_settings(interfaces), **(env or {})},
+        is_verbose=verbose > 0,
+        timestamps=timestamps,
+        executable=executable or "",
+    )
