@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from horovod.bench.jobs import clean_environment
 
 _WIDTH, _LAYERS, _BATCH = 2500, 4, 8
-_STEPS_BEFORE, _STEPS_AFTER, _LIMIT_S = 12, 3, 150.0
+STEPS_BEFORE, _STEPS_AFTER, _LIMIT_S = 12, 3, 150.0
 _INITS, _PROTECTED_STEPS = 20, 60
 
 
@@ -50,13 +50,20 @@ def _model() -> tuple[Any, Any, Callable[[], Any]]:
 
 
 class _Log:
-    """Notes each completed step of this process in a file of its own: time, number of ranks, step."""
+    """Notes each completed step of this process in a file of its own: time, number of ranks, step.
+
+    Where there is a file that says so, it then kills the process.
+    """
 
     def __init__(self, folder: str) -> None:
-        self._file = (Path(folder) / f"{os.getpid()}.log").open("w", buffering=1)
+        name = f"{os.uname().nodename}-{os.getpid()}"
+        self._file = (Path(folder) / f"{name}.log").open("w", buffering=1)
+        self._end = Path(folder) / f"{name}.end"
 
     def step(self, size: int, number: int) -> None:
-        self._file.write(f"{time.monotonic()} {size} {number}\n")
+        self._file.write(f"{time.time()} {size} {number}\n")
+        if self._end.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _khorovod(folder: str) -> None:
@@ -115,6 +122,7 @@ def _torchrun(folder: str) -> None:
 def _torchft(folder: str) -> None:
     import torch
     import torchft
+    from torchft.ddp import PureDistributedDataParallel
 
     log = _Log(folder)
     model, sgd, _ = _model()
@@ -123,6 +131,8 @@ def _torchft(folder: str) -> None:
         model.load_state_dict(saved["model"])
         sgd.load_state_dict(saved["optimizer"])
 
+    # torchrun would have it; the manager only calls it.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
         min_replica_size=2,
@@ -130,8 +140,12 @@ def _torchft(folder: str) -> None:
         state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
         replica_id=f"recover_{os.environ['REPLICA_GROUP_ID']}",
         timeout=timedelta(seconds=30),
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        hostname="127.0.0.1",
     )
-    parallel = torchft.DistributedDataParallel(manager, model)
+    # The hook of torchft's DistributedDataParallel fails an assertion when a replica is lost (0.2.0 with torch 2.13).
+    parallel = PureDistributedDataParallel(manager, model)
     optimizer = torchft.Optimizer(manager, sgd)
     data = torch.randn(_BATCH, _WIDTH)
     while not (Path(folder) / "end").exists():
@@ -209,21 +223,21 @@ class Step(NamedTuple):
     number: int
 
 
-def _own(worker: str, folder: Path) -> list[str]:
+def worker_command(worker: str, folder: Path) -> list[str]:
     return [sys.executable, str(Path(__file__).resolve()), "--worker", worker, str(folder)]
 
 
-def _horovodrun(ranks: int, *more: str) -> list[str]:
+def horovodrun(ranks: int, *more: str) -> list[str]:
     launcher = "import sys; from horovod.launch.cli import main; sys.exit(main())"
     return [sys.executable, "-c", launcher, "-np", str(ranks), *more]
 
 
 def _commands(system: str, ranks: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Return the processes that make up a job, and what they have in their environment."""
-    command = _own(system, folder)
+    command = worker_command(system, folder)
     if system == "khorovod":
         flags = ["--min-np", str(ranks - 1), "--blacklist-cooldown-range", "3", "3"]
-        return [(_horovodrun(ranks, *flags) + command, {})]
+        return [(horovodrun(ranks, *flags) + command, {})]
     if system == "torchrun":
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
         return [([*launcher, "--nproc-per-node", str(ranks), "--no-python", *command], {})]
@@ -234,16 +248,13 @@ def _commands(system: str, ranks: int, folder: Path) -> list[tuple[list[str], di
     flags = ["--min_replicas", "2", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", "--bind", f"[::]:{port}"]
     jobs: list[tuple[list[str], dict[str, str]]] = [([lighthouse, *flags], {})]
     for rank in range(ranks):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
         more = {"REPLICA_GROUP_ID": str(rank), "NUM_REPLICA_GROUPS": str(ranks), "RANK": "0", "WORLD_SIZE": "1"}
-        jobs.append((command, {**places, **more, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}))
+        jobs.append((command, {**more, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}))
     return jobs
 
 
 @contextlib.contextmanager
-def _job(jobs: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[None]:
+def started(jobs: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[None]:
     running = []
     try:
         for command, env in jobs:
@@ -267,16 +278,16 @@ def _job(jobs: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[None]:
                 process.wait()
 
 
-def _steps(folder: Path) -> dict[int, list[Step]]:
-    """Return the steps of each process, by its process id."""
+def steps_in(folder: Path) -> dict[str, list[Step]]:
+    """Return the steps of each process, by its host and process id."""
     found = {}
     for path in folder.glob("*.log"):
         lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        found[int(path.stem)] = [Step(float(at), int(size), int(number)) for at, size, number in lines]
+        found[path.stem] = [Step(float(at), int(size), int(number)) for at, size, number in lines]
     return found
 
 
-def _await(what: str, is_so: Callable[[], bool]) -> None:
+def await_that(what: str, is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _LIMIT_S
     while not is_so():
         if time.monotonic() > deadline:
@@ -284,47 +295,49 @@ def _await(what: str, is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def _usual_s(steps: Sequence[Step]) -> float:
+def usual_of(steps: Sequence[Step]) -> float:
     times = [step.at_s for step in steps]
     return median(later - earlier for earlier, later in itertools.pairwise(times[2:]))
 
 
 def _kill(system: str, ranks: int, with_join: bool) -> dict[str, float]:
     """Run a job, kill a rank of it, and return how long the others stood still, and a usual step, in seconds."""
-    with tempfile.TemporaryDirectory() as name, _job(_commands(system, ranks, Path(name))):
+    with tempfile.TemporaryDirectory() as name, started(_commands(system, ranks, Path(name))):
         folder = Path(name)
 
         def at_work() -> list[list[Step]]:
-            return [steps for steps in _steps(folder).values() if len(steps) >= _STEPS_BEFORE]
+            return [steps for steps in steps_in(folder).values() if len(steps) >= STEPS_BEFORE]
 
-        _await(f"{_STEPS_BEFORE} steps of {system}", lambda: len(at_work()) == ranks and at_work()[0][-1].size == ranks)
-        before = _steps(folder)
+        await_that(
+            f"{STEPS_BEFORE} steps of {system}", lambda: len(at_work()) == ranks and at_work()[0][-1].size == ranks
+        )
+        before = steps_in(folder)
         victim = max(before)
-        killed_s = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
+        killed_s = time.time()
+        os.kill(int(victim.rpartition("-")[2]), signal.SIGKILL)
 
         def after() -> list[Step]:
             """The first step of each rank in the new membership."""
             found = []
-            for pid, steps in _steps(folder).items():
+            for pid, steps in steps_in(folder).items():
                 is_new = system == "torchrun" and pid not in before
                 later = [step for step in steps if step.at_s > killed_s and (is_new or step.size == ranks - 1)]
                 found += later[:1]
             return found
 
         left = ranks if system == "torchrun" else ranks - 1
-        _await(f"a step of {system} without the rank", lambda: len(after()) >= left)
-        usual_s = _usual_s(before[min(before)])
+        await_that(f"a step of {system} without the rank", lambda: len(after()) >= left)
+        usual_s = usual_of(before[min(before)])
         found = {"lost_s": max(step.at_s for step in after()) - killed_s - usual_s, "step_s": usual_s}
         if with_join:
             survivor = next(pid for pid in before if pid != victim)
 
             def joined() -> int:
-                sizes = [step.size for step in _steps(folder)[survivor]]
+                sizes = [step.size for step in steps_in(folder)[survivor]]
                 return next((i for i in range(1, len(sizes)) if sizes[i - 1] < sizes[i] == ranks), 0)
 
-            _await("a rank that joins", lambda: joined() > 0)
-            steps = _steps(folder)[survivor]
+            await_that("a rank that joins", lambda: joined() > 0)
+            steps = steps_in(folder)[survivor]
             found["join_s"] = steps[joined()].at_s - steps[joined() - 1].at_s - usual_s
         return found
 
@@ -332,7 +345,7 @@ def _kill(system: str, ranks: int, with_join: bool) -> dict[str, float]:
 def _once(worker: str, ranks: int, *flags: str) -> Any:
     """Run a job to its end, and return what it has written."""
     with tempfile.TemporaryDirectory() as name:
-        command = _horovodrun(ranks, *flags) + _own(worker, Path(name))
+        command = horovodrun(ranks, *flags) + worker_command(worker, Path(name))
         subprocess.run(command, env=clean_environment(), check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL)
         return json.loads((Path(name) / f"{worker}.json").read_text())
 

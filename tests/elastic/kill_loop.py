@@ -20,16 +20,16 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "support")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-import killed_trainings as trainings  # noqa: E402  found by the line above
-from elastic_job import ElasticJob  # noqa: E402
-from leaks import Belongings, leaked_since  # noqa: E402
+import killed_trainings as trainings
+from elastic_job import ElasticJob
+from leaks import Belongings, leaked_since
 
-from horovod.core.membership_events import Assign, Begin, Policy  # noqa: E402
+from horovod.core.membership_events import Assign, Begin, Policy
 
 _LIMIT_S = 150.0
-_KILLS_PER_JOB = 25
+_KILLS_PER_JOB, _JOB_S = 25, 60.0
 _ENDED = "this process has no place in the job: the job has ended"
 
 
@@ -45,6 +45,7 @@ class _Chaos:
         self._job, self._rng = job, rng
         self._looked = 0
         self._latest: Assign | None = None
+        self._members: set[int] = set()
         self._with_state: set[int] = set()
         self._killed: set[int] = set()
         self._thaw: list[tuple[float, int]] = []
@@ -62,6 +63,7 @@ class _Chaos:
                 self.generation = decision.generation
                 old = [s for s, p in self._latest.positions.items() if p.previous >= 0 or decision.generation == 1]
                 self._with_state = {running[slot] for slot in old if slot in running}
+                self._members = {running[slot] for slot in self._latest.positions if slot in running}
         for at_s, pid in list(self._thaw):
             if time.monotonic() >= at_s:
                 self._thaw.remove((at_s, pid))
@@ -89,7 +91,7 @@ class _Chaos:
         return True
 
     def strike(self) -> bool:
-        """Kill a process, or stop it for a while; return whether one was killed."""
+        """Kill a process, or stop it for a while; return whether a member was killed, so that others follow."""
         self.look()
         with self._job._changed:
             alive = {one.process.pid for one in self._job._running.values()} - self._killed
@@ -104,12 +106,12 @@ class _Chaos:
             self._thaw.append((time.monotonic() + self._rng.random(), pid))
             return False
         self._killed.add(pid)
-        if how < 0.13:  # nobody tells it to go on: it is fenced
+        if how < 0.13 and pid in self._members:  # nobody tells it to go on: it is fenced
             self._signal(pid, signal.SIGSTOP)
         else:
             self._signal(pid, signal.SIGKILL)
         self.kills += 1
-        return True
+        return pid in self._members
 
     def _signal(self, pid: int, number: int) -> None:
         with self._job._changed:
@@ -137,21 +139,24 @@ def _run(mode: str, seed: int, most: int) -> tuple[int, str]:
             wrong = _disturb(job, chaos, rng, min(most, _KILLS_PER_JOB), Path(folder))
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"
-        if wrong:
-            wrong += "\n" + _evidence(job, Path(folder))
-        job.close()
+        try:
+            if wrong:
+                wrong += "\n" + _evidence(job, Path(folder))
+        finally:
+            job.close()
     return chaos.kills, wrong and f"{mode}, seed {seed}, {policy}, {hosts}: {wrong}"
 
 
 def _disturb(job: ElasticJob, chaos: _Chaos, rng: random.Random, most: int, folder: Path) -> str:
     if not chaos.await_generation(1, _LIMIT_S):
         return f"it did not begin: {job.finish}"
-    while chaos.kills < most:
+    until_s = time.monotonic() + _JOB_S
+    while chaos.kills < most and time.monotonic() < until_s:
         # Soon after the others have met, or even before, or in the middle of the training.
         if not chaos.pause(rng.choice((0.05, 0.3, 1.0))):
             break
         generation, has_killed = chaos.generation, chaos.strike()
-        if not has_killed and job._policy.cool_down_s is None and len(job._running) <= 1:
+        if chaos.kills and not has_killed and job._policy.cool_down_s is None and len(job._running) <= 1:
             break
         if has_killed and rng.random() < 0.7 and not chaos.await_generation(generation + 1, _LIMIT_S):
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import resource
@@ -84,6 +85,7 @@ def _mapped() -> int:
         return 0
 
 
+@functools.cache
 def _address_space() -> int:
     """Return the bytes that a process can address: its stack lies near their end."""
     try:

@@ -110,7 +110,9 @@ def train(mode: str, folder: str) -> dict[str, Any]:
     return {"log": log, "weights": np.asarray(weights, np.float32).reshape(-1), "steps": steps}
 
 
-def _loop(hvd: Any, state: Any, one: Callable[[Any, Any], None], is_over: Callable[[], bool]) -> None:
+def _loop(
+    hvd: Any, state: Any, one: Callable[[Any, Any], None], is_over: Callable[[], bool], has_commits: bool = False
+) -> None:
     import horovod.numpy
 
     @hvd.elastic.run
@@ -118,6 +120,8 @@ def _loop(hvd: Any, state: Any, one: Callable[[Any, Any], None], is_over: Callab
         while not state.over:
             for batch in state.data:
                 one(state, batch)
+            if has_commits:
+                state.commit()
             state.epoch += 1
             state.data.set_epoch(state.epoch)
             state.over = bool(horovod.numpy.broadcast_object(is_over(), 0))
@@ -168,9 +172,8 @@ def _torch(mode: str, is_over: Callable[[], bool]) -> Any:
         if state.batch % 3 == 0:
             state.commit()
 
-    _loop(hvd, state, committed if mode == "torch-commit" else hvd.elastic.step(one), is_over)
-    if mode == "torch-commit":
-        state.data.confirm()
+    has_commits = mode == "torch-commit"
+    _loop(hvd, state, committed if has_commits else hvd.elastic.step(one), is_over, has_commits)
     return state.data.log, model.weight.detach().numpy(), state.progress
 
 
@@ -269,7 +272,7 @@ def _keras(mode: str, is_over: Callable[[], bool]) -> Any:
             state.over = bool(horovod.numpy.broadcast_object(is_over(), 0))
 
     run(state)
-    return shard.log, model.get_weights()[0], int(np.asarray(keras.backend.get_value(optimizer.iterations)))
+    return shard.log, model.get_weights()[0], int(optimizer.iterations.numpy())
 
 
 _TRAININGS: dict[str, Callable[[str, Callable[[], bool]], Any]] = {
