@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -116,7 +117,8 @@ class _Chaos:
     def _signal(self, pid: int, number: int) -> None:
         with self._job._changed:
             if any(one.process.pid == pid for one in self._job._running.values()):
-                os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
 
 def _policy(rng: random.Random) -> tuple[Policy, dict[str, int]]:
@@ -205,9 +207,10 @@ def _evidence(job: ElasticJob, folder: Path) -> str:
     with job._changed:
         pids = [one.process.pid for one in job._running.values()]
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-            if (folder / f"{pid}.stacks").exists():
-                os.kill(pid, signal.SIGUSR2)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and is not reaped yet
+                os.kill(pid, signal.SIGCONT)
+                if (folder / f"{pid}.stacks").exists():
+                    os.kill(pid, signal.SIGUSR2)
     time.sleep(1.0)
     stacks = [f"--- {pid}\n{path.read_text()}" for pid in pids if (path := folder / f"{pid}.stacks").exists()]
     decisions = [str(decision)[:300] for decision in job.decisions[-12:]]
