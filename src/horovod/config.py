@@ -211,7 +211,16 @@ class Config:
         flag="--mpi-threads-disable", flag_off="--no-mpi-threads-disable",
         yaml_path="library_options.mpi_threads_disable",
     )  # fmt: skip
-    elastic: bool = _setting(ELASTIC, False, "The job may change its size; set by horovodrun.")
+    elastic: bool = _setting(
+        ELASTIC, False, "The job may change its size; set by horovodrun, and by users of srun and torchrun."
+    )
+    min_np: int = _setting(
+        "HOROVOD_MIN_NP", 1, "Fewest ranks of an elastic job under srun or torchrun; horovodrun has --min-np.",
+        minimum=1,
+    )  # fmt: skip
+    join_step: str = _setting(
+        "HOROVOD_JOIN_STEP", "", "Number of the step of Slurm whose elastic job this process joins, such as 0.",
+    )  # fmt: skip
     elastic_timeout_s: float = _setting(
         "HOROVOD_ELASTIC_TIMEOUT", 600.0, "How long the ranks of an elastic job wait for each other after a change.",
         unit="seconds", flag="--elastic-timeout",

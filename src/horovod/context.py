@@ -186,10 +186,10 @@ def shutdown() -> None:
     _close_client()
 
 
-def _close_client() -> None:
+def _close_client(how: str = "") -> None:
     client, _context.client, _context.past, _context.observer = _context.client, None, None, None
     if client is not None and not _context.is_child:
-        client.close()
+        client.close(how)
 
 
 def _leave(is_call: bool) -> None:
@@ -364,7 +364,7 @@ def _at_exit() -> None:
     _context.ending.note_last()
     has_failed = _context.has_failed_to_begin or (current is not None and current.failure is not None)
     _leave(is_call=False)
-    _close_client()
+    _close_client(_context.ending.exception)
     if has_failed and "mpi4py.MPI" in sys.modules:
         from horovod.rendezvous import mpi
 

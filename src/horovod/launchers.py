@@ -10,6 +10,7 @@ Kubernetes, "Indexed Job for Parallel Processing with Static Work Assignment" an
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from horovod.errors import InitError
 
 __all__ = [
     "LAUNCHERS", "Launcher", "aprun_size", "find_launcher",
-    "first_pod", "flux_counts", "hosts_and_run", "is_of_srun", "is_one_per_pod",
+    "first_pod", "flux_counts", "hosts_and_run", "hosts_and_run_of_step", "is_of_srun", "is_one_per_pod",
     "run_lengths", "slurm_counts", "slurm_hosts",
 ]  # fmt: skip
 
@@ -238,6 +239,27 @@ def hosts_and_run(
     return ((where,) if where else ()), "/".join(
         [row.name, environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("MASTER_PORT", "")]
     )
+
+
+def hosts_and_run_of_step(step: str, environ: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], str]:
+    """Return what ``hosts_and_run`` returns in a step of this Slurm job, but for what added steps are not told.
+
+    Args:
+        step: its number; that of this process when empty.
+        environ: where to read; ``os.environ`` when omitted.
+
+    Raises:
+        InitError: srun has not started this process.
+    """
+    environ = os.environ if environ is None else environ
+    row = find_launcher(environ)
+    if row is None or row.name != "slurm":
+        raise InitError("HOROVOD_JOIN_STEP is for processes that srun starts; unset it")
+    # Where srun got --jobid, its nodes of the job are only those of the step.
+    nodes = environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    given = {name: text for name, text in environ.items() if name != "SLURM_CLUSTER_NAME"}
+    given |= {"SLURM_STEP_ID": step, "SLURM_STEP_NODELIST": nodes} if step else {}
+    return hosts_and_run(row, given)
 
 
 def _full_name() -> str:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from horovod.core.membership_events import (
+    Arrived,
     Assign,
     Begin,
     Decision,
@@ -106,6 +107,8 @@ class Membership:
             self._hosts = kept | dict(event.hosts)
         elif isinstance(event, Ended):
             self._take_end(event)
+        elif isinstance(event, Arrived):
+            self._take_in(event.slot)
         elif (process := self._processes.get(event.slot)) is not None:
             self._take_news(process, event)
         elif isinstance(event, Ready):
@@ -133,6 +136,11 @@ class Membership:
                 process.rank = None
             process.progress, process.digest, process.is_dismissed = max(event.progress, 0), event.digest, False
         self._set(process, Phase.WAITING if isinstance(event, Ready) else Phase.GONE)
+
+    def _take_in(self, slot: Slot) -> None:
+        """Another launcher has started a process. Hosts have the order of their first ones, as ranks there do."""
+        self._add(slot)
+        self._hosts = {each.host: each.number + 1 for each in sorted(self._processes, key=lambda each: each.number)}
 
     def _take_end(self, event: Ended) -> None:
         process = self._processes.pop(event.slot, None)
@@ -208,8 +216,7 @@ class Membership:
         room = policy.most + policy.spares - self._alive() + leaving
         for slot in self._free():
             if room > 0 and self._usable_at.get(slot.host, 0.0) <= self._now:
-                self._processes[slot] = process = Process(slot)
-                self._set(process, Phase.OUTSIDE)
+                self._add(slot)
                 self._decisions.append(Start(slot))
                 room -= 1
 
@@ -221,10 +228,11 @@ class Membership:
             return len(self._phases[Phase.WAITING]) >= self._policy.fewest
         size = self._policy.size
         if self._failures and not self._policy.is_discovering:  # a host may be lost, and its slots with it
-            size = max(self._policy.fewest, min(size, self._alive() + self._startable()))
+            left = size - self._failures.total() if self._policy.is_open else self._alive() + self._startable()
+            size = max(self._policy.fewest, min(size, left))
         # Take the processes that were started first; the others are spares.
-        first = [p for p in self._ordered(self._processes.values()) if p.phase not in NOT_ALIVE][:size]
-        return len(first) == size and all(p.phase is Phase.WAITING for p in first)
+        first = [p.phase for p in self._ordered(self._processes.values()) if p.phase not in NOT_ALIVE][:size]
+        return first == [Phase.WAITING] * size
 
     def _members(self) -> list[Process]:
         """Those of the next generation, by rank; the others that may not stay are dismissed."""
@@ -285,7 +293,7 @@ class Membership:
         policy = self._policy
         if not policy.is_elastic:
             return bool(self._ended)
-        if self._is_running() or (policy.is_discovering and not self._is_draining):
+        if self._is_running() or ((policy.is_discovering or policy.is_open) and not self._is_draining):
             return False
         missing = (policy.fewest if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
@@ -315,8 +323,7 @@ class Membership:
             self._time_out()
 
     def _limit_s(self) -> float:
-        policy = self._policy
-        return policy.start_timeout_s or policy.timeout_s if self.generation == 0 else policy.timeout_s
+        return (self._policy.start_timeout_s if self.generation == 0 else 0) or self._policy.timeout_s
 
     def _time_out(self) -> None:
         limit = f"within {self._limit_s():g} s"
@@ -349,6 +356,10 @@ class Membership:
         self._finish = Finish(why)
         self._decisions.append(self._finish)
 
+    def _add(self, slot: Slot) -> None:
+        self._processes[slot] = process = Process(slot)
+        self._set(process, Phase.OUTSIDE)
+
     def _set(self, process: Process, phase: Phase) -> None:
         self._phases[process.phase].pop(process.slot, None)
         process.phase = phase
@@ -378,7 +389,7 @@ class Membership:
         return not process.wants_out and process.slot.number < self._hosts.get(process.slot.host, 0)
 
     def _free(self) -> Iterator[Slot]:
-        for host, count in self._hosts.items():
+        for host, count in () if self._policy.is_open else self._hosts.items():
             for index in range(count):
                 slot = Slot(host, index)
                 if slot not in self._processes and slot not in self._ended:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = [
+    "Arrived",
     "Assign",
     "Begin",
     "Decision",
@@ -16,6 +17,7 @@ __all__ = [
     "Event",
     "Fence",
     "Finish",
+    "Gone",
     "Joined",
     "Leaving",
     "Left",
@@ -61,6 +63,12 @@ class Joined(NamedTuple):
 
     slot: Slot
     generation: int
+
+
+class Arrived(NamedTuple):
+    """A process that another launcher has started says that it is there, in a slot that nobody had before."""
+
+    slot: Slot
 
 
 class Ended(NamedTuple):
@@ -164,6 +172,14 @@ class Silent(NamedTuple):
     why: str
 
 
+class Gone(NamedTuple):
+    """A process that another launcher has started has ended: for the output. ``how`` is empty after a success."""
+
+    slot: Slot
+    pid: int
+    how: str
+
+
 class Refuse(NamedTuple):
     """Let ``init()`` raise an error in this slot; ``is_dismissal`` tells that nothing has failed."""
 
@@ -178,8 +194,8 @@ class Finish(NamedTuple):
     why: str
 
 
-Event = Ready | Joined | Ended | Left | Leaving | Discovered | Tick
-Decision = Assign | Begin | Dissolve | Paused | Start | Fence | Silent | Refuse | Finish
+Event = Arrived | Ready | Joined | Ended | Left | Leaving | Discovered | Tick
+Decision = Assign | Begin | Dissolve | Paused | Start | Fence | Silent | Gone | Refuse | Finish
 
 
 @dataclass(frozen=True)
@@ -198,6 +214,7 @@ class Policy:
         start_timeout_s: the same before the first generation; 0 means ``timeout_s``.
         is_discovering: whether ``Discovered`` can still bring other hosts.
         spares: number of processes that are started beyond ``maximum``, and wait to take the place of a lost one.
+        is_open: whether another launcher starts the processes, so that slots and hosts are theirs that come.
     """
 
     size: int
@@ -210,6 +227,7 @@ class Policy:
     start_timeout_s: float = 0.0
     is_discovering: bool = False
     spares: int = 0
+    is_open: bool = False
 
     @property
     def fewest(self) -> int:

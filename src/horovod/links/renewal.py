@@ -67,19 +67,24 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
 
     Blocks until the service has answered, or HOROVOD_START_TIMEOUT seconds.
     """
-    if world.launcher != "horovodrun":
-        starter = "no launcher" if world.launcher == "none" else world.launcher
-        raise InitError(
-            f"HOROVOD_ELASTIC=1 is set, and {starter} has started this process: MPI, torchrun and srun end or restart "
-            f"all ranks when one is lost, so that only horovodrun runs elastic jobs; unset it, or use horovodrun"
-        )
-    if parent := process_tree.rank_above(world.job):
-        raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
     # ZeroMQ takes a while to load, and other jobs on one host do not need it.
+    from horovod.rendezvous import open_jobs
     from horovod.rendezvous.membership_client import MembershipClient
 
-    slot = (world.hostname, world.local_rank)
-    client = MembershipClient(world.meeting.places, world.key, slot, settings.start_timeout_s, on_loss)
+    is_open = world.launcher in open_jobs.LAUNCHERS_OF_OPEN_JOBS
+    if world.launcher != "horovodrun" and not is_open:
+        starter = "no launcher" if world.launcher == "none" else world.launcher
+        raise InitError(
+            f"HOROVOD_ELASTIC=1 is set, and {starter} has started this process: only horovodrun, "
+            f"srun and torchrun let ranks live when another one is lost; unset it, or use horovodrun"
+        )
+    slot, home = (world.hostname, world.local_rank), "horovodrun"
+    if is_open:
+        world, slot = open_jobs.enter(world, settings)
+        home = "the job's service on rank 0's host"
+    if parent := process_tree.rank_above(world.job):
+        raise InitError(f"init() in a child of a rank: {process_tree.is_no_rank(world, parent)}")
+    client = MembershipClient(world.meeting.places, world.key, slot, settings.start_timeout_s, on_loss, home)
     if client.status.begun:  # a newcomer, which is not rank 0
         size = max(2, client.status.size)
         world = dataclasses.replace(world, rank=size - 1, size=size)

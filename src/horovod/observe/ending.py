@@ -17,10 +17,14 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """The reason why this rank's script ends, as far as it is known."""
+    """The reason why this rank's script ends, as far as it is known.
+
+    Attributes:
+        exception: what ends it, such as "ended with ValueError: bad batch at train.py:7"; empty for none.
+    """
 
     def __init__(self) -> None:
-        self._exception = ""
+        self.exception = ""
 
     def note(self, error: BaseException, trace: TracebackType | None) -> None:
         """Remember an exception that ends the script; not the end of another rank, which these know themselves."""
@@ -32,12 +36,12 @@ class Ending:
         place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own is not None else ""
         place *= place not in str(error)
         kind = type(error).__name__
-        self._exception = printable(f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}")
+        self.exception = printable(f"ended with {kind}: {error}{place}" if str(error) else f"ended with {kind}{place}")
 
     def note_last(self) -> None:
         """Remember the exception that somebody else has caught and printed as Python does, such as horovod.run."""
         error = getattr(sys, "last_value", None)
-        if error is not None and not self._exception:
+        if error is not None and not self.exception:
             self.note(error, error.__traceback__)
 
     def reason(self, who: str, ring: Ring, is_call: bool) -> str:
@@ -49,11 +53,11 @@ class Ending:
             is_call: whether ``shutdown()`` was called, so that the user's line is that of the call.
         """
         current = sys.exc_info()[1]
-        if is_call and current is not None and not self._exception:
+        if is_call and current is not None and not self.exception:
             # An error is on its way, for example in `finally: hvd.shutdown()`.
             self.note(current, current.__traceback__)
-        if self._exception:
-            return f"{who} {self._exception}"
+        if self.exception:
+            return f"{who} {self.exception}"
         place = callsite.here() if is_call else ""
         last = f"; its last operation was {describe_waiting(ring[-1][REQUEST])}" if ring else ""
         return f"{who} {LEFT}{' ' * bool(place)}{place}{last}"

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from horovod.core.membership import Membership
 from horovod.core.membership_events import (
+    Arrived,
     Assign,
     Begin,
     Decision,
     Dissolve,
     Ended,
     Event,
+    Gone,
     Joined,
     Leaving,
     Left,
@@ -48,6 +50,7 @@ class _Process:
     attempt: int = 0
     answer: MemberPlace | Refused | None = None
     wants_out: bool = False
+    last_words: str | None = None  # None: it has not said that it ends
 
 
 class Generations:
@@ -61,7 +64,7 @@ class Generations:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self._membership = Membership(policy)
+        self._membership, self._is_open = Membership(policy), policy.is_open
         self._decisions: list[Decision] = []
         self._processes: dict[Slot, _Process] = {}
         self._ranks: dict[int, dict[Slot, int]] = {}  # by generation, of the processes that live
@@ -92,6 +95,8 @@ class Generations:
         if news.nonce in self._buried:
             return []
         if process is None or process.nonce != news.nonce:
+            if process is None and self._is_open and news.verb == "here" and not self._membership.is_open(slot):
+                self.handle(Arrived(slot))
             if why := self._objection(slot, news):
                 return [(sender, Refused(news.attempt, why, False))]
             process = self._processes[slot] = _Process(news.nonce, news.pid, sender)
@@ -106,6 +111,7 @@ class Generations:
         elif news.verb == "joined":
             answers += self.handle(Joined(slot, news.generation))
         elif news.verb == "left":
+            process.last_words = news.how
             answers += self.handle(Left(slot))
         if news.attempt == process.attempt and process.answer is not None and not answers:
             # The answer may have been lost, also if the process has joined a generation that was dissolved since.
@@ -155,6 +161,11 @@ class Generations:
             answers += self._tell_all()
         return answers
 
+    @property
+    def processes(self) -> dict[Slot, tuple[int, str | None]]:
+        """Process id of all that are known, and the last words of those that have said that they end."""
+        return {slot: (process.pid, process.last_words) for slot, process in self._processes.items()}
+
     def take(self) -> list[Decision]:
         """Return the decisions for the launcher since the last call."""
         decisions, self._decisions = self._decisions, []
@@ -195,6 +206,8 @@ class Generations:
         """Note which ranks a process had; tell the others of its last generation if it did not end well."""
         if (process := self._processes.pop(event.slot, None)) is not None:
             self._buried.add(process.nonce)
+            if self._is_open:
+                self._decisions.append(Gone(event.slot, process.pid, event.how))
         answers: _Answers = []
         for number, ranks in self._ranks.items():
             rank = ranks.pop(event.slot, None)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import zmq
 
+from horovod.core.membership_events import Policy
 from horovod.errors import InitError
 from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
@@ -27,7 +28,7 @@ from horovod.rendezvous.service import Service
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
 
-__all__ = ["end_services", "host_service", "is_here", "main"]
+__all__ = ["end_services", "host_service", "is_here", "main", "serve"]
 
 #: For how long a service that ends waits for hosts that have not heard yet of the failure of another one.
 _TELL_S = 3.0
@@ -133,6 +134,36 @@ def _answers(secret: bytes, endpoints: Sequence[str]) -> bool:
     return True
 
 
+def serve(
+    secret: bytes, addresses: Sequence[str], numbers: Sequence[int], policy: Policy | None = None
+) -> Service | None:
+    """Return a service of a job; None when another process serves it already.
+
+    Args:
+        secret: as for ``Service``.
+        addresses: the last one is one by which this host reaches itself.
+        numbers: ports at which the job looks for its service.
+        policy: as for ``Service``.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+    service, refused = None, OSError()
+    try:
+        service = Service(secret, addresses, numbers, policy=policy)
+    except OSError as error:
+        refused = error
+    # Ports may be taken by a stranger, which does not answer, or by a service of this job.
+    listening = service.endpoints if service is not None else []
+    wanted = [endpoint(addresses[-1], number) for number in numbers]
+    is_second = bool(taken := [where for where in wanted if where not in listening]) and _answers(secret, taken)
+    if service is None and not is_second:
+        raise refused
+    if service is not None and is_second:
+        service.close()
+    return None if is_second else service
+
+
 def main() -> int:
     """Entry point of the process."""
     secret, addresses, numbers, parent = json.loads(sys.stdin.buffer.readline())
@@ -140,19 +171,13 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     secret = bytes.fromhex(secret)
-    service, said = None, ""
     try:
-        service = Service(secret, addresses, numbers)
+        service = serve(secret, addresses, numbers)
     except OSError as error:
-        said = str(error)
-    # Ports may be taken by a stranger, which does not answer, or by a service of this job.
-    listening = service.endpoints if service is not None else []
-    wanted = [endpoint(addresses[-1], number) for number in numbers]
-    is_second = bool(taken := [where for where in wanted if where not in listening]) and _answers(secret, taken)
-    if service is None or is_second:
-        print(json.dumps([] if is_second else said), flush=True)
-        if service is not None:
-            service.close()
+        print(json.dumps(str(error)), flush=True)
+        return 1
+    if service is None:
+        print(json.dumps([]), flush=True)
         return 0
     print(json.dumps(service.endpoints), flush=True)
     select.select([0, parent_fd], [], [])

@@ -128,8 +128,8 @@ def report_failure(world: World, generation: int, error: HorovodInternalError) -
 
     Blocks until the service knows, or three seconds.
     """
-    if world.meeting.kind == "addresses" and world.launcher == "horovodrun":
-        return  # which knows more: it reports how each rank ended
+    if world.meeting.kind == "addresses" and (world.launcher == "horovodrun" or world.meeting.generation):
+        return  # the service knows more: how each rank ended
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         if ports(world) and is_here(world):

@@ -2,6 +2,7 @@
 
     process to service   MemberNews: what it wants; again every second, so that nothing is lost with a connection
     service to process   MemberStatus, at each change too     MemberPlace: its rank in a generation     Refused
+    watch to service     WatchNews, every second and at each end     service to watch   WatchOrders
 
 The process counts its attempts to join a generation; a ``MemberPlace`` that answers an earlier one has no effect.
 """
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-__all__ = ["MemberNews", "MemberPlace", "MemberStatus", "Refused"]
+__all__ = ["MemberNews", "MemberPlace", "MemberStatus", "Refused", "WatchNews", "WatchOrders"]
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -31,6 +32,7 @@ class MemberNews(msgspec.Struct, array_like=True, frozen=True, tag="news"):
         generation: for "joined".
         progress, digest: for "ready", as in ``core.membership_events.Ready``.
         wants_out: whether it wants to leave the job at the next change.
+        how: for "left" at the end of a process, the exception that ends it.
     """
 
     host: _Text
@@ -43,6 +45,7 @@ class MemberNews(msgspec.Struct, array_like=True, frozen=True, tag="news"):
     progress: int = 0
     digest: _Text = ""
     wants_out: bool = False
+    how: _Text = ""
 
 
 class MemberPlace(msgspec.Struct, array_like=True, tag="place"):
@@ -96,3 +99,31 @@ class Refused(msgspec.Struct, array_like=True, tag="refused"):
     attempt: int
     why: str
     is_dismissal: bool
+
+
+class WatchNews(msgspec.Struct, array_like=True, frozen=True, tag="watch"):
+    """Word of the process that watches those of one host, where another launcher has started them.
+
+    Attributes:
+        host: its host.
+        ended: numbers of slots whose process has ended.
+    """
+
+    host: _Text
+    ended: list[int] = []
+
+
+class WatchOrders(msgspec.Struct, array_like=True, frozen=True, tag="orders"):
+    """Orders for such a process.
+
+    Attributes:
+        pids: number of the slot and process id of all processes to watch.
+        kill: numbers of slots whose process is to be killed.
+        kill_stopped: the same, if a signal has stopped it.
+        is_over: whether the job has ended, and nothing is to be done any more.
+    """
+
+    pids: list[tuple[int, int]]
+    kill: list[int]
+    kill_stopped: list[int]
+    is_over: bool

@@ -33,6 +33,7 @@ _Message = MemberStatus | MemberPlace | Refused | Fate
 _BEAT_S, _BEATS = 1.0, 10
 #: How long the last word may take.
 _LAST_MESSAGE_MS = 500
+_MOST_WORDS = 500
 #: How often a thread that waits lets signals through.
 _LOOK_S = 0.1
 #: One for each process, however often it connects; the number of its attempts goes on, too.
@@ -54,6 +55,7 @@ class MembershipClient:
         timeout_s: how long to look for the service.
         on_loss: called by the thread of the client when a rank of the present generation has ended, or with -1 when
             the service has, and with what happened.
+        home: what the service is a part of, for messages.
 
     Attributes:
         status: the latest one.
@@ -71,19 +73,20 @@ class MembershipClient:
         slot: tuple[str, int],
         timeout_s: float,
         on_loss: Callable[[int, str], None] = lambda rank, how: None,
+        home: str = "horovodrun",
     ) -> None:
-        self._on_loss = on_loss
+        self._on_loss, self._home = on_loss, home
         self._news = MemberNews(*slot, _own_identity()[1], os.getpid())
         self.status = MemberStatus(0, 0, 0, False)
         self._place: MemberPlace | None = None
         self._refused: Refused | None = None
-        self._failure = ""
+        self._failure = self._last_words = ""
         self._has_answered = self._is_closed = self._wants_out = False
         self._unanswered = 0
         self._changed = threading.Condition()
         self._context: zmq.Context[Socket] = zmq.Context()
         self._wake = -1
-        nobody = f"no job service answers at {', '.join(places)}: has horovodrun ended, or is a firewall in between?"
+        nobody = f"no job service answers at {', '.join(places)}: has {home} ended, or is a firewall in between?"
         try:
             key = purpose_key(secret, SERVICE)
             self._socket, _ = connect_first(self._context, key, lambda: places, Patience(timeout_s), nobody)
@@ -184,10 +187,15 @@ class MembershipClient:
         with self._changed:
             self._say("here")
 
-    def close(self) -> None:
-        """End the connection; the service learns that this process has left its generation."""
+    def close(self, how: str = "") -> None:
+        """End the connection; the service learns that this process has left its generation.
+
+        Args:
+            how: the exception that ends this process, in words.
+        """
         if self._is_closed:
             return
+        self._last_words = how[:_MOST_WORDS]
         self._is_closed = True
         self._ring()
         self._thread.join()
@@ -241,7 +249,7 @@ class MembershipClient:
                     self._send()
             while self._socket.poll(0):
                 self._hear(self._socket.recv())
-        self._news = msgspec.structs.replace(self._news, verb="left")
+        self._news = msgspec.structs.replace(self._news, verb="left", how=self._last_words)
         self._socket.linger = _LAST_MESSAGE_MS
         self._send()
 
@@ -250,7 +258,7 @@ class MembershipClient:
         # In time in which this thread does not run the service is not silent.
         self._unanswered += 1
         if self._unanswered > _BEATS and not self._failure:
-            self._fail(f"the job service has not answered for {_BEATS * _BEAT_S:g} s; has horovodrun ended?")
+            self._fail(f"the job service has not answered for {_BEATS * _BEAT_S:g} s; has {self._home} ended?")
 
     def _fail(self, why: str) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ import msgspec
 
 from horovod._version import __version__
 from horovod.errors import InitError, PeerLostError
-from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused
+from horovod.rendezvous.member_messages import MemberNews, MemberPlace, MemberStatus, Refused, WatchNews, WatchOrders
 
 __all__ = [
     "MAX_BYTES",
@@ -236,8 +236,8 @@ class Go(msgspec.Struct, array_like=True, frozen=True, tag="go"):
     """All leaders are connected."""
 
 
-Question = Join | GiveUp | Failed | Ask | Table | MemberNews
-Answer = StillMissing | AllHere | Refusal | Fate | Value | MemberStatus | MemberPlace | Refused
+Question = Join | GiveUp | Failed | Ask | Table | MemberNews | WatchNews
+Answer = StillMissing | AllHere | Refusal | Fate | Value | MemberStatus | MemberPlace | Refused | WatchOrders
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):

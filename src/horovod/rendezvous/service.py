@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from horovod._version import __version__
-from horovod.core.membership_events import Decision, Event, Policy, Tick
+from horovod.core.membership_events import Decision, Event, Fence, Policy, Silent, Tick
 from horovod.logs import logger
 from horovod.rendezvous import curve
 from horovod.rendezvous.generations import Generations
 from horovod.rendezvous.interfaces import endpoint
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.meetings import Meetings
-from horovod.rendezvous.member_messages import MemberNews, Refused
+from horovod.rendezvous.member_messages import MemberNews, Refused, WatchNews
 from horovod.rendezvous.protocol import (
     MAX_BYTES,
     AllHere,
@@ -42,6 +42,7 @@ from horovod.rendezvous.protocol import (
     unpack,
     version_of,
 )
+from horovod.rendezvous.watches import Watches
 
 __all__ = ["Service", "listen"]
 
@@ -87,6 +88,7 @@ class Service:
         self._lock = threading.Lock()
         self._news: list[Callable[[], _Answers]] = []
         self._generations = None if policy is None else Generations(policy)
+        self._watches = Watches(self._generations) if self._generations and policy and policy.is_open else None
         self._decisions: list[Decision] = []
         self._decided = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._told = threading.Event()
@@ -131,6 +133,20 @@ class Service:
         with self._lock:
             self._news.append(lambda: generations.handle(event))
             self._ring()
+
+    def order(self, order: Fence | Silent | None) -> None:
+        """Have the watch of a host kill a process that another launcher has started; None: watches may end."""
+        with self._lock:
+            self._news.append(lambda: self._watch(order))
+            self._ring()
+
+    def _watch(self, order: Fence | Silent | None) -> _Answers:
+        assert self._watches is not None
+        if order is None:
+            self._watches.is_over = True
+        else:
+            self._watches.order(order)
+        return []
 
     def take(self) -> list[Decision]:
         """Return the decisions since the last call, in their order; never blocks.
@@ -197,6 +213,8 @@ class Service:
             if generations is not None and (now := time.monotonic()) - ticked_at >= _TICK_MS / 1000:
                 ticked_at = now
                 self._send(generations.handle(Tick(now)))
+                if self._watches is not None:
+                    self._send(self._watches.tick(now))
             for one in news:
                 self._send(one())
             self._publish()
@@ -234,6 +252,8 @@ class Service:
         elif isinstance(question, MemberNews):
             refused = Refused(question.attempt, _NOT_ELASTIC, False)
             self._send(generations.hear(sender, question) if generations is not None else [(sender, refused)])
+        elif isinstance(question, WatchNews) and self._watches is not None:
+            self._send(self._watches.hear(sender, question))
         else:
             logger.warning("the job service has dropped a message that it does not understand")
 

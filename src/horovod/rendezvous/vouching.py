@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import itertools
+import math
 import os
 import secrets
 import socket
@@ -191,7 +192,7 @@ def _serve(listener: socket.socket, munge: Munge, offer: Offer, others: int, tim
     thanked: set[int] = set()
     with listener:
         while len(thanked) < others and (left_s := deadline - time.monotonic()) > 0:
-            listener.settimeout(left_s)
+            listener.settimeout(None if math.isinf(left_s) else left_s)
             with contextlib.suppress(OSError, MungeError):
                 connection, _ = listener.accept()
                 with connection:

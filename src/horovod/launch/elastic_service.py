@@ -1,0 +1,135 @@
+"""The job service of an elastic job whose processes srun or torchrun starts; a process of its own on rank 0's host.
+
+Its standard input begins with a line of JSON, as ``rendezvous.open_jobs`` writes it. It prints a line of JSON: what has
+gone wrong, empty when it listens. On standard error it says what happens to the job, as ``horovodrun`` does. It ends
+when no process of the job is left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+import sys
+import threading
+import time
+
+from horovod.core.membership_events import Assign, Begin, Fence, Finish, Gone, Policy, Silent, Slot
+from horovod.errors import InitError
+from horovod.launch.ledger import Ledger, Loss
+from horovod.phrases import printable
+from horovod.rendezvous.host_watch import ignore_signals, watch_host
+from horovod.rendezvous.hosting import serve
+from horovod.rendezvous.munge import Munge, MungeError
+from horovod.rendezvous.service import Service
+from horovod.rendezvous.vouching import Offer, offer_by_munge
+
+__all__ = ["main"]
+
+_LOOK_S = 0.5
+#: How long processes may take to read that the job has ended, and watches to hear that they may end.
+_END_S = 5.0
+
+
+class _Job:
+    """Says what happens, and has processes killed.
+
+    Args:
+        service: decides.
+        policy: of the job.
+    """
+
+    def __init__(self, service: Service, policy: Policy) -> None:
+        self._service, self._policy = service, policy
+        self._ledger = Ledger()
+        self._ranks: dict[Slot, int] = {}  # of the latest generation that has begun
+        self._assigned: dict[Slot, int] = {}
+        self._end_by = math.inf
+        self._causes: list[str] = []
+
+    def run(self) -> None:
+        """Serve until the job has ended."""
+        while time.monotonic() < self._end_by:
+            select.select([self._service.fileno()], [], [], _LOOK_S)
+            now = time.monotonic()
+            for decision in self._service.take():
+                self._take(decision, now)
+            if line := self._ledger.waiting(now, self._policy.minimum):
+                _say(line)
+        if summary := self._ledger.summary(time.monotonic(), self._service.progress):
+            _say(summary)
+
+    def _take(self, decision: object, now: float) -> None:
+        if isinstance(decision, Fence | Silent):
+            self._service.order(decision)
+        elif isinstance(decision, Assign):
+            self._ledger.changing(now)
+            self._assigned = {slot: position.rank for slot, position in decision.positions.items()}
+        elif isinstance(decision, Begin):
+            self._begin(decision, now)
+        elif isinstance(decision, Gone):
+            self._note_end(decision, now)
+        elif isinstance(decision, Finish):
+            if decision.why:
+                _say(f"the job has ended: {decision.why}")
+            self._service.order(None)
+            self._end_by = now + _END_S
+
+    def _begin(self, begin: Begin, now: float) -> None:
+        new = [f"rank {rank} on {slot.host}" for slot, rank in self._assigned.items() if slot not in self._ranks]
+        joined = new if self._ledger.size else []
+        for line in self._ledger.begin(now, begin.generation, len(self._assigned), joined, self._service.progress):
+            _say(line)
+        self._ranks = self._assigned
+
+    def _note_end(self, gone: Gone, now: float) -> None:
+        rank = self._ranks.get(gone.slot)
+        who = f"{'a process' if rank is None else f'rank {rank}'} (pid {gone.pid} on {gone.slot.host})"
+        if not gone.how:
+            return
+        if gone.slot in self._ranks or gone.slot in self._assigned:
+            self._ledger.ended(now, f"{who} {gone.how}", Loss(who, gone.how, self._ledger.generation, 1))
+        else:
+            _say(f"{who} {gone.how}, before it was a member")
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"horovod: {printable(text)}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody reads any more
+
+
+def main() -> int:
+    """Entry point of the process."""
+    ignore_signals()
+    secret, addresses, ports, host, fields, offer = json.loads(sys.stdin.buffer.readline())
+    secret, policy = bytes.fromhex(secret), Policy(**fields)
+    try:
+        service = serve(secret, addresses, ports, policy)
+        if service is not None and offer:
+            run, key, places = offer
+            _let_others_join(Offer(run, bytes.fromhex(key), places))
+    except (OSError, InitError) as error:
+        print(json.dumps(str(error)), flush=True)
+        return 1
+    print(json.dumps(""), flush=True)
+    sys.stdout.close()
+    if service is None:  # this process's rank has called init() again
+        return 0
+    watch = threading.Thread(
+        target=watch_host, args=(secret, service.endpoints, host), name="horovod-watch", daemon=True
+    )
+    watch.start()
+    _Job(service, policy).run()
+    watch.join(_END_S)
+    service.close()
+    return 0
+
+
+def _let_others_join(offer: Offer) -> None:
+    """Give the key to processes of this user that join later, as other steps of Slurm do."""
+    try:
+        offer_by_munge(Munge(), offer, sys.maxsize, math.inf)
+    except MungeError:
+        pass  # the key is a file

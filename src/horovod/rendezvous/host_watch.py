@@ -1,0 +1,173 @@
+"""Watches the processes of one host that another launcher has started, and reports their ends to the job service.
+
+A process of its own on every host, which the first rank there starts; on the service's host a thread of it. Its
+standard input begins with a line of JSON: secret, endpoints of the service, name of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from horovod.errors import InitError
+from horovod.rendezvous import curve
+from horovod.rendezvous.client import connect_first
+from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.member_messages import WatchNews, WatchOrders
+from horovod.rendezvous.protocol import pack, unpack
+from horovod.rendezvous.waiting import Patience
+from horovod.world import process_status
+
+__all__ = ["ignore_signals", "main", "start_process", "start_watch", "watch_host"]
+
+_BEAT_S, _CONNECT_S = 1.0, 60.0
+#: Without an answer for so long the service has ended, or cannot be reached: its ranks end by themselves then.
+_LOST_S = 10.0
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start_process(module: str, words: object, stdout: int) -> subprocess.Popen[bytes]:
+    """Start a program of this package that outlives this process; its standard input is a line of JSON.
+
+    Args:
+        module: has a function ``main``.
+        words: to be written as JSON.
+        stdout: as ``subprocess`` takes it.
+
+    Raises:
+        InitError: it does not start.
+    """
+    path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
+    program = f"import sys; sys.path.append({path!r}); from {module} import main; sys.exit(main())"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            start_new_session=True,  # what ends the ranks shall not end it
+        )
+    except OSError as error:
+        raise InitError(f"{module} cannot be started: {error}") from error
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(words).encode() + b"\n")
+    process.stdin.close()
+    _started.append(process)
+    return process
+
+
+def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
+    """Start to watch this host.
+
+    Args:
+        secret: of the service.
+        places: its endpoints.
+        host: name of this one in slots.
+
+    Raises:
+        InitError: it does not start.
+    """
+    start_process(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
+
+
+def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:
+    """Watch the processes of this host until the service says that the job has ended, or is lost.
+
+    Args:
+        secret: of the service.
+        places: its endpoints.
+        host: name of this one in slots.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        key = purpose_key(secret, SERVICE)
+        socket, _ = connect_first(context, key, lambda: places, Patience(_CONNECT_S), "the job service has ended")
+        _Watch(socket, host).run()
+    except InitError:
+        pass  # the ranks say so
+    finally:
+        curve.terminate(context)
+
+
+class _Watch:
+    def __init__(self, socket: zmq.Socket[bytes], host: str) -> None:
+        self._socket, self._host = socket, host
+        self._fds: dict[tuple[int, int], int] = {}  # pidfds, by number of the slot and process id
+        self._ended: dict[tuple[int, int], None] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        heard_at, beat_at, is_over = time.monotonic(), 0.0, False
+        while not is_over and time.monotonic() - heard_at < _LOST_S:
+            if time.monotonic() >= beat_at:
+                self._speak()
+                beat_at = time.monotonic() + _BEAT_S
+            for found, _ in self._poller.poll(max(0, int((beat_at - time.monotonic()) * 1000)) + 1):
+                if found != self._socket:
+                    self._note_end(found)
+                    beat_at = 0.0
+            while self._socket.poll(0):
+                orders = unpack(self._socket.recv(), WatchOrders)
+                if orders is not None:
+                    heard_at, is_over = time.monotonic(), orders.is_over
+                    if self._obey(orders):
+                        beat_at = 0.0
+
+    def _speak(self) -> None:
+        try:
+            self._socket.send(pack(WatchNews(self._host, [number for number, _ in self._ended])), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # connecting again
+
+    def _note_end(self, fd: int) -> None:
+        which = next(which for which, one in self._fds.items() if one == fd)
+        self._poller.unregister(fd)
+        os.close(self._fds.pop(which))
+        self._ended[which] = None
+
+    def _obey(self, orders: WatchOrders) -> bool:
+        """Do as the service says; return whether it has to hear of an end."""
+        wanted = {(number, pid) for number, pid in orders.pids}
+        self._ended = {which: None for which in self._ended if which in wanted}  # the others are known
+        before = len(self._ended)
+        for which in wanted - self._fds.keys() - self._ended.keys():
+            try:
+                self._fds[which] = os.pidfd_open(which[1])
+            except OSError:
+                self._ended[which] = None
+            else:
+                self._poller.register(self._fds[which], zmq.POLLIN)
+        for (number, pid), fd in self._fds.items():
+            is_stopped = number in orders.kill_stopped and _is_stopped(pid)
+            if number in orders.kill or is_stopped:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return len(self._ended) > before
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return process_status(Path("/proc"), pid)[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+def ignore_signals() -> None:
+    """Live until the job has ended: Slurm sends the signals for its tasks to all processes of a step."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> int:
+    """Entry point of the process."""
+    ignore_signals()
+    secret, places, host = json.loads(sys.stdin.buffer.readline())
+    watch_host(bytes.fromhex(secret), places, host)
+    return 0

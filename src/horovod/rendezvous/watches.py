@@ -1,0 +1,95 @@
+"""Ends of processes that another launcher has started: one process on each host watches them and reports here."""
+
+from __future__ import annotations
+
+import math
+
+from horovod.core.membership_events import Ended, Fence, Silent, Slot
+from horovod.rendezvous.generations import Generations
+from horovod.rendezvous.member_messages import WatchNews, WatchOrders
+from horovod.rendezvous.protocol import Answer
+
+__all__ = ["Watches"]
+
+_Answers = list[tuple[bytes, Answer]]
+#: A watch speaks once a second and does nothing else, so that its host is lost after so long a silence.
+_SILENCE_S = 6.0
+#: In a longer pause between two looks at the clock the service itself did not run.
+_LONGEST_TICK_S = 1.0
+#: A watch begins to speak with the first process of its host, at most so long after it.
+_START_S = 60.0
+_NO_WORD = "was killed by a signal, or has crashed"
+
+
+class Watches:
+    """The watches of one job. No thread of its own, and no clock.
+
+    Args:
+        generations: the processes.
+
+    Attributes:
+        is_over: whether the watches may end.
+    """
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self._silent_s: dict[str, float] = {}  # by host
+        self._orders: dict[Slot, Fence | Silent] = {}
+        self._now_s = math.inf
+        self.is_over = False
+
+    def hear(self, sender: bytes, news: WatchNews) -> _Answers:
+        """Take what a watch says.
+
+        Args:
+            sender: how to answer it.
+            news: its message.
+
+        Returns:
+            To whom to say what.
+        """
+        self._silent_s[news.host] = 0.0
+        answers: _Answers = []
+        for number in news.ended:
+            answers += self._end(Slot(news.host, number), _NO_WORD)
+        own = {slot: pid for slot, (pid, _) in self._generations.processes.items() if slot.host == news.host}
+        orders = {slot.number: order for slot, order in self._orders.items() if slot in own}
+        kill = [number for number, order in orders.items() if isinstance(order, Fence)]
+        pids = [(slot.number, pid) for slot, pid in own.items()]
+        answers.append((sender, WatchOrders(pids, kill, [n for n in orders if n not in kill], self.is_over)))
+        return answers
+
+    def order(self, order: Fence | Silent) -> None:
+        """Have a process killed, or killed if it is stopped; a watch hears of it when it speaks next."""
+        if not isinstance(self._orders.get(order.slot), Fence):
+            self._orders[order.slot] = order
+
+    def tick(self, now_s: float) -> _Answers:
+        """Time has passed: find out which hosts are lost.
+
+        Args:
+            now_s: a monotonic clock in seconds.
+
+        Returns:
+            To whom to say what.
+        """
+        passed_s, self._now_s = min(max(0.0, now_s - self._now_s), _LONGEST_TICK_S), now_s
+        answers: _Answers = []
+        for slot in self._generations.processes:
+            self._silent_s.setdefault(slot.host, -_START_S)
+        for host in self._silent_s:
+            self._silent_s[host] += passed_s
+            if self._silent_s[host] >= _SILENCE_S:
+                why = f"was lost with its host, which has not answered for {_SILENCE_S:g} s"
+                for slot in [slot for slot in self._generations.processes if slot.host == host]:
+                    answers += self._end(slot, why)
+        return answers
+
+    def _end(self, slot: Slot, how: str) -> _Answers:
+        pid, last_words = self._generations.processes.get(slot, (0, None))
+        if not pid:
+            return []  # reported before
+        order = self._orders.pop(slot, None)
+        if order is not None:
+            how = f"was killed: {order.why}"
+        return self._generations.handle(Ended(slot, how if last_words is None else last_words))

@@ -1,0 +1,66 @@
+"""Elastic jobs under torchrun: its agent ends the ranks of the host that has lost one, and those of others go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+TRAIN = """
+import os, signal
+import numpy as np
+import horovod.numpy as hvd
+hvd.init()
+state = hvd.elastic.NumpyState(w=np.zeros(3))
+
+@hvd.elastic.step
+def one_step(state):
+    total = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, name="step")
+    if os.environ["RANK"] == "3" and state.progress == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    state.w += hvd.allreduce(total, op=hvd.Average, name="average")
+
+@hvd.elastic.run
+def train(state):
+    while hvd.size() > 2:  # one of this host leaves at SIGTERM, at any step
+        one_step(state)
+    state.w[:] = 0
+    for _ in range(10):
+        one_step(state)
+
+train(state)
+print(f"rank {hvd.rank()} of {hvd.size()}: {state.w.tolist()}\\n", end="", flush=True)
+"""
+
+
+def test_ranks_of_other_hosts_go_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environ = {
+        **os.environ,
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_SECRET_KEY": secrets.token_hex(32),
+        "OMP_NUM_THREADS": "1",
+    }
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    words += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    agents = [
+        subprocess.Popen(
+            [*words, f"--node-rank={node}", str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        for node in (0, 1)
+    ]
+    (out, err), (_, failed) = (agent.communicate(timeout=240) for agent in agents)
+    assert sorted(out.splitlines()) == [f"rank {rank} of 2: {[30.0] * 3}" for rank in (0, 1)], err + failed
+    assert (agents[0].returncode, agents[1].returncode) == (0, 1)
+    assert re.search(r"^horovod: rank 3 \(pid \d+ on \S+\) was killed by a signal, or has crashed;", err, re.MULTILINE)
