@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -50,17 +51,18 @@ def test_ranks_of_other_hosts_go_on(tmp_path: Path) -> None:
     }
     words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     words += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-    agents = [
-        subprocess.Popen(
-            [*words, f"--node-rank={node}", str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-        for node in (0, 1)
-    ]
-    (out, err), (_, failed) = (agent.communicate(timeout=240) for agent in agents)
-    assert sorted(out.splitlines()) == [f"rank {rank} of 2: {[30.0] * 3}" for rank in (0, 1)], err + failed
-    assert (agents[0].returncode, agents[1].returncode) == (0, 1)
-    assert re.search(r"^horovod: rank 3 \(pid \d+ on \S+\) was killed by a signal, or has crashed;", err, re.MULTILINE)
+    agents = []
+    for node in (0, 1):
+        with (tmp_path / f"err.{node}").open("w") as err:
+            command = [*words, f"--node-rank={node}", str(script)]
+            agents.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environ))
+    assert agents[0].stdout is not None
+    lines = sorted(itertools.islice(agents[0].stdout, 2))
+    agents[0].terminate()  # it would wait 300 s for the other agent
+    for agent in agents:
+        agent.communicate(timeout=240)
+    said = [(tmp_path / f"err.{node}").read_text() for node in (0, 1)]
+    assert lines == [f"rank {rank} of 2: {[30.0] * 3}\n" for rank in (0, 1)], said
+    assert agents[1].returncode == 1
+    lost = r"^horovod: rank 3 \(pid \d+ on \S+\) was killed by a signal, or has crashed;"
+    assert re.search(lost, said[0], re.MULTILINE), said
