@@ -50,7 +50,7 @@ train(model, torch.optim.SGD(model.parameters(), lr=0.1), data, int(sys.argv[2])
 
 
 def weights(output: str) -> list[object]:
-    """What each rank says, in any order."""
+    """The weights of each rank, in any order."""
     return [json.loads(found) for found in re.findall(r"weights (\[.*\])$", output, re.MULTILINE)]
 
 
