@@ -11,6 +11,8 @@ import pytest
 from launching import horovodrun
 
 from horovod.files import create_file, final_path
+from horovod.launch.plan import Rotation
+from horovod.launch.rotation import OutputFile
 from horovod.timeline.file import TraceFile
 
 STRANGER = 12345
@@ -82,3 +84,62 @@ def test_two_processes_may_make_a_folder_at_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "mkdir", second)
     _write(tmp_path / "a" / "b" / "stdout")
     assert (tmp_path / "a" / "b" / "stdout").exists()
+
+
+@pytest.mark.parametrize("backups", [0, 1, 3])
+@pytest.mark.parametrize("piece", [1, 7, 64, 1000])
+def test_full_files_are_renamed_and_hold_whole_lines(backups: int, piece: int, tmp_path: Path) -> None:
+    path = tmp_path / "rank.0" / "stdout"
+    path.parent.mkdir()
+    for number in range(1, 6):
+        (path.parent / f"stdout.{number}").write_text("of an earlier job")
+    whole = b"".join(b"line %d\n" % i for i in range(40))
+    file = OutputFile(path, Rotation(100, backups))
+    for i in range(0, len(whole), piece):
+        file.write(whole[i : i + piece])
+    file.close()
+    kept = [path, *(path.with_name(f"stdout.{number}") for number in range(1, backups + 1))]
+    texts = [one.read_bytes() for one in reversed(kept)]
+    assert all(0 < len(text) <= 100 for text in texts)
+    assert whole.endswith(b"".join(texts)), "the last ones in order, nothing lost between them"
+    if piece == 1000:
+        assert all(text.startswith(b"line ") and text.endswith(b"\n") for text in texts)
+    later = path.with_name(f"stdout.{backups + 1}")
+    assert later.read_text() == "of an earlier job", "only files that this job names are touched"
+
+
+def test_a_line_longer_than_a_file_is_split(tmp_path: Path) -> None:
+    file = OutputFile(tmp_path / "stdout", Rotation(100, 9))
+    file.write(b"x" * 250)
+    file.close()
+    assert [len((tmp_path / name).read_bytes()) for name in ("stdout.2", "stdout.1", "stdout")] == [100, 100, 50]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+def test_renamed_files_follow_no_links_of_others(tmp_path: Path) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.write_text("precious")
+    file = OutputFile(tmp_path / "stdout", Rotation(100, 1))
+    for name in ("stdout", "stdout.1"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(treasure)
+        os.chown(tmp_path / name, STRANGER, STRANGER, follow_symlinks=False)
+    file.write(b"x" * 150)
+    file.close()
+    assert treasure.read_text() == "precious"
+    assert (tmp_path / "stdout").read_bytes() == b"x" * 50 and not (tmp_path / "stdout").is_symlink()
+
+
+def test_horovodrun_rotates_the_files_of_all_ranks(tmp_path: Path) -> None:
+    talk = "for i in range(1000): print('line', i)"
+    flags = ("--output-filename", str(tmp_path), "--output-max-bytes", "2500", "--output-max-backups", "2")
+    ended = horovodrun("-np", "2", *flags, sys.executable, "-c", talk)
+    assert ended.code == 0, ended.err
+    for rank in (0, 1):
+        texts = [(tmp_path / f"rank.{rank}" / name).read_text() for name in ("stdout.2", "stdout.1", "stdout")]
+        assert all(0 < len(text) <= 2500 for text in texts) and texts[2].endswith("line 999\n")
+        assert "".join(f"line {i}\n" for i in range(1000)).endswith("".join(texts))
+        assert not (tmp_path / f"rank.{rank}" / "stdout.3").exists()
+    for wrong in (flags[2:], (*flags[:3], "99"), (*flags[:5], "-1"), (*flags, "--mpi")):
+        ended = horovodrun("-np", "2", *wrong, sys.executable, "-c", "pass")
+        assert ended.code == 2 and "--output-max-bytes" in ended.err

@@ -118,6 +118,7 @@ def _assemble(options: Options) -> Assembly | ElasticAssembly:
         flags={**({} if is_one_host else interface_settings(options.interfaces, options.tcp)), **options.settings},
         file=options.file_settings,
         output_dir=options.output_dir,
+        rotation=options.rotation,
         timestamps=options.timestamps,
     )
     access = Access(

@@ -12,10 +12,13 @@ from typing import Any, NoReturn
 from horovod.config import SETTINGS, Setting, parse, render
 from horovod.launch.elastic_options import FLAGS as ELASTIC_FLAGS
 from horovod.launch.elastic_options import ElasticOptions, elastic_options
+from horovod.launch.plan import Rotation
 from horovod.spelling import nearest
 
 __all__ = ["Options", "UsageError", "parse_flags", "parse_yaml"]
 
+#: Of ``--output-max-bytes`` and ``--output-max-backups``.
+_FEWEST_BYTES, _MOST_BACKUPS = 1000, 1000
 #: Flags of mpirun, srun and torchrun, and ours that mean the same.
 _SAME = {
     "-n": "-np", "--ntasks": "-np", "--nproc-per-node": "-np", "--host": "-H", "-host": "-H",
@@ -37,6 +40,7 @@ class Options:
         hostfile: value of ``-hostfile``, or empty.
         command: program and arguments.
         output_dir: value of ``--output-filename``, or empty.
+        rotation: values of ``--output-max-bytes`` and ``--output-max-backups``.
         timestamps: whether each line of output begins with date and time.
         verbose: whether to say more.
         check_build: whether only to print what is built in.
@@ -62,6 +66,7 @@ class Options:
     hostfile: str = ""
     command: tuple[str, ...] = ()
     output_dir: str = ""
+    rotation: Rotation = field(default_factory=Rotation)
     timestamps: bool = False
     verbose: bool = False
     check_build: bool = False
@@ -140,6 +145,7 @@ def parse_flags(argv: Sequence[str], version: str) -> Options:
         hostfile=found["hostfile"],
         command=tuple(command),
         output_dir=found["output_filename"],
+        rotation=_rotation(found, controller),
         timestamps=found["prefix_output_with_timestamp"],
         verbose=found["verbose"],
         check_build=found["check_build"],
@@ -202,6 +208,13 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
     )
     add(parser, "-np", "--num-proc", metavar="N", help="number of processes")
     add(parser, "--output-filename", default="", metavar="DIR", help="also write DIR/rank.<n>/stdout and stderr")
+    add(parser, "--output-max-bytes", metavar="N", help="rename a file of --output-filename before it is larger")
+    add(
+        parser,
+        "--output-max-backups",
+        metavar="K",
+        help="how many renamed ones to keep of each: stdout.1 ... (default 1)",
+    )
     add(
         parser, "-prefix-timestamp", "--prefix-output-with-timestamp", dest="prefix_output_with_timestamp",
         action="store_true", help="begin each line of output with date and time",
@@ -241,6 +254,23 @@ def _whole(text: str | None, flag: str) -> int | None:
         return None if text is None else int(text)
     except ValueError:
         raise UsageError(f"{flag} must be a whole number; received {text!r}") from None
+
+
+def _rotation(found: Mapping[str, Any], controller: str) -> Rotation:
+    nbytes = _whole(found["output_max_bytes"], "--output-max-bytes")
+    backups = _whole(found["output_max_backups"], "--output-max-backups")
+    if nbytes is None and backups is None:
+        return Rotation()
+    if nbytes is None or not found["output_filename"] or controller in ("mpi", "jsrun"):
+        raise UsageError(
+            "--output-max-bytes, with or without --output-max-backups, needs --output-filename, without --mpi"
+        )
+    if nbytes < _FEWEST_BYTES or (backups is not None and not 0 <= backups <= _MOST_BACKUPS):
+        raise UsageError(
+            f"--output-max-bytes must be at least {_FEWEST_BYTES}, and --output-max-backups 0 to {_MOST_BACKUPS}; received "
+            f"{nbytes} and {1 if backups is None else backups}"
+        )
+    return Rotation(nbytes, 1 if backups is None else backups)
 
 
 def _words(text: str | None, flag: str) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from horovod.launch.repeats import BEGIN, HOLD_S
+from horovod.launch.rotation import OutputFile
 
 __all__ = ["FileSink", "NullSink", "OutputSink", "RankStream", "TextSink", "TextWriter"]
 
@@ -191,7 +192,7 @@ class RankStream:
         self,
         sink: OutputSink,
         label: str = "",
-        file: BinaryIO | None = None,
+        file: OutputFile | None = None,
         stamp: Callable[[], str] | None = None,
         is_repeat: Callable[[bytes], bool] | None = None,
         is_quiet: bool = False,

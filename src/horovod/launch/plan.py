@@ -17,6 +17,7 @@ __all__ = [
     "Display",
     "LaunchPlan",
     "LaunchRequest",
+    "Rotation",
     "Share",
     "elastic_plan",
     "framework_presets",
@@ -65,6 +66,19 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """When files of output are full.
+
+    Attributes:
+        max_bytes: size of a file; 0 for no limit.
+        backups: how many full ones to keep of each.
+    """
+
+    max_bytes: int = 0
+    backups: int = 1
+
+
+@dataclass(frozen=True)
 class LaunchRequest:
     """The user's request, and facts about the machine.
 
@@ -79,6 +93,7 @@ class LaunchRequest:
         flags: variables that command-line flags set; they beat ``environ``.
         file: variables that the YAML file sets; ``environ`` beats them.
         output_dir: folder for the output of each rank, or empty.
+        rotation: when the files in it are full.
         timestamps: whether each line of output begins with date and time.
         shares: the ranks of each host, in rank order; all on ``hostname`` when empty.
         meeting: endpoints where ranks of several hosts meet.
@@ -94,6 +109,7 @@ class LaunchRequest:
     flags: Mapping[str, str] = field(default_factory=dict)
     file: Mapping[str, str] = field(default_factory=dict)
     output_dir: str = ""
+    rotation: Rotation = Rotation()
     timestamps: bool = False
     shares: tuple[Share, ...] = ()
     meeting: tuple[str, ...] = ()
@@ -132,6 +148,7 @@ class LaunchPlan:
         environ: what all ranks have in common.
         ranks: what each rank has of its own, in rank order.
         output_dirs: folder for the output of each rank; empty when not wanted.
+        rotation: when the files there are full.
         timestamps: whether each line of output begins with date and time.
         notes: lines for the user, such as the number of threads.
         counts: number of ranks of each host, in rank order; empty for one host.
@@ -143,6 +160,7 @@ class LaunchPlan:
     environ: Mapping[str, str]
     ranks: tuple[Mapping[str, str], ...]
     output_dirs: tuple[str, ...] = ()
+    rotation: Rotation = Rotation()
     timestamps: bool = False
     notes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
@@ -207,6 +225,7 @@ def make_plan(request: LaunchRequest) -> LaunchPlan:
         environ=environ,
         ranks=tuple(ranks),
         output_dirs=tuple(folders) if request.output_dir else (),
+        rotation=request.rotation,
         timestamps=request.timestamps,
         notes=tuple(notes),
         counts=tuple(counts) if len(counts) > 1 else (),
@@ -220,7 +239,9 @@ def elastic_plan(request: LaunchRequest) -> LaunchPlan:
         request: what the user asked for.
     """
     _, environ = _common(request)
-    return LaunchPlan(request.command, request.hostname, environ | {ELASTIC: "1"}, (), timestamps=request.timestamps)
+    environ |= {ELASTIC: "1"}
+    rotation, timestamps = request.rotation, request.timestamps
+    return LaunchPlan(request.command, request.hostname, environ, (), rotation=rotation, timestamps=timestamps)
 
 
 def _common(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:

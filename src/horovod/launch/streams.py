@@ -8,18 +8,18 @@ import select
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from horovod.files import create_file
 from horovod.launch.output import NullSink, OutputSink, RankStream
-from horovod.launch.plan import Display
+from horovod.launch.plan import Display, Rotation
 from horovod.launch.repeats import Tracebacks
+from horovod.launch.rotation import OutputFile
 
 __all__ = ["RankStreams"]
 
 TAIL_LINES = 20
 _READ_BYTES = 1 << 16
 _NAMES = ("stdout", "stderr")
+_UNLIMITED = Rotation()
 
 
 class RankStreams:
@@ -31,6 +31,7 @@ class RankStreams:
         display: how the job appears to its user.
         environ: what all ranks have in common.
         timestamps: whether each line begins with date and time.
+        rotation: when files of output are full.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class RankStreams:
         display: Display,
         environ: Mapping[str, str],
         timestamps: bool = False,
+        rotation: Rotation = _UNLIMITED,
     ) -> None:
         self._console, self._poll = sinks, poll
-        self._display, self._timestamps = display, timestamps
+        self._display, self._timestamps, self._rotation = display, timestamps, rotation
         self._is_quiet = environ.get("TF_CPP_MIN_LOG_LEVEL", "0") != "0"
         self.sinks = list(dict.fromkeys(sinks))
         self.tracebacks = Tracebacks()
@@ -86,9 +88,7 @@ class RankStreams:
         return theirs
 
     def _stream(self, rank: int, name: str, label: str, folder: str) -> RankStream:
-        file: BinaryIO | None = None
-        if folder:
-            file = open(create_file(Path(folder, name)), "wb", buffering=0)  # noqa: SIM115 - closed by the stream
+        file = OutputFile(Path(folder, name), self._rotation) if folder else None
         is_error = name == "stderr"
         merges = bool(label) and is_error and self._display.merges_tracebacks
         return RankStream(

@@ -63,7 +63,7 @@ class Supervision:
         self._jobs: list[Job] = []
         self._running: dict[int, Job] = {}
         self.poll = select.poll()
-        self.streams = RankStreams(sinks, self.poll, plan.display, plan.environ, plan.timestamps)
+        self.streams = RankStreams(sinks, self.poll, plan.display, plan.environ, plan.timestamps, plan.rotation)
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._term_at: float | None = None  # when to end the others
         self.kill_at: float | None = None  # when to kill them
