@@ -161,6 +161,21 @@ class Config:
         "HOROVOD_TIMELINE_MARK_CYCLES", False, "Mark each execution in the trace, across all its rows.",
         flag="--timeline-mark-cycles", flag_off="--no-timeline-mark-cycles", yaml_path="timeline.mark_cycles",
     )  # fmt: skip
+    metrics_filename: str = _setting(
+        "HOROVOD_METRICS_FILENAME", "", "Numbers of each rank as OpenMetrics: job.prom becomes job.<rank>.prom.",
+        flag="--metrics-filename", yaml_path="metrics.filename",
+    )  # fmt: skip
+    metrics_interval_s: float = _setting(
+        "HOROVOD_METRICS_INTERVAL", 15.0, "How often this file is written.",
+        unit="seconds", flag="--metrics-interval", yaml_path="metrics.interval", minimum=0.1,
+    )  # fmt: skip
+    metrics_port: int = _setting(
+        "HOROVOD_METRICS_PORT", 0, "Port for the same numbers, plus the local rank: /metrics over HTTP; 0 = none.",
+        flag="--metrics-port", yaml_path="metrics.port", maximum=65535,
+    )  # fmt: skip
+    metrics_address: str = _setting(
+        "HOROVOD_METRICS_ADDRESS", "127.0.0.1", "Address at which that port is open.", flag="--metrics-address",
+    )  # fmt: skip
     log_level: str = _setting(
         "HOROVOD_LOG_LEVEL", "warning", "Least severe message that is logged.",
         flag="--log-level", yaml_path="logging.level", choices=LOG_LEVELS,

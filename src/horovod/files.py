@@ -9,7 +9,7 @@ import stat
 from collections import deque
 from pathlib import Path
 
-__all__ = ["create_file", "final_path", "open_folder", "read_all"]
+__all__ = ["create_file", "final_path", "open_folder", "read_all", "replace_file"]
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
@@ -98,6 +98,35 @@ def create_file(path: Path) -> int:
             )
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(path.name, flags, 0o666, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file with ``data`` in the place of an older one, so that readers see one or the other, and never a part.
+
+    Args:
+        path: the file; links of this user and root are followed.
+        data: its content.
+
+    Raises:
+        PermissionError: a part of the path is a symbolic link of another user.
+        OSError: it cannot be written.
+    """
+    path = final_path(path)
+    folder, part = open_folder(path.parent), f".{path.name}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=folder)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+            raise
     finally:
         os.close(folder)
 

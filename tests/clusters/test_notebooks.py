@@ -291,7 +291,8 @@ def test_ranks_of_a_notebook_on_two_hosts(tmp_path: Path) -> None:
 def test_the_example_trains_and_plots(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "digits.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs before a commit"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    asyncio.run(client.async_execute())
     plots = [o.data for cell in notebook.cells for o in cell.get("outputs", ()) if o.output_type == "display_data"]
     assert len(plots) == 2 and all(len(data["image/png"]) > 5000 for data in plots)
     (accuracy,) = (cell for cell in notebook.cells if cell.source.endswith("\naccuracy"))

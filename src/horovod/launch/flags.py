@@ -267,8 +267,8 @@ def _rotation(found: Mapping[str, Any], controller: str) -> Rotation:
         )
     if nbytes < _FEWEST_BYTES or (backups is not None and not 0 <= backups <= _MOST_BACKUPS):
         raise UsageError(
-            f"--output-max-bytes must be at least {_FEWEST_BYTES}, and --output-max-backups 0 to {_MOST_BACKUPS}; received "
-            f"{nbytes} and {1 if backups is None else backups}"
+            f"--output-max-bytes must be at least {_FEWEST_BYTES}, and --output-max-backups 0 to {_MOST_BACKUPS}; "
+            f"received {nbytes} and {1 if backups is None else backups}"
         )
     return Rotation(nbytes, 1 if backups is None else backups)
 

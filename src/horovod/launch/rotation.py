@@ -16,8 +16,8 @@ __all__ = ["OutputFile"]
 class OutputFile:
     """A file that gets what it is given at once. When it is full it becomes ``name.1``, and ``name.1`` ``name.2``.
 
-    Files end with a whole line where a piece of output has one in time. Links of other users are not followed, and older
-    backups are removed.
+    Files end with a whole line where a piece of output has one in time. Links of other users are not followed, and
+    older backups are removed.
 
     Args:
         path: the file; an older one is emptied.

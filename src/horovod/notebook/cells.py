@@ -101,7 +101,7 @@ class CellRunner:
         return Done(message.number, b"", "", summary, trace, is_loss, submitted, in_flight)
 
     def _evaluate(self, source: str, name: str) -> Any:
-        """RunCell a cell; the value of the expression with which it ends, if it does."""
+        """Run a cell; the value of the expression with which it ends, if it does."""
         linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -78,7 +78,7 @@ def _offer_magic() -> None:
 
     @output_can_be_silenced
     def hvd(line: str, cell: str) -> Any:
-        """RunCell the cell on all ranks of ``horovod.interactive``; rank 0's last value is its result."""
+        """Run the cell on all ranks of ``horovod.interactive``; rank 0's last value is its result."""
         if line.strip():
             raise CellError(f"%%hvd takes no arguments; received {line.strip()!r}")
         # With a line for the magic itself, so that lines have the numbers that the notebook shows.

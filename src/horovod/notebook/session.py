@@ -124,7 +124,7 @@ class Session:
         return self._end is None and self._ranks.is_alive
 
     def execute(self, source: str, name: str = "<cell>") -> Any:
-        """RunCell code on all ranks; what they print appears here meanwhile.
+        """Run code on all ranks; what they print appears here meanwhile.
 
         Args:
             source: the code.

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from horovod.config import Config
 from horovod.core.requests import Request
@@ -26,7 +27,11 @@ from horovod.observe.recorder import Recorder, Trigger
 from horovod.observe.stalls import StallWatch
 from horovod.observe.status import StatusReports
 from horovod.observe.tracer import Tracer
+from horovod.phrases import printable
 from horovod.timeline.dumps import SCRIPT_ENDED
+
+if TYPE_CHECKING:
+    from horovod.observe.metrics import MetricsExport
 
 __all__ = ["JobObserver"]
 
@@ -53,6 +58,7 @@ class JobObserver:
         self._queries: Queries | None = None
         self._stalls: StallWatch | None = None
         self._pace = Pace()
+        self._metrics: MetricsExport | None = None
 
     def begin(self, subject: Subject) -> None:
         """Take note of whom to observe."""
@@ -100,6 +106,7 @@ class JobObserver:
         Raises:
             InitError: the file cannot be written.
         """
+        self._metrics = self._export()
         name = self._config.timeline
         # DYNAMIC is Horovod's word for: start_timeline() will be called. Here it may always be called.
         of_job = (Path(name), self._config.timeline_mark_cycles) if name and name.upper() != "DYNAMIC" else None
@@ -112,6 +119,20 @@ class JobObserver:
         except OSError as error:
             named = "HOROVOD_TIMELINE=" if before is None else "the timeline "
             raise InitError(f"{named}{wanted and wanted[0]} cannot be written: {error}") from None
+
+    def _export(self) -> MetricsExport | None:
+        config, link, subject = self._config, self._subject.link, self._subject
+        if not (config.metrics_filename or config.metrics_port):
+            return None
+        from horovod.observe.metrics import MetricsExport  # which loads an HTTP server
+        from horovod.observe.openmetrics import render
+
+        generation, rank = link.generation, link.rank
+        labels = {"job": printable(self._job), "rank": str(rank), "host": generation.members[rank].host}
+        local_rank = next((ranks.index(rank) for ranks in generation.hosts if rank in ranks), 0)
+        return MetricsExport(
+            config, rank, local_rank, generation.size, lambda: render(subject.stats(), labels, generation.size)
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -161,6 +182,8 @@ class JobObserver:
     def stop(self) -> None:
         """Listen no more."""
         self._trigger.unset()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def conclude(self) -> None:
         """Say what was done, and complete the timeline."""

@@ -1,0 +1,175 @@
+"""Exports the numbers of this rank while the job runs: into a file again and again, or at a port that answers GET."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from horovod.config import Config
+from horovod.errors import InitError
+from horovod.files import replace_file
+from horovod.logs import logger
+from horovod.observe.openmetrics import CONTENT_TYPE
+
+__all__ = ["MetricsExport", "file_of"]
+
+#: Connections at once, and how long one may take; others are closed.
+_MOST, _SECONDS, _LOOK_S = 8, 10.0, 0.2
+
+
+class MetricsExport:
+    """Exports as the settings say, from now until ``close``.
+
+    Args:
+        config: the settings.
+        rank: of this process.
+        local_rank: of this process.
+        size: number of ranks.
+        text: returns an exposition.
+
+    Raises:
+        InitError: the file cannot be written, or the port is taken.
+    """
+
+    def __init__(self, config: Config, rank: int, local_rank: int, size: int, text: Callable[[], str]) -> None:
+        self._text, self._every_s = text, config.metrics_interval_s
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._path: Path | None = None
+        self._server: _Server | None = None
+        if config.metrics_filename:
+            self._path = file_of(config.metrics_filename, rank)
+            try:
+                self._write()
+                _forget_lost(Path(config.metrics_filename), size)
+            except OSError as error:
+                raise InitError(f"HOROVOD_METRICS_FILENAME: cannot write {self._path}: {error.strerror}") from None
+            self._threads.append(threading.Thread(target=self._write_often, name="horovod-metrics", daemon=True))
+        if config.metrics_port:
+            place = config.metrics_address, config.metrics_port + local_rank
+            try:
+                self._server = _Server(place, text)
+            except (OSError, OverflowError) as error:
+                raise InitError(
+                    f"cannot listen at {place[0]} port {place[1]} (HOROVOD_METRICS_PORT "
+                    f"+ local rank {local_rank}): {error}"
+                ) from None
+            self._threads.append(
+                threading.Thread(
+                    target=self._server.serve_forever, args=(_LOOK_S,), name="horovod-metrics", daemon=True
+                )
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self) -> None:
+        assert self._path is not None
+        replace_file(self._path, self._text().encode())
+
+    def _write_often(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            try:
+                self._write()
+            except OSError as error:
+                logger.warning(f"{self._path} gets no more metrics: {error}")
+                return
+
+    def close(self) -> None:
+        """Write the file for the last time, and stop listening; does nothing when done before."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._write()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        for thread in self._threads:
+            thread.join(_SECONDS)
+
+
+def file_of(name: str, rank: int) -> Path:
+    """Return the file of a rank: ``job.prom`` becomes ``job.3.prom``.
+
+    Args:
+        name: value of HOROVOD_METRICS_FILENAME.
+        rank: whose file.
+    """
+    path = Path(name)
+    return path.with_name(f"{path.stem}.{rank}{path.suffix}")
+
+
+def _forget_lost(path: Path, size: int) -> None:
+    """Remove files of ranks that the job has not, or no more: a collector would show them for ever."""
+    for other in path.parent.glob(f"{path.stem}.*{path.suffix}"):
+        number = other.name[len(path.stem) + 1 : len(other.name) - len(path.suffix)]
+        if number.isdigit() and int(number) >= size:
+            other.unlink(missing_ok=True)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, place: tuple[str, int], text: Callable[[], str]) -> None:
+        self.text = text
+        self._since: dict[socket.socket, float] = {}
+        known = socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = known[0]
+        super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._since) >= _MOST:
+            self.shutdown_request(request)
+            return
+        self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        for request, at in [*self._since.items()]:
+            if time.monotonic() > at + _SECONDS:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for request in [*self._since]:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that has gone is no news
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SECONDS
+
+    def do_GET(self) -> None:
+        is_ours = self.path.partition("?")[0] in ("/", "/metrics")
+        body = self.server.text().encode() if is_ours else b"see /metrics\n"
+        self.send_response(200 if is_ours else 404)
+        self.send_header("Content-Type", CONTENT_TYPE if is_ours else "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "khorovod"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
