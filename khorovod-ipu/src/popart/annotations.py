@@ -7,20 +7,19 @@ None of them changes a result, so all of them are accepted. Methods that take th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
 from onnx import helper
 
-from popart.enums import RecomputeType
 from popart.errors import popart_exception, unknown
 from popart.model import attribute_value
 
 __all__ = ["Annotations"]
 
 _IPU, _STAGE, _PHASE = "__ipu_number", "__pipeline_stage", "__execution_phase"
-_RECOMPUTE, _PARTIALS = "__recompute_output", "__partials_type"
+_RECOMPUTE = "__recompute_output"
 
 
 def _placing(attribute: str, what: str, kind: type = int) -> Any:
@@ -55,6 +54,17 @@ def _placed(attribute: str, method: str) -> Any:
 def _has(attribute: str) -> Any:
     """Return a method that says whether a block has set an attribute."""
     return lambda self: attribute in dict(self._placement)
+
+
+def _hint(attribute: str, what: str) -> Any:
+    """Return a method that keeps what it is given as an attribute of the node; nothing else comes of it."""
+
+    def hint(self: Annotations, nodeOutputNames: Any, *values: Any, **named: Any) -> None:
+        words = [str(value) for value in (*values, *named.values())]
+        self.addNodeAttribute(attribute, words or ["1"], nodeOutputNames)
+
+    hint.__doc__ = f"{what}; without effect."
+    return hint
 
 
 class Annotations:
@@ -153,74 +163,11 @@ class Annotations:
 
     # -- hints about a made node ---------------------------------------------------------------------------------
 
-    def recomputeOutputInBackwardPass(
-        self, nodeOutputNames: Any, value: RecomputeType | int = RecomputeType.Recompute
-    ) -> None:
-        """Mark outputs that are computed again in backward; without effect, they are kept."""
-        self.addNodeAttribute(_RECOMPUTE, RecomputeType(value).value, nodeOutputNames)
-
-    def getRecomputeOutputInBackwardPass(self, nodeOutputNames: Any) -> bool:
-        """Return whether outputs are marked as computed again."""
-        if not self.nodeHasAttribute(_RECOMPUTE, nodeOutputNames):
-            return False
-        return bool(self.getNodeAttribute(_RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value)
-
-    def setAvailableMemoryProportion(self, nodeOutputNames: Any, availableMemoryProportion: float) -> None:
-        """Limit the share of a tile's memory for a node; without effect.
-
-        Raises:
-            popart_exception: the number is not from 0 to 1.
-        """
-        part = float(availableMemoryProportion)
-        if not 0 <= part <= 1:
-            raise popart_exception(f"availableMemoryProportion must be from 0 to 1. Received: {part}")
-        self.addNodeAttribute("__available_memory_proportion", part, nodeOutputNames)
-
-    def setPartialsType(self, nodeOutputName: str, partialsType: Any, outputIndex: int = 0) -> None:
-        """Choose the dtype in which the terms of a product are added; without effect.
-
-        Args:
-            nodeOutputName: id of the output of a convolution or product.
-            partialsType: ``"HALF"`` or ``"FLOAT"``, in any case.
-            outputIndex: accepted.
-
-        Raises:
-            popart_exception: there is no such type.
-        """
-        name = str(getattr(partialsType, "name", partialsType)).upper()
-        if name not in ("HALF", "FLOAT"):
-            raise popart_exception(f"the type of partials is HALF or FLOAT; received {partialsType!r}")
-        self.addNodeAttribute(_PARTIALS, name, nodeOutputName)
-
-    def getPartialsType(self, nodeOutputName: str) -> str:
-        """Return the value that ``setPartialsType`` set for a node, or ``FLOAT``."""
-        said = self.nodeHasAttribute(_PARTIALS, nodeOutputName)
-        return str(self.getNodeAttribute(_PARTIALS, nodeOutputName)) if said else "FLOAT"
-
-    def setSerializeMatMul(
-        self, nodeOutputNames: Any, mode: str, factor: int = 0, keep_precision: bool = False
-    ) -> None:
-        """Compute a product in parts to save memory; without effect.
-
-        Args:
-            nodeOutputNames: outputs of the product.
-            mode: ``input_channels``, ``output_channels``, ``reducing_dim`` or ``none``.
-            factor: how many parts.
-            keep_precision: accepted.
-
-        Raises:
-            popart_exception: there is no such mode.
-        """
-        node, modes = self._node_of(nodeOutputNames), ("input_channels", "output_channels", "reducing_dim", "none")
-        if node.op_type != "MatMul":
-            raise popart_exception(f"setSerializeMatMul needs a MatMul; {node.name!r} is {node.op_type}")
-        if mode not in modes:
-            raise popart_exception(f"the mode is one of {', '.join(modes)}; received {mode!r}")
-        self.addNodeAttribute("__serialize_matmul", [str(mode), str(int(factor))], nodeOutputNames)
-
-    def excludePatterns(self, nodeOutputNames: Any, patternNames: Iterable[str]) -> None:
-        """Exclude a node from rewritings of the graph; without effect."""
-        self.addNodeAttribute("__exclude_patterns", [str(name) for name in patternNames], nodeOutputNames)
+    recomputeOutputInBackwardPass = _hint(_RECOMPUTE, "Mark outputs that are computed again in backward")
+    setAvailableMemoryProportion = _hint("__available_memory_proportion", "Limit the share of a tile's memory")
+    setPartialsType = _hint("__partials_type", "Choose the dtype in which the terms of a product are added")
+    setSerializeMatMul = _hint("__serialize_matmul", "Compute a product in parts to save memory")
+    excludePatterns = _hint("__exclude_patterns", "Exclude a node from rewritings of the graph")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
