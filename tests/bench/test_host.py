@@ -20,8 +20,3 @@ def test_others_are_what_the_job_did_not_use() -> None:
     used = end.since(start)
     assert others_cores(used, 15.0) == {"programs": pytest.approx(0.3), "stolen": pytest.approx(0.1)}
     assert others_cores(used, 18.2)["programs"] == 0.0
-
-
-def test_the_load_grows() -> None:
-    first = Load.now()
-    assert Load.now().since(first).clock_s >= 0

@@ -134,6 +134,7 @@ def adasum(passes: int, of_set: bool) -> float:
         if chosen.included():
             optimizer.zero_grad()
             backward(model, hvd.rank(), step)
+            optimizer.synchronize()
             optimizer.step()
         starts = [[p.detach().clone() for p in replica.parameters()] for replica in replicas]
         for rank, replica, local in zip(ranks, replicas, locals_, strict=True):
@@ -148,6 +149,8 @@ def adasum(passes: int, of_set: bool) -> float:
                 copy.copy_(moved)
             if chosen.included():
                 worst = max(worst, float((list(model.parameters())[index] - moved).abs().max()))
+    with pytest.raises(AssertionError, match="Adasum"):
+        optimizer.skip_synchronize()
     hvd.barrier()
     return worst
 

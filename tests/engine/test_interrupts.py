@@ -148,8 +148,42 @@ def test_leaving_interrupted_at_any_line(who: tuple[int, ...]) -> None:
     assert min(run_ranks(2, _leaves, who, init=False)) > 10
 
 
+def _alarmed(kind: type[BaseException]) -> int:
+    def handler(*_: Any) -> None:
+        raise kind
+
+    signal.signal(signal.SIGALRM, handler)
+    chance = random.Random(hvd.rank())
+    interrupted = 0
+    try:
+        for i in range(150):
+            tensor = np.full(70_000 if i % 3 else 3, float(hvd.rank()))
+            before = hvd.stats().operations
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except kind:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if hvd.stats().operations == before:
+                hvd.allreduce_(tensor, name="x", op=hvd.Sum)
+            hvd.barrier()
+            assert (tensor == 1).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return interrupted
+
+
 class Alarm(Exception):
     pass
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Alarm])
+def test_signal_handlers_that_raise(kind: type[BaseException]) -> None:
+    assert sum(run_ranks(2, _alarmed, kind)) > 0
 
 
 @contextlib.contextmanager

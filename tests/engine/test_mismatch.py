@@ -154,6 +154,18 @@ def test_the_same_name_can_be_right_and_wrong_in_turns() -> None:
         assert hvd.allreduce(np.ones(3), name="x", op=hvd.Sum).tolist() == [2] * 3
 
 
+@pytest.mark.parametrize(
+    ("splits", "text"), [([2.0, 2.0], "integers"), ([], "empty splits"), ([[2, 2]], "one-dimensional")]
+)
+@on_ranks(2)
+def test_wrong_splits_are_an_error_at_the_call(splits: Any, text: str) -> None:
+    import horovod.numpy as hvd
+
+    with pytest.raises(ValueError, match=text):
+        hvd.alltoall(np.ones(4), splits=splits)
+    hvd.barrier()
+
+
 @on_ranks(2)
 def test_what_is_wrong_by_itself_is_an_error_at_the_call() -> None:
     import horovod.numpy as hvd

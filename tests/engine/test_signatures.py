@@ -102,13 +102,6 @@ def test_requests_in_flight_are_never_forgotten() -> None:
             assert hvd.synchronize(handles[n]).tolist() == [turn * hvd.size()] * (n + 1)
 
 
-@on_ranks(2, env={"HOROVOD_CACHE_CAPACITY": "1"})
-def test_a_single_signature_at_a_time_is_enough() -> None:
-    for i in range(60):
-        n = i % 7
-        assert hvd.allreduce(np.full(n + 1, 1.0), name=str(n), op=hvd.Sum).tolist() == [2] * (n + 1)
-
-
 @on_ranks(2)
 def test_lines_of_code_that_no_longer_exists_are_right() -> None:
     """Code objects come and go, at the same addresses: their lines must not be mixed up."""

@@ -114,6 +114,13 @@ def test_it_is_an_optimizer_of_the_same_class() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_parameters_without_names_are_numbered() -> None:
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([{"params": [p]} for p in net().parameters()], lr=0.1))
+    names = [f"allreduce.noname.{group}.0" for group in range(4)]
+    assert list(optimizer._parameter_names.values()) == names
+
+
+@pytest.mark.usefixtures("alone")
 def test_one_rank_trains_as_without_it() -> None:
     torch.manual_seed(0)
     ours = net()
@@ -182,6 +189,20 @@ def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     optimizer.step()
     scheduler.step()  # without a warning that nothing has stepped yet
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.bool]
+)
+@pytest.mark.parametrize(("name", "wire"), [("none", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_compression_casts_floating_point_only(name: str, wire: torch.dtype | None, dtype: torch.dtype) -> None:
+    compression = getattr(hvd.Compression, name)
+    tensor = torch.ones(3, dtype=dtype)
+    packed, context = compression.compress(tensor)
+    assert packed.dtype is (wire if wire is not None and dtype.is_floating_point else dtype)
+    restored = compression.decompress(packed, context)
+    assert restored.dtype is dtype
+    assert torch.equal(restored, tensor)
 
 
 @pytest.mark.usefixtures("alone")

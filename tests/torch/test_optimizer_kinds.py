@@ -110,6 +110,20 @@ def test_compiled_models_train_the_same() -> tuple[bool, list[str]]:
     return close and same_on_all_ranks(net.parameters()), [text for text in warned if "horovod" in text]
 
 
+def copies_adasum() -> list[float]:
+    net = linear()
+    other = copy.deepcopy(wrapped(net, op=hvd.Adasum))
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.full_like(parameter, float(hvd.rank()))
+    other.step()
+    return [float((b - a).max()) for a, b in zip(net.parameters(), other.param_groups[0]["params"], strict=True)]
+
+
+def test_a_copy_of_one_with_adasum_is_a_plain_optimizer() -> None:
+    for rank, moved in enumerate(run_ranks(2, copies_adasum)):
+        assert moved == pytest.approx([-0.1 * rank] * 2)
+
+
 def layout(groups: Any) -> tuple[set[frozenset[str]], float]:
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8, bias=False))
     parameters = list(net.parameters())
