@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from horovod.bindings.missing import explain
-
-raise ImportError(explain("mxnet"), name=__name__)
+raise ImportError("horovod.mxnet belongs to MXNet, which is retired: khorovod does not have it", name=__name__)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from horovod.bindings.missing import explain
 from horovod.splits import part_of
 
 __all__ = [
@@ -47,14 +46,10 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         True or False.
     """
     framework = _FRAMEWORKS.get(ext_base_name)
-    there = bool(framework and find_spec(framework) and _part_exists(ext_base_name))
+    there = bool(framework and find_spec(framework))
     if verbose:
         print(f"horovod.{ext_base_name} is {'available' if there else 'not available'}")
     return there
-
-
-def _part_exists(name: str) -> bool:
-    return not explain(name) and find_spec(f"horovod.{name}") is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

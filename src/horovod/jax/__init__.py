@@ -22,7 +22,6 @@ from typing import NoReturn
 
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -59,4 +58,4 @@ def __getattr__(name: str) -> NoReturn:
     plain = name.removesuffix("_")
     if plain != name and plain in __all__:
         raise AttributeError(f"JAX's arrays cannot be written, so there is no hvd.{name}; use hvd.{plain}")
-    raise AttributeError(explain(f"jax.{name}") or f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

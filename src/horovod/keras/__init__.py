@@ -12,13 +12,10 @@ This module gathers the names of a training script.
 
 from __future__ import annotations
 
-from typing import Any
-
 from horovod._keras import choice
 from horovod._keras.saving import make_load_model
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -63,7 +60,3 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += common_names.__all__
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(explain(f"keras.{name}") or f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,6 @@ from horovod._keras import choice
 from horovod._keras.callbacks import Kit
 from horovod._keras.members import DistributedMembers
 from horovod._keras.public import derive
-from horovod.bindings.missing import explain
 from horovod.keras.loss_scale import innermost
 from horovod.keras.values import broadcast_variables
 
@@ -51,7 +50,3 @@ KIT = Kit(
     LearningRateWarmupCallback,
     BestModelCheckpoint,
 ) = ALL = derive(KIT, keras.callbacks, __name__)
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(explain(f"keras.callbacks.{name}") or f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -80,4 +79,4 @@ except ImportError:
 def __getattr__(name: str) -> Any:
     if name == "SyncBatchNormalization":
         raise ImportError("hvd.SyncBatchNormalization needs tf.keras, which cannot be imported: install tf_keras")
-    raise AttributeError(explain(f"tensorflow.{name}") or f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.bindings.missing import explain
 from horovod.bindings.misuse import not_installed
 
 try:
@@ -53,4 +52,5 @@ __all__ += mpi_ops.__all__
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(explain(f"torch.{name}") or f"module {__name__!r} has no attribute {name!r}")
+    # For type checkers: they do not follow a list of names through two modules.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,14 +6,11 @@ are, without a layer in between.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from horovod.bindings import common_names
 from horovod.bindings.basics import HorovodBasics
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.missing import explain
 from horovod.bindings.process_sets import at_init
 from horovod.bindings.reductions import resolve_op
 from horovod.core.requests import ReduceOp
@@ -109,10 +106,6 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
         ValueError: both are given.
     """
     return resolve_op(op, average)
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(explain(f"torch.{name}") or f"module {__name__!r} has no attribute {name!r}")
 
 
 def _check_has_gpu() -> bool:

@@ -10,8 +10,6 @@ Everything else is that of ``horovod.keras``. This module gathers the names of a
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from horovod._keras.on_tensorflow import backend
@@ -19,7 +17,6 @@ from horovod._keras.saving import make_load_model
 from horovod._keras.values import Values
 from horovod.bindings import common_names
 from horovod.bindings.common_names import *  # noqa: F403 - all of it, by its own list
-from horovod.bindings.missing import explain
 from horovod.bindings.objects import allgather_object, broadcast_object
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables, broadcast_variables
@@ -54,7 +51,3 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += common_names.__all__
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(explain(f"tensorflow.keras.{name}") or f"module {__name__!r} has no attribute {name!r}")

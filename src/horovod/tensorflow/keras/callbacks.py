@@ -10,7 +10,6 @@ from horovod._keras.callbacks import Kit
 from horovod._keras.members import Distributed
 from horovod._keras.on_tensorflow import backend
 from horovod._keras.public import derive
-from horovod.bindings.missing import explain
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras.kind import LEGACY
 
@@ -53,9 +52,3 @@ KIT = _legacy_kit() if LEGACY else modern.KIT
     LearningRateWarmupCallback,
     BestModelCheckpoint,
 ) = derive(KIT, tf.keras.callbacks, __name__) if LEGACY else modern.ALL
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        explain(f"tensorflow.keras.callbacks.{name}") or f"module {__name__!r} has no attribute {name!r}"
-    )
