@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY
 ray = pytest.importorskip("ray", reason="needs: pip install khorovod[ray]")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves logs open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
 _STORE = 80 << 20
 _STEPS, _WIDTH = 6, 4
 
@@ -266,16 +274,7 @@ def test_a_killed_actor_of_an_elastic_job_is_replaced_and_the_weights_are_those_
 def test_an_elastic_job_takes_a_node_that_comes_and_leaves_one_that_goes(cluster: Any) -> None:
     from horovod.ray import ElasticRayExecutor
 
-    sizes, node, came = list[int](), list[Any](), threading.Event()
-
-    def change(info: dict[str, Any]) -> None:
-        sizes.append(info["size"])
-        if info["size"] == 4 and not node:
-            node.append(cluster.add_node(num_cpus=1, object_store_memory=_STORE))
-        elif info["size"] == 5 and not came.is_set():
-            came.set()
-            cluster.remove_node(node[0], allow_graceful=False)
-
+    heard: queue.Queue[int] = queue.Queue()
     settings = ElasticRayExecutor.create_settings(min_num_proc=4)
     executor = ElasticRayExecutor(settings, env_vars={"FROM_THE_USER": "yes"})
     executor.start()
@@ -286,23 +285,29 @@ def test_an_elastic_job_takes_a_node_that_comes_and_leaves_one_that_goes(cluster
         from horovod.ray import ray_logger
 
         hvd.init()
-        state = hvd.elastic.NumpyState(total=np.zeros(2), sizes=[])
+        state = hvd.elastic.NumpyState(total=np.zeros(2))
 
         @hvd.elastic.run
         def run(state: Any) -> None:
-            state.sizes = [*state.sizes, hvd.size()]
             if hvd.rank() == 0:
                 ray_logger.log({"size": hvd.size()})
             while context.membership().number < 3 or hvd.size() != 4:
+                time.sleep(0.05)  # a step; the node that comes needs the cores as well
                 state.total += hvd.allreduce(np.ones(2), op=hvd.Sum)
                 state.commit()
 
         run(state)
-        return state.sizes, os.environ["FROM_THE_USER"]
+        return hvd.rank(), hvd.size(), os.environ["FROM_THE_USER"]
 
-    found = executor.run(train, callbacks=[change])
-    assert found == [([4, 5, 4], "yes")] * 4
-    assert sizes == [4, 5, 4]
+    # Ray starts nodes only in the main thread.
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(executor.run, train, callbacks=[lambda info: heard.put(info["size"])])
+        assert heard.get(timeout=200) == 4
+        node = cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+        assert heard.get(timeout=200) == 5
+        cluster.remove_node(node, allow_graceful=False)
+        assert heard.get(timeout=200) == 4
+        assert job.result(timeout=200) == [(rank, 4, "yes") for rank in range(4)]
 
 
 def test_ray_train_reports_and_begins_again_at_the_last_checkpoint_after_a_loss(cluster: Any, tmp_path: Path) -> None:
@@ -345,3 +350,35 @@ def test_ray_train_reports_and_begins_again_at_the_last_checkpoint_after_a_loss(
     np.testing.assert_allclose(result.metrics["weights"], _alone(3), rtol=1e-12)
     with result.checkpoint.as_directory() as folder:
         assert json.loads((Path(folder) / "state").read_text())["batch"] == _STEPS
+
+
+def test_a_trial_of_ray_tune_trains_on_ranks(cluster: Any, tmp_path: Path) -> None:
+    from ray import tune
+    from ray.train import RunConfig, ScalingConfig
+    from ray.tune.integration.ray_train import TuneReportCallback
+
+    from horovod.ray.train import DataParallelTrainer, HorovodConfig
+
+    def loop(config: dict[str, float]) -> None:
+        from ray import train
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        total = hvd.allreduce(np.full(2, config["x"] + hvd.rank()), op=hvd.Sum)
+        train.report({"total": float(total[0]), "size": hvd.size()})
+
+    def trial(config: dict[str, float]) -> None:
+        run_config = RunConfig(storage_path=str(tmp_path), name="inner", callbacks=[TuneReportCallback()])
+        scaling = ScalingConfig(num_workers=2)
+        DataParallelTrainer(
+            loop,
+            train_loop_config=config,
+            backend_config=HorovodConfig(),
+            scaling_config=scaling,
+            run_config=run_config,
+        ).fit()
+
+    outer = tune.RunConfig(storage_path=str(tmp_path), name="outer", verbose=0)
+    (found,) = tune.Tuner(trial, param_space={"x": tune.grid_search([3.0])}, run_config=outer).fit()
+    assert (found.metrics["total"], found.metrics["size"]) == (7.0, 2)

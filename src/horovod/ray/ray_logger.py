@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from horovod.logs import logger
+
 __all__ = ["configure", "log", "relayed"]
 
 _queue: Any = None
@@ -55,6 +57,7 @@ def relayed(callbacks: Sequence[Callable[[dict[str, Any]], Any]]) -> Iterator[An
                 for callback in callbacks if not errors else ():
                     callback(found)
             except Exception as error:
+                logger.exception("a callback failed; the callbacks are not called any more")
                 errors.append(error)
 
     thread = threading.Thread(target=relay, name="horovod-ray-callbacks", daemon=True)
