@@ -199,13 +199,7 @@ def _parser(version: str) -> tuple[_Parser, dict[str, int]]:
     add(parser, "-v", "--version", action="version", version=version, help="print the version and exit")
     add(parser, "-cb", "--check-build", action="store_true", help="print what is built in and exit")
     add(parser, "--check", action="store_true", help="test the hosts and the network between them, and exit")
-    add(
-        parser,
-        "--doctor",
-        default="",
-        metavar="DIR",
-        help="read the flight recorders of a job that went wrong, and exit",
-    )
+    add(parser, "--doctor", default="", metavar="DIR", help="read flight recorders of a job that went wrong, and exit")
     add(parser, "-np", "--num-proc", metavar="N", help="number of processes")
     add(parser, "--output-filename", default="", metavar="DIR", help="also write DIR/rank.<n>/stdout and stderr")
     add(parser, "--output-max-bytes", metavar="N", help="rename a file of --output-filename before it is larger")
