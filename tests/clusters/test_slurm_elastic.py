@@ -36,6 +36,8 @@ def train(state):
             state.check_host_updates()
             time.sleep(0.01)
         one_step(state)
+        if plan.get("endless") and state.progress == 1:
+            print(f"task {task} of job {os.environ['SLURM_JOB_ID']}\\n", end="", flush=True)
 
 hvd.on_leave(lambda: print(f"task {task} leaves\\n", end="", flush=True))
 train(state)
@@ -102,9 +104,12 @@ def test_another_step_takes_the_place_of_a_lost_rank(slurm: Slurm, train: list[s
 
 
 def test_tasks_that_slurm_asks_to_end_leave_after_a_step(slurm: Slurm, train: list[str]) -> None:
+    """``scancel`` sends the signal as ``--signal=TERM@60`` does, and at a moment when all of them train."""
     plan = json.dumps({"deaths": {}, "endless": True})
-    words = ["srun", "-N2", "-n3", "-t", "1", "--signal=TERM@60", *train, plan]
-    ended = slurm.run(*words, HOROVOD_ELASTIC="1")
-    assert sorted(line for line in ended.stdout.splitlines() if "leaves" in line) == [
-        f"task {task} leaves" for task in range(3)
-    ]
+    with slurm.start("srun", "-t", "3", "-N2", "-n3", *train, plan, HOROVOD_ELASTIC="1") as job:
+        number = job_of(job, 6)  # each says so again in its first step
+        slurm.run("scancel", "--signal=TERM", f"{number}.0")
+        assert job.stdout is not None
+        left = sorted(line for line in job.stdout.read().splitlines() if "leaves" in line)
+    assert left == [f"task {task} leaves" for task in range(3)]
+    assert job.returncode == 0
