@@ -67,7 +67,7 @@ class DeferredSignals:
         self._found: tuple[Any, ...] = ()
         self._found_of_all: tuple[Any, ...] = ()
         self._looked_ns = 0
-        self._is_inside = self._is_interrupted = False
+        self._is_inside = self._is_over = self._is_interrupted = False
         # Signals with handlers of the script's, those handlers, and what came while another stood in for them.
         self._foreign: tuple[int, ...] = ()
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
@@ -115,6 +115,7 @@ class DeferredSignals:
         """Let handlers wait, if this is the thread that they would interrupt. ``leave`` always follows."""
         if get_ident() != self._main:
             return
+        self._is_over = False
         for number in self._foreign:
             handler = _handler_of(number)
             if callable(handler) and handler != self._stand_in:
@@ -132,7 +133,7 @@ class DeferredSignals:
         """
         if get_ident() != self._main:
             return
-        self._is_inside = False
+        self._is_over, self._is_inside = True, False
         if self._foreign:
             self._put_back()
         if not self.is_pending:
@@ -163,6 +164,8 @@ class DeferredSignals:
                 return
             with contextlib.suppress(ValueError):  # another handler has
                 self._waiting.remove(first)
+        elif self._is_over:
+            self._put_back()  # ``leave`` has not come to it yet; the script's handler may look which one is there
         self._wake()
         self._handlers[number](number, frame)
 
