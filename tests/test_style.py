@@ -61,7 +61,9 @@ def test_each_public_class_is_defined_once() -> None:
         for node in module.tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    twice = [name for name, count in names.items() if count > 1]
+    # Horovod has these names in several modules.
+    horovods = {"Backend", "Store", "TorchEstimator", "TorchModel"}
+    twice = [name for name, count in names.items() if count > 1 and name not in horovods]
     assert not twice, "choose another name, or import the class that exists"
 
 

@@ -1,0 +1,1 @@
+"""Common to the estimators of all frameworks."""

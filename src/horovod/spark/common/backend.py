@@ -1,0 +1,83 @@
+"""How an estimator starts its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+__all__ = ["Backend", "SparkBackend"]
+
+
+class Backend:
+    """Interface of what runs a function on all ranks; derive from it to run them elsewhere than in Spark's tasks."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank.
+
+        Args:
+            fn: function that cloudpickle can pickle.
+            args: its arguments.
+            kwargs: its named arguments.
+            env: environment variables for the ranks.
+
+        Returns:
+            Results in rank order.
+        """
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        raise NotImplementedError
+
+
+class SparkBackend(Backend):
+    """Ranks in tasks of the active Spark session, by ``horovod.spark.run``.
+
+    Args:
+        num_proc: number of ranks; Spark's default parallelism if omitted.
+        env: environment variables for the ranks.
+        options: more arguments of ``horovod.spark.run``, such as ``start_timeout``.
+    """
+
+    def __init__(self, num_proc: int | None = None, env: dict[str, str] | None = None, **options: Any) -> None:
+        self._num_proc = num_proc
+        self._env = dict(env or {})
+        self._options = options
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank.
+
+        Args:
+            fn: function that cloudpickle can pickle.
+            args: its arguments.
+            kwargs: its named arguments.
+            env: environment variables for the ranks, added to the backend's own.
+
+        Returns:
+            Results in rank order.
+        """
+        import horovod.spark
+
+        environment = self._env | (env or {})
+        return horovod.spark.run(
+            fn, args=tuple(args), kwargs=dict(kwargs or {}), num_proc=self.num_processes(), env=environment or None,
+            **self._options,
+        )  # fmt: skip
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        return self._num_proc or int(SparkSession.active().sparkContext.defaultParallelism)

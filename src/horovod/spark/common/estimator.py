@@ -1,0 +1,146 @@
+"""``fit`` of all estimators."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+import warnings
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from pyspark.ml import Estimator
+
+from horovod.errors import RequestError
+from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.params import ESTIMATOR, Settable, has_params
+from horovod.spark.common.persistence import Saved
+from horovod.spark.common.reading import ParquetTable
+from horovod.spark.common.training import Trained, TrainingJob, columns_of
+from horovod.spark.common.writing import find, write
+
+__all__ = ["HorovodEstimator"]
+
+_REQUIRED = ("store", "model", "feature_cols", "label_cols")
+
+
+@has_params(ESTIMATOR)
+class HorovodEstimator(Settable, Saved, Estimator):
+    """Train a model on a DataFrame with several ranks.
+
+    Args:
+        params: parameters by name; ``print(estimator.explainParams())`` lists them.
+
+    Raises:
+        RequestError: there is no parameter of that name.
+        TypeError: a value has the wrong type.
+    """
+
+    #: Runs on each rank.
+    _train: ClassVar[staticmethod[[TrainingJob], Trained | None]]
+    _unsupported: ClassVar[tuple[str, ...]] = ("continuous_cols", "categorical_cols", "data_module")
+
+    def _fit(self, dataset: Any) -> Any:
+        backend = self._backend()
+        self._check()
+        value = self.getOrDefault
+        validation = value("validation")
+        columns = columns_of(SimpleNamespace(**{name: value(name) for name, *_ in self.ROWS}))
+        if value("transformation_fn"):  # it may make the others
+            columns = [name for name in columns if name in dataset.columns]
+        wanted = [*columns, *([validation] if isinstance(validation, str) else [])]
+        if missing := [name for name in wanted if name not in dataset.columns]:
+            raise RequestError(
+                f"the DataFrame has no column {', '.join(missing)}. It has: {', '.join(dataset.columns)}"
+            )
+        run_id, seed = self._run_id(), self._seed()
+        index = f"{run_id}.fit"
+        store, files = value("store"), backend.num_processes() * value("partitions_per_process")
+        try:
+            train, val = write(dataset, store, index, columns, validation, seed, files)
+            return self._run(backend, run_id, seed, train, val)
+        finally:
+            store.delete(store.get_train_data_path(index))
+            store.delete(store.get_val_data_path(index))
+
+    def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: Any = None) -> Any:
+        """Train on Parquet files that are in the store already, in its folders of training and validation data.
+
+        Args:
+            params: parameters for this call only.
+            dataset_idx: of the folders, see ``Store.get_train_data_path``.
+
+        Returns:
+            The trained model.
+
+        Raises:
+            RequestError: there are no files, or a parameter is missing.
+        """
+        estimator = self.copy(params) if params else self
+        backend = estimator._backend()
+        estimator._check()
+        store = estimator.getOrDefault("store")
+        train, val = find(store, store.get_train_data_path(dataset_idx)), None
+        if estimator.getOrDefault("validation"):
+            val = find(store, store.get_val_data_path(dataset_idx))
+        return estimator._run(backend, estimator._run_id(), estimator._seed(), train, val)
+
+    def _backend(self) -> Backend:
+        backend, count = self.getOrDefault("backend"), self.getOrDefault("num_proc")
+        if backend is not None and count is not None:
+            raise RequestError(f"num_proc={count} and backend exclude each other; give the number to the backend")
+        return backend or SparkBackend(count)
+
+    def _check(self) -> None:
+        value = self.getOrDefault
+        if missing := [name for name in _REQUIRED if value(name) is None]:
+            raise RequestError(f"{type(self).__name__} needs {', '.join(missing)}")
+        for name in self._unsupported:
+            if value(name):
+                raise RequestError(f"{type(self).__name__} does not support {name}; leave it out")
+        for name in ("batch_size", "epochs", "partitions_per_process", "backward_passes_per_step"):
+            if value(name) < 1:
+                raise RequestError(f"{name} must be 1 or more. Received: {value(name)}")
+        weights = value("loss_weights")
+        if weights and len(weights) != len(value("label_cols")):
+            raise RequestError(f"loss_weights has {len(weights)} entries for {len(value('label_cols'))} label columns")
+
+    def _run_id(self) -> str:
+        return self.getOrDefault("run_id") or f"run-{uuid.uuid4().hex[:12]}"
+
+    def _seed(self) -> int:
+        seed = self.getOrDefault("random_seed")
+        return secrets.randbits(31) if seed is None else seed
+
+    def _environment(self) -> dict[str, str]:
+        """Environment variables for the ranks."""
+        return {}
+
+    def _run(self, backend: Backend, run_id: str, seed: int, train: ParquetTable, val: ParquetTable | None) -> Any:
+        left_here = ("store", "backend", "num_proc")
+        objects = {name: self.getOrDefault(name) for name, *_ in self.ROWS if name not in left_here}
+        packed = self._pack(objects)
+        job = TrainingJob(self.getOrDefault("store"), run_id, seed, train, val, packed, self._unpack)
+        trained: Trained = backend.run(type(self)._train, args=(job,), env=self._environment())[0]
+        if trained.resumed >= self.getOrDefault("epochs"):
+            warnings.warn(
+                f"run {run_id!r} had finished its {trained.resumed} epochs, so nothing was trained. "
+                "Set more epochs, or another run_id"
+            )
+        return self._model(self._unpack(packed), trained, run_id)
+
+    def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
+        """Make the model of what rank 0 returned.
+
+        Args:
+            objects: a copy of the parameters.
+            trained: from rank 0.
+            run_id: of the run.
+        """
+        raise NotImplementedError
+
+    def _common(self, trained: Trained, run_id: str) -> dict[str, Any]:
+        """Parameters that the models of all frameworks have."""
+        return {
+            "history": trained.history, "run_id": run_id, "row_shapes": trained.shapes,
+            "feature_columns": self.getOrDefault("feature_cols"), "label_columns": self.getOrDefault("label_cols"),
+        }  # fmt: skip

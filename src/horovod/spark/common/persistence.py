@@ -1,0 +1,84 @@
+"""Spark ML's save and load for estimators and models.
+
+Parameters that JSON can hold go to Spark ML's metadata, the others to one Parquet file with their bytes. Loading runs
+code from that file, as unpickling does.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Any
+
+import cloudpickle
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+from horovod.spark.common.store import Store
+
+__all__ = ["Saved"]
+
+_OBJECTS = "objects"
+
+
+class Saved(MLWritable, MLReadable):
+    """Members of a class that Spark ML saves and loads, alone or in a pipeline."""
+
+    def write(self) -> Any:
+        """Return Spark ML's writer."""
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> Any:
+        """Return Spark ML's reader; it unpickles, so load only what you trust."""
+        return _Reader(cls)
+
+    @staticmethod
+    def _pack(objects: dict[str, Any]) -> bytes:
+        """Turn values into bytes: together, so that a model and the optimizer of its parameters stay a pair."""
+        return bytes(cloudpickle.dumps(objects))
+
+    @staticmethod
+    def _unpack(packed: bytes) -> dict[str, Any]:
+        """Reverse ``_pack``."""
+        objects: dict[str, Any] = cloudpickle.loads(packed)
+        return objects
+
+
+class _Writer(MLWriter):
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark's name
+        plain: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
+        for param, value in self.instance._paramMap.items():
+            value = value.without_options() if isinstance(value, Store) else value
+            (plain if _is_plain(value) else objects)[param.name] = value
+        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession, paramMap=plain)
+        row = (bytearray(self.instance._pack(objects)),)
+        frame = self.sparkSession.createDataFrame([row], "packed binary")
+        frame.coalesce(1).write.parquet(posixpath.join(path, _OBJECTS))
+
+
+class _Reader(MLReader):
+    def __init__(self, cls: Any) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def load(self, path: str) -> Any:
+        metadata = DefaultParamsReader.loadMetadata(
+            path, self.sparkSession, f"{self.cls.__module__}.{self.cls.__name__}"
+        )
+        instance = self.cls()
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        row = self.sparkSession.read.parquet(posixpath.join(path, _OBJECTS)).first()
+        return instance._set(**instance._unpack(bytes(row.packed)))
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,192 @@
+"""How a rank reads its part of a table: as a stream, in the same number of batches as the others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+
+from horovod.errors import RequestError
+from horovod.spark.common.columns import from_pandas, to_numpy, to_pandas
+from horovod.spark.common.dealing import RowRange, deal, steps_of
+from horovod.spark.common.store import Store
+from horovod.splits import split_evenly
+
+__all__ = ["Batch", "ParquetTable", "Reader"]
+
+Batch = dict[str, np.ndarray[Any, Any]]
+#: Rows that are decoded together, if a batch has not more.
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files.
+
+    Attributes:
+        files: their paths.
+        groups: for each of them, the number of rows of each row group.
+    """
+
+    files: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(map(sum, self.groups))
+
+
+@dataclass
+class Reader:
+    """A rank's part of a table.
+
+    Attributes:
+        table: the whole.
+        store: where it is.
+        columns: names of the columns to read.
+        rank: whose part.
+        size: number of ranks.
+        batch_size: most rows of a batch.
+        what: the table's name, for messages.
+        shuffles: whether the order of rows differs from pass to pass.
+        buffer_rows: rows that are shuffled together; the memory that a reader takes.
+        seed: of the order, the same for the same order.
+        keeps: whether to hold the decoded rows in memory after the first pass.
+        transform: changes a pandas DataFrame of rows.
+        drops: columns to leave out after it.
+    """
+
+    table: ParquetTable
+    store: Store
+    columns: Sequence[str]
+    rank: int
+    size: int
+    batch_size: int
+    what: str = "training"
+    shuffles: bool = False
+    buffer_rows: int = 8192
+    seed: int = 0
+    keeps: bool = False
+    transform: Callable[[Any], Any] | None = None
+    drops: Sequence[str] = ()
+    _kept: list[Batch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pieces = deal(self.table.groups, self.rank, self.size)
+        self.steps = steps_of(self.table.rows, self.size, self.batch_size, self.what)
+        rows = sum(piece.stop - piece.start for piece in self.pieces)
+        # Even batches: no last one of a single row, and almost the same size on all ranks.
+        self._sizes = [len(part) for part in split_evenly(rows, self.steps)]
+
+    def stream(self, first: int = 0) -> Iterator[Batch]:
+        """Yield batches without end: one pass over the rank's rows after the other.
+
+        Args:
+            first: the batch to begin with, counted over all passes.
+        """
+        whole, skipped = divmod(first, self.steps)
+        for number in itertools.count(whole):
+            yield from itertools.islice(self.batches(number), skipped if number == whole else 0, None)
+
+    def batches(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of one pass.
+
+        Args:
+            number: of the pass, which with the seed and the rank determines the order.
+        """
+        order = np.random.default_rng([self.seed, self.rank, number])
+        pool = _Pool(self._chunks(order), self.buffer_rows, order if self.shuffles else None)
+        for size in self._sizes:
+            yield pool.take(size)
+
+    def _chunks(self, order: np.random.Generator) -> Iterator[Batch]:
+        if self._kept:
+            numbers = order.permutation(len(self._kept)) if self.shuffles else range(len(self._kept))
+            yield from (self._kept[number] for number in numbers)
+            return
+        pieces = [self.pieces[i] for i in order.permutation(len(self.pieces))] if self.shuffles else self.pieces
+        kept = []
+        for chunk in self._read(pieces):
+            if self.keeps:
+                kept.append(chunk)
+            yield chunk
+        self._kept = kept
+
+    def _read(self, pieces: Sequence[RowRange]) -> Iterator[Batch]:
+        for path, inside in itertools.groupby(pieces, lambda piece: self.table.files[piece.file]):
+            with self.store.fs.open(path, "rb") as handle, parquet.ParquetFile(handle, buffer_size=1 << 20) as file:
+                there = file.schema_arrow.names
+                names = [name for name in self.columns if name in there]
+                if self.transform is None and len(names) < len(self.columns):
+                    missing = ", ".join(name for name in self.columns if name not in names)
+                    raise RequestError(f"{path} has no column {missing}. It has: {', '.join(there)}")
+                for piece in inside:
+                    yield from self._piece(file, piece, names)
+
+    def _piece(self, file: Any, piece: RowRange, names: list[str]) -> Iterator[Batch]:
+        row = 0
+        rows = max(self.batch_size, _ROWS_AT_ONCE)
+        for batch in file.iter_batches(rows, row_groups=[piece.group], columns=names):
+            start, stop = max(piece.start - row, 0), min(piece.stop - row, batch.num_rows)
+            row += batch.num_rows
+            if start < stop:
+                part = batch.slice(start, stop - start)
+                yield self._changed({name: to_numpy(part.column(name), name) for name in names})
+            if row >= piece.stop:
+                return
+
+    def _changed(self, columns: Batch) -> Batch:
+        rows = len(next(iter(columns.values())))
+        if self.transform is not None:
+            columns = from_pandas(self.transform(to_pandas(columns)))
+        columns = {name: value for name, value in columns.items() if name not in self.drops}
+        if missing := [name for name in self.columns if name not in columns and name not in self.drops]:
+            raise RequestError(f"transformation_fn returned no column {', '.join(missing)}, only {', '.join(columns)}")
+        for name, value in columns.items():
+            if len(value) != rows:
+                raise RequestError(f"transformation_fn returned {len(value)} rows for {rows}; it must keep all rows")
+            if value.dtype.kind not in "biufc":
+                raise RequestError(
+                    f"column {name!r} holds {value.dtype}, no numbers. Encode it first, or in transformation_fn; "
+                    "name columns that are not for the model in transformation_removed_fields"
+                )
+        return columns
+
+
+class _Pool:
+    """Rows that were read and not yet given out, in the order in which they will be."""
+
+    def __init__(self, chunks: Iterator[Batch], buffer_rows: int, order: np.random.Generator | None) -> None:
+        self.chunks, self.order = chunks, order
+        self.most = buffer_rows if order else 0
+        self.least = self.most // 2  # rows left when the next ones are mixed in
+        self.rows: Batch = {}
+        self.at = self.left = 0
+
+    def take(self, size: int) -> Batch:
+        if self.left < max(size, self.least):
+            self._fill(size)
+        taken = {name: value[self.at : self.at + size] for name, value in self.rows.items()}
+        self.at += size
+        self.left -= size
+        return taken
+
+    def _fill(self, size: int) -> None:
+        parts = [{name: value[self.at :] for name, value in self.rows.items()}] if self.left else []
+        while self.left < max(size, self.most):
+            chunk = next(self.chunks, None)
+            if chunk is None:
+                self.least = 0
+                break
+            parts.append(chunk)
+            self.left += len(next(iter(chunk.values())))
+        self.at = 0
+        self.rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if self.order:
+            mixed = self.order.permutation(self.left)
+            self.rows = {name: value[mixed] for name, value in self.rows.items()}

@@ -1,0 +1,177 @@
+"""Training on a rank: what the driver sends, the rank's data, and checkpoints in the store."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from horovod.bindings.objects import broadcast_object
+from horovod.spark.common.reading import Batch, ParquetTable, Reader
+from horovod.spark.common.store import Store
+
+__all__ = ["Trained", "Training", "TrainingJob", "columns_of"]
+
+_STATE, _HISTORY = "state", "history.json"
+
+
+def columns_of(params: Any) -> list[str]:
+    """Return the columns that an estimator reads, each once.
+
+    Args:
+        params: its parameters.
+    """
+    weights = [params.sample_weight_col] if params.sample_weight_col else []
+    removed = params.transformation_removed_fields or []
+    return list(dict.fromkeys([*params.feature_cols, *params.label_cols, *weights, *removed]))
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Message of the driver to every rank.
+
+    Attributes:
+        store: where the data is.
+        run_id: of the run.
+        seed: of everything random.
+        train: rows to train on.
+        val: rows for validation.
+        packed: the estimator's parameters.
+        unpack: reverses the packing.
+    """
+
+    store: Store
+    run_id: str
+    seed: int
+    train: ParquetTable
+    val: ParquetTable | None
+    packed: bytes
+    unpack: Callable[[bytes], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of rank 0.
+
+    Attributes:
+        state: of the trained model, in the framework's own format.
+        history: metrics of each epoch.
+        shapes: shape of a row of each feature column.
+        resumed: number of epochs that were done before.
+    """
+
+    state: bytes
+    history: Any
+    shapes: list[list[int]]
+    resumed: int
+
+
+class Training:
+    """A rank's data and progress.
+
+    Args:
+        job: from the driver.
+        rank: of this process.
+        size: number of ranks.
+
+    Attributes:
+        job: from the driver.
+        rank: of this process.
+        params: the estimator's parameters.
+        train: this rank's part of the training data.
+        val: this rank's part of the validation data.
+        steps: of an epoch.
+        val_steps: of a validation.
+        start: number of epochs that a checkpoint holds.
+        history: metrics of those epochs.
+        state: bytes of the checkpoint's state, None without a checkpoint.
+    """
+
+    def __init__(self, job: TrainingJob, rank: int, size: int) -> None:
+        self.job, self.rank = job, rank
+        self.params = params = SimpleNamespace(**job.unpack(job.packed))
+
+        def reader(table: ParquetTable, what: str, batch_size: int, shuffles: bool) -> Reader:
+            return Reader(
+                table, job.store, columns_of(params), rank, size, batch_size, what, shuffles,
+                params.shuffle_buffer_size or Reader.buffer_rows, job.seed, params.inmemory_cache_all,
+                params.transformation_fn, params.transformation_removed_fields or (),
+            )  # fmt: skip
+
+        self.train = reader(job.train, "training", params.batch_size, params.shuffle)
+        self.val = None
+        if job.val:
+            self.val = reader(job.val, "validation", params.val_batch_size or params.batch_size, False)
+        self.steps: int = params.train_steps_per_epoch or self.train.steps
+        self.val_steps: int = params.validation_steps_per_epoch or (self.val.steps if self.val else 0)
+        self.start, self.history, self.state = self._restored()
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether this rank prints its progress."""
+        return bool(self.params.verbose) and self.rank == 0
+
+    @property
+    def epochs(self) -> range:
+        """The epochs that are left."""
+        return range(self.start, max(self.start, self.params.epochs))
+
+    def shapes(self) -> list[list[int]]:
+        """Return the shape of a row of each feature column."""
+        batch = next(self.train.batches(0))
+        return [list(batch[name].shape[1:]) for name in self.params.feature_cols]
+
+    def parts(self, batch: Batch) -> tuple[list[Any], list[Any], Any]:
+        """Return the features, the labels and the weights of a batch.
+
+        Args:
+            batch: by column.
+        """
+        params = self.params
+        weights = batch[params.sample_weight_col] if params.sample_weight_col else None
+        return [batch[name] for name in params.feature_cols], [batch[name] for name in params.label_cols], weights
+
+    def _restored(self) -> tuple[int, list[Any], bytes | None]:
+        store, run_id = self.job.store, self.job.run_id
+        found = store.get_checkpoints(run_id) if self.rank == 0 and store.saving_runs() else []
+        path = broadcast_object(found[-1] if found else "", 0, name="spark.checkpoint")
+        if not path:
+            return 0, [], None
+        with store.fs.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            return int(re.findall(r"\d+", path)[-1]), json.loads(archive.read(_HISTORY)), archive.read(_STATE)
+
+    def save(self, epochs: int, history: Any, write: Callable[[str], None]) -> None:
+        """Write a checkpoint, and remove older ones; on rank 0 only.
+
+        Args:
+            epochs: that are done.
+            history: metrics of those epochs, for JSON.
+            write: writes the framework's state to the file of this name.
+        """
+        store, run_id = self.job.store, self.job.run_id
+        if self.rank or not store.saving_runs():
+            return
+        older = store.get_checkpoints(run_id)
+        with tempfile.TemporaryDirectory() as folder:
+            state, packed = Path(folder, _STATE), Path(folder, "packed")
+            write(str(state))
+            with zipfile.ZipFile(packed, "w") as archive:
+                archive.write(state, _STATE)
+                archive.writestr(_HISTORY, json.dumps(history))
+            name = posixpath.join(store.get_checkpoint_path(run_id), f"epoch-{epochs}.zip")
+            store.delete(name)
+            store.put(packed, name)
+        for path in older:
+            if posixpath.basename(path) != posixpath.basename(name):
+                store.delete(path)
+
+    def result(self, state: bytes, history: Any, shapes: Sequence[Any]) -> Trained | None:
+        """Return what the driver gets from this rank."""
+        return None if self.rank else Trained(state, history, list(shapes), self.start)

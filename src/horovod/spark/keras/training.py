@@ -1,0 +1,173 @@
+"""Training of a Keras model on a rank."""
+
+from __future__ import annotations
+
+import io
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import horovod.keras as hvd
+from horovod.spark.common.reading import Batch, Reader
+from horovod.spark.common.training import Trained, Training, TrainingJob
+
+__all__ = ["arrays_of", "shaped", "train", "weights_from"]
+
+
+def shaped(value: np.ndarray[Any, Any], tensors: Sequence[Any] | None, index: int) -> np.ndarray[Any, Any]:
+    """Return a column with Keras' dtype, and with the shape of the model's input or output if its size is that.
+
+    Args:
+        value: rows of the column.
+        tensors: ``model.inputs`` or ``model.outputs``; None for a model that does not know them.
+        index: of the column among them.
+    """
+    if value.dtype.kind == "f":
+        value = value.astype(keras.backend.floatx())
+    wanted = tuple(tensors[index].shape[1:]) if tensors and index < len(tensors) else ()
+    fits = None not in wanted and math.prod(wanted) == math.prod(value.shape[1:])
+    return value.reshape(len(value), *wanted) if fits and value.shape[1:] != () else value
+
+
+def _one_or_all(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class _Data(keras.utils.PyDataset):
+    """Batches of an epoch; Keras reads some of them first, to see their shapes, so they can be read again."""
+
+    def __init__(self, training: Training, model: Any, reader: Reader, steps: int, goes_on: bool) -> None:
+        super().__init__()
+        self.training, self.model, self.reader, self.steps, self.goes_on = training, model, reader, steps, goes_on
+        self.epoch = training.start
+        self._at: tuple[int, int] | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> Any:
+        if self._at != (self.epoch, index):
+            self._batches = self.reader.stream((self.epoch * self.steps if self.goes_on else 0) + index)
+        self._at = (self.epoch, index + 1)
+        features, labels, weights = self.training.parts(next(self._batches))
+        inputs = [shaped(value, self.model.inputs, i) for i, value in enumerate(features)]
+        if shapes := self.training.params.label_shapes:
+            targets = [shaped(value, None, 0).reshape(shape) for value, shape in zip(labels, shapes, strict=True)]
+        else:
+            targets = [shaped(value, self.model.outputs, i) for i, value in enumerate(labels)]
+        batch = (_one_or_all(inputs), _one_or_all(targets))
+        if weights is None:
+            return batch
+        return (*batch, _one_or_all([shaped(weights, None, 0)] * len(targets)))
+
+
+class _Progress(keras.callbacks.Callback):
+    """Tells the data which epoch it is, and writes a checkpoint after each."""
+
+    def __init__(self, training: Training, data: _Data) -> None:
+        super().__init__()
+        self.training, self.data = training, data
+        self.history: dict[str, list[float]] = dict(training.history or {})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.data.epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
+        self.training.save(epoch + 1, self.history, self._write)
+
+    def _write(self, path: str) -> None:
+        Path(path).write_bytes(_file_of(self.model))
+
+
+def _file_of(model: Any) -> bytes:
+    """Weights of a model and of its optimizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "state.weights.h5")
+        model.save_weights(path)
+        return path.read_bytes()
+
+
+def _load_file(model: Any, state: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "state.weights.h5")
+        path.write_bytes(state)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+
+
+def arrays_of(model: Any) -> bytes:
+    """Return a model's weights as bytes that hold nothing but numbers."""
+    file = io.BytesIO()
+    np.savez(file, *model.get_weights())
+    return file.getvalue()
+
+
+def weights_from(state: bytes) -> list[np.ndarray[Any, Any]]:
+    """Reverse ``arrays_of``."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
+        return [arrays[f"arr_{index}"] for index in range(len(arrays.files))]
+
+
+def _pin_gpu(use_gpu: bool) -> None:
+    """Leave this rank the GPU of its local rank alone, where the backend would take another or all of them."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        found = tf.config.list_physical_devices("GPU")
+        tf.config.set_visible_devices(found[hvd.local_rank() % len(found)] if found and use_gpu else [], "GPU")
+    elif backend == "torch" and use_gpu:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+
+def train(job: TrainingJob) -> Trained | None:
+    """Train on this rank.
+
+    Args:
+        job: from the driver.
+    """
+    hvd.init()
+    keras.utils.set_random_seed((job.seed + hvd.rank()) % (1 << 32))
+    training = Training(job, hvd.rank(), hvd.size())
+    params = training.params
+    _pin_gpu(params.use_gpu)
+    model, losses = params.model, params.loss
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.get(params.optimizer), compression=params.gradient_compression,
+        backward_passes_per_step=params.backward_passes_per_step,
+    )  # fmt: skip
+    loss = losses[0] if isinstance(losses, list | tuple) and len(losses) == 1 else losses
+    model.compile(optimizer, loss, loss_weights=params.loss_weights, metrics=params.metrics or None)
+    if training.state:
+        _load_file(model, training.state)
+    data = _Data(training, model, training.train, training.steps, goes_on=True)
+    checks = training.val and _Data(training, model, training.val, training.val_steps, goes_on=False)
+    progress = _Progress(training, data)
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
+        *(params.callbacks or []), progress,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        best = Path(folder, "best.weights.h5")
+        if params.checkpoint_callback:
+            params.checkpoint_callback.filepath, params.checkpoint_callback.save_weights_only = str(best), True
+            callbacks.append(params.checkpoint_callback)
+        if training.epochs:
+            model.fit(
+                data, validation_data=checks, epochs=params.epochs, initial_epoch=training.start, shuffle=False,
+                verbose=2 if training.is_loud else 0, callbacks=callbacks,
+            )  # fmt: skip
+        if best.exists():
+            model.load_weights(best)
+    return training.result(arrays_of(model), progress.history, training.shapes())

@@ -1,0 +1,79 @@
+"""``TorchEstimator`` and ``TorchModel`` for LightningModules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+
+from horovod.errors import RequestError
+from horovod.spark.common.estimator import HorovodEstimator
+from horovod.spark.common.params import has_params
+from horovod.spark.common.training import Trained
+from horovod.spark.lightning.training import train
+from horovod.spark.torch.estimator import TorchModel as PlainModel
+from horovod.spark.torch.tensors import load_state
+
+__all__ = ["TorchEstimator", "TorchModel"]
+
+_NO_EFFECT = "accepted, without effect here"
+
+
+@has_params(
+    (
+        ("input_shapes", None, None, "shape of each input, its first entry -1 for the batch"),
+        ("num_gpus", None, None, "0 to train on the CPU"),
+        ("logger", None, None, "logger of Lightning"),
+        ("log_every_n_steps", 50, None, "steps between two logs"),
+        ("loader_num_epochs", None, None, _NO_EFFECT),
+        ("terminate_on_nan", False, None, "whether to fail when the loss is not finite"),
+        ("profiler", None, None, "profiler of Lightning"),
+        ("trainer_args", None, None, "more arguments of lightning.Trainer, which win"),
+        ("debug_data_loader", False, None, _NO_EFFECT),
+        ("train_async_data_loader_queue_size", None, None, _NO_EFFECT),
+        ("val_async_data_loader_queue_size", None, None, _NO_EFFECT),
+    )
+)
+class TorchEstimator(HorovodEstimator):
+    """Train a LightningModule on a DataFrame with several ranks.
+
+    ``training_step`` gets a dict with a tensor for each column; ``forward`` gets the features, for ``transform``.
+
+    Args:
+        params: parameters by name; ``print(estimator.explainParams())`` lists them.
+
+    Raises:
+        RequestError: there is no parameter of that name.
+        TypeError: a value has the wrong type.
+    """
+
+    _train = staticmethod(train)
+    #: The module holds these itself; the strategy sends gradients as they are.
+    _unsupported = (
+        *HorovodEstimator._unsupported, "optimizer", "loss", "loss_weights", "metrics", "gradient_compression",
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        super()._check()
+        model = self.getOrDefault("model")
+        if not isinstance(model, lightning.LightningModule):
+            raise RequestError(
+                f"model must be a LightningModule of the package lightning; horovod.spark.torch.TorchEstimator trains "
+                f"other modules. Received: {type(model).__name__}"
+            )
+
+    def _model(self, objects: dict[str, Any], trained: Trained, run_id: str) -> Any:
+        objects["model"].load_state_dict(load_state(trained.state))
+        taken = {name: objects[name] for name in ("model", "input_shapes")}
+        return TorchModel(**taken, **self._common(trained, run_id))
+
+
+class TorchModel(PlainModel):
+    """Predict with a LightningModule, by its ``forward``.
+
+    Args:
+        params: parameters by name; ``print(model.explainParams())`` lists them.
+
+    Raises:
+        RequestError: there is no parameter of that name.
+    """

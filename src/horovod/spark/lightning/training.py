@@ -1,0 +1,122 @@
+"""Training of a LightningModule on a rank."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+
+import horovod.torch as hvd
+from horovod.lightning import HorovodStrategy
+from horovod.spark.common.reading import Batch, Reader
+from horovod.spark.common.training import Trained, Training, TrainingJob
+from horovod.spark.torch.tensors import dtype_of, state_bytes
+
+__all__ = ["train"]
+
+
+class _Batches(torch.utils.data.IterableDataset[Any]):
+    """The batches of an epoch: tensors by column."""
+
+    def __init__(self, training: Training, reader: Reader, steps: int, first: Callable[[], int]) -> None:
+        self.training, self.reader, self.steps, self.first = training, reader, steps, first
+        self.dtype = dtype_of(training.params.model)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in islice(self.reader.stream(self.first()), self.steps):
+            yield self._tensors(batch)
+
+    def _tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
+        made = {}
+        for name, value in batch.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(value))
+            made[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        params = self.training.params
+        for names, shapes in ((params.feature_cols, params.input_shapes), (params.label_cols, params.label_shapes)):
+            for name, shape in zip(names, shapes or (), strict=bool(shapes)):
+                made[name] = made[name].reshape(shape)
+        return made
+
+
+class _Saver(Checkpoint):
+    """Writes a checkpoint after each epoch, when its metrics are known."""
+
+    def __init__(self, training: Training, folder: str) -> None:
+        self.training, self.folder = training, folder
+        self.history = list(training.history)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+        if self.training.params.terminate_on_nan and outputs is not None:
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            if not torch.isfinite(loss).all():
+                raise ValueError(f"the loss of batch {index} in epoch {trainer.current_epoch} is {float(loss)}")
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.history.append({"epoch": trainer.current_epoch} | metrics)
+        if self.training.is_loud:
+            print(self.history[-1], flush=True)
+        path = Path(self.folder, "saved")
+        trainer.save_checkpoint(path)  # all ranks call it, one writes
+        self.training.save(trainer.current_epoch + 1, self.history, lambda name: _without_objects(path, name))
+
+
+def _without_objects(path: Path, name: str) -> None:
+    """Copy a checkpoint of this rank without hyperparameters, which may be objects that loading refuses."""
+    state = torch.load(path, weights_only=False)
+    for key in ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters"):
+        state.pop(key, None)
+    torch.save(state, name)
+
+
+def train(job: TrainingJob) -> Trained | None:
+    """Train on this rank.
+
+    Args:
+        job: from the driver.
+    """
+    hvd.init()
+    torch.manual_seed(job.seed + hvd.rank())
+    training = Training(job, hvd.rank(), hvd.size())
+    params = training.params
+    with tempfile.TemporaryDirectory() as folder:
+        saver = _Saver(training, folder)
+        use_gpu = params.use_gpu and params.num_gpus != 0 and torch.cuda.is_available()
+        options = {
+            "max_epochs": params.epochs, "accelerator": "gpu" if use_gpu else "cpu", "logger": params.logger or False,
+            "log_every_n_steps": params.log_every_n_steps, "profiler": params.profiler, "num_sanity_val_steps": 0,
+            "accumulate_grad_batches": params.backward_passes_per_step, "enable_progress_bar": False,
+            "enable_model_summary": False, "default_root_dir": folder, "limit_val_batches": training.val_steps,
+            "limit_train_batches": training.steps,
+        }  # fmt: skip
+        trainer = lightning.Trainer(
+            strategy=HorovodStrategy(), callbacks=[*(params.callbacks or []), saver],
+            **(options | (params.trainer_args or {})),
+        )  # fmt: skip
+
+        def loader(reader: Reader, steps: int, first: Callable[[], int]) -> Any:
+            return torch.utils.data.DataLoader(_Batches(training, reader, steps, first), batch_size=None)
+
+        data = loader(training.train, training.steps, lambda: trainer.current_epoch * training.steps)
+        checks = training.val and loader(training.val, training.val_steps, lambda: 0)
+        saved = None
+        if training.state:
+            saved = Path(folder, "before")
+            saved.write_bytes(training.state)
+        if training.epochs:
+            trainer.fit(params.model, data, checks, ckpt_path=saved, weights_only=True)
+        elif training.state:
+            state = torch.load(Path(folder, "before"), weights_only=True, map_location="cpu")
+            params.model.load_state_dict(state["state_dict"])
+        state = {name: value.cpu() for name, value in params.model.state_dict().items()}
+        return training.result(state_bytes(state), saver.history, training.shapes())

@@ -1,0 +1,86 @@
+"""Batches as tensors of a model's device and dtype, and a model that predicts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod.errors import RequestError
+from horovod.spark.common.model import Predict
+
+__all__ = ["dtype_of", "load_state", "outputs_of", "predictor", "reshaped", "state_bytes", "tensors"]
+
+
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    """Return the dtype of a model's parameters, by the first one of floating point."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def tensors(
+    arrays: Sequence[np.ndarray[Any, Any]], names: Sequence[str], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Return arrays as tensors of floating point, as Horovod's estimators do.
+
+    Args:
+        arrays: numbers.
+        names: their columns, for the message.
+        dtype: of the tensors.
+        device: of the tensors.
+
+    Raises:
+        RequestError: whole numbers are too large for the dtype.
+    """
+    made = []
+    for array, name in zip(arrays, names, strict=True):
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+        most = 2.0 / torch.finfo(dtype).eps
+        if array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > most:
+            raise RequestError(
+                f"column {name!r} has whole numbers above {most:.0f}, which {dtype} cannot hold. Number the values "
+                "from 0 (StringIndexer), or give the model the dtype float64"
+            )
+        made.append(tensor)
+    return made
+
+
+def reshaped(values: Sequence[torch.Tensor], shapes: Any) -> list[torch.Tensor]:
+    """Return tensors with the shapes that a parameter gives, if it does."""
+    return [value.reshape(shape) for value, shape in zip(values, shapes, strict=True)] if shapes else list(values)
+
+
+def outputs_of(returned: Any) -> list[torch.Tensor]:
+    """Return what a model returned as a list."""
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+def predictor(objects: dict[str, Any]) -> Predict:
+    """Return what predicts with the model among an estimator's or model's parameters.
+
+    Args:
+        objects: the parameters.
+    """
+    model: torch.nn.Module = objects["model"].eval()
+    dtype, names = dtype_of(model), objects["feature_columns"]
+
+    def predict(features: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        inputs = reshaped(tensors(features, names, dtype, torch.device("cpu")), objects["input_shapes"])
+        with torch.inference_mode():
+            return [output.double().numpy() for output in outputs_of(model(*inputs))]
+
+    return predict
+
+
+def state_bytes(state: Any) -> bytes:
+    """Return a state of tensors, numbers and texts as bytes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def load_state(state: bytes) -> Any:
+    """Reverse ``state_bytes``; whoever wrote the bytes can make nothing run."""
+    return torch.load(io.BytesIO(state), weights_only=True, map_location="cpu")
