@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+import fsspec.asyn
 import numpy as np
 import pytest
 
@@ -50,6 +51,7 @@ def session() -> Iterator[Any]:
     spark = builder.getOrCreate()
     # The first job opens connections that Spark keeps; a test looks for files that it has left.
     assert spark.range(2).mapInArrow(lambda batches: batches, "id long").count() == 2
+    fsspec.asyn.get_loop()  # the same for the thread of fsspec's asynchronous file systems
     yield spark
     spark.stop()
 
