@@ -115,7 +115,7 @@ def test_mpi_is_refused_with_the_reason(sign: str, monkeypatch: pytest.MonkeyPat
     for name, value in {"RANK": "0", "SIZE": "1"}.items():
         monkeypatch.setenv(f"{sign}_{name}", value)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with pytest.raises(InitError, match=r"(openmpi|mpich) has started this process: MPI, .* end or restart all ranks"):
+    with pytest.raises(InitError, match=r"(openmpi|mpich) has started this process: .* end or restart all ranks"):
         context.init()
     assert not context.is_initialized()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,6 +71,21 @@ def test_ranks_of_tf_keras_train_as_one_process() -> None:
         for label, same, distance in found:
             assert same, label
             assert distance < 1e-12, label
+
+
+def _passes_in_an_elastic_job() -> None:
+    """It must raise: a plain job, where no rank joins, may have several passes."""
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model = _model(1)
+    model.compile(optimizer, "mse")
+    hvd.elastic.KerasState(model)
+    with mock.patch("horovod.context.is_elastic", lambda: True), pytest.raises(NotImplementedError, match="sums"):
+        hvd.elastic.KerasState(model)
+
+
+@pytest.mark.slow
+def test_several_passes_of_tf_keras_are_refused_in_elastic_jobs() -> None:
+    run_ranks(1, _passes_in_an_elastic_job, framework="tf_keras")
 
 
 def _use(folder: Path) -> list[Any]:

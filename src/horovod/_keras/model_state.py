@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from horovod import context
 from horovod._keras.backends import Backend
 from horovod._keras.callbacks import Kit
 from horovod._keras.settings import alone
@@ -29,6 +30,7 @@ class ModelState(VariablesState):
 
     Raises:
         RequestError: the model is not built, so that it has no variables yet.
+        NotImplementedError: several passes for each step with tf_keras, in an elastic job.
     """
 
     _kit: Kit
@@ -53,6 +55,13 @@ class ModelState(VariablesState):
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is not None:
             self._kit.build(self.optimizer, model.trainable_variables)
+        settings = getattr(self.optimizer, "_settings", None)
+        is_legacy = hasattr(type(self.optimizer), "_agg_helper")
+        if context.is_elastic() and is_legacy and settings is not None and settings.passes > 1:
+            raise NotImplementedError(
+                "an elastic job with an optimizer of tf_keras and backward_passes_per_step > 1: a rank that joins "
+                "would not have its sums. Use Keras 3 with gradient_accumulation_steps"
+            )
         attributes: dict[str, Any] = {"epoch": 0, "batch": 0, "_fit_goes_on": False, "_fit_place": None}
         super().__init__(**attributes | kwargs)
 

@@ -75,8 +75,9 @@ def connect(world: World, settings: Config, on_loss: Callable[[int, str], None])
     if world.launcher != "horovodrun" and not is_open:
         starter = "no launcher" if world.launcher == "none" else world.launcher
         raise InitError(
-            f"HOROVOD_ELASTIC=1 is set, and {starter} has started this process: only horovodrun, "
-            f"srun and torchrun let ranks live when another one is lost; unset it, or use horovodrun"
+            f"HOROVOD_ELASTIC=1 is set, and {starter} has started this process: only horovodrun, srun and torchrun let "
+            "ranks live when another one is lost. MPI, for example, would end or restart all ranks. Unset it, or use "
+            "horovodrun"
         )
     slot, home = (world.hostname, world.local_rank), "horovodrun"
     if is_open:
