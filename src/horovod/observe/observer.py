@@ -121,12 +121,13 @@ class JobObserver:
             raise InitError(f"{named}{wanted and wanted[0]} cannot be written: {error}") from None
 
     def _export(self) -> MetricsExport | None:
-        config, link, subject = self._config, self._subject.link, self._subject
+        config = self._config
         if not (config.metrics_filename or config.metrics_port):
             return None
         from horovod.observe.metrics import MetricsExport  # which loads an HTTP server
         from horovod.observe.openmetrics import render
 
+        subject, link = self._subject, self._subject.link
         generation, rank = link.generation, link.rank
         labels = {"job": printable(self._job), "rank": str(rank), "host": generation.members[rank].host}
         local_rank = next((ranks.index(rank) for ranks in generation.hosts if rank in ranks), 0)
