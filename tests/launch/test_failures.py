@@ -115,8 +115,9 @@ def test_nobody_waits_for_a_rank_that_ended_before_init(victim: int, meets: int)
     assert ended.code == 0, ended.err
     assert len(ended.lines) == 2
     for line in ended.lines:
-        assert f"PeerLostError rank {victim} (pid " in line
         assert "ended with exit code 0 before its init() was done" in line
+    # The rank that hears of it first ends, too, and may be what the other one hears of.
+    assert any(f"PeerLostError rank {victim} (pid " in line for line in ended.lines)
 
 
 def test_all_fail_at_once() -> None:

@@ -32,7 +32,8 @@ class EpochIsOver:
 class CommitState:
     """Commits the state after every so many batches, and at the end of each epoch.
 
-    Put it behind the callbacks that change the state.
+    The last batch of an epoch is committed with the epoch: otherwise a ``fit`` after a reset would do one batch more.
+    Put this callback behind those that change the state.
 
     Args:
         state: what to commit.
@@ -41,6 +42,9 @@ class CommitState:
     Raises:
         RequestError: that is no positive number.
     """
+
+    model: Any
+    params: Mapping[str, Any] | None
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -56,9 +60,11 @@ class CommitState:
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit, if it is time to."""
-        del batch, logs
+        del logs
         self.batches_remaining -= 1
-        if self.batches_remaining == 0:
+        steps = (self.params or {}).get("steps")
+        is_last = isinstance(self.model.stop_training, EpochIsOver) or (steps and batch + 1 >= steps)
+        if self.batches_remaining <= 0 and not is_last:
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
