@@ -208,6 +208,7 @@ def _train_elastic(steps: int, dies_at: int, mark: str) -> dict[str, Any]:
             if hvd.rank() == 1 and state.step == dies_at and not Path(mark).exists():
                 Path(mark).touch()
                 _kill_above("daemon")
+                signal.pause()  # until the keeper has noticed
             state.commit()
 
     state = hvd.elastic.NumpyState(weights=np.zeros(3), step=0)
