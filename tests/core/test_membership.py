@@ -246,6 +246,20 @@ def test_spares_do_not_begin_anew_when_the_members_have_left_and_end_well() -> N
     assert members.handle(Ended(A1))[-1] == Finish("")
 
 
+def test_a_newcomer_that_is_too_late_does_not_spoil_the_success_of_the_others() -> None:
+    members = started(Policy(2, is_elastic=True, minimum=2, spares=1), a=3)
+    assert members.handle(Left(A0)) == members.handle(Left(A1)) == members.handle(Ended(A0)) == []
+    assert members.handle(Ended(A1)) == [Refuse(A2, "the job has ended"), Finish("")]
+
+
+def test_a_rank_that_takes_a_while_to_end_is_replaced_though_the_others_are_too_few() -> None:
+    members = started(Policy(2, is_elastic=True, minimum=2, cool_down_s=(0, 0)), a=2)
+    assert members.handle(Left(A1)) == []
+    assert kinds(members.handle(Ready(A0, 5, "x"))) == []
+    assert members.handle(Ended(A1, "exited with code 1")) == [Start(A1)]
+    assert ranks(do(members, Ready(A1))) == [A0, A1]
+
+
 def test_a_former_member_that_fails_late_does_not_spoil_the_success_of_the_others() -> None:
     members = started(dataclasses.replace(ELASTIC, size=3, minimum=2, maximum=3), a=3)
     members.handle(Left(A2))  # it takes a while to end, while the others go on

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from elastic_job import ElasticJob
-from harness import run_ranks
+from harness import LIMIT_S, run_ranks
 
 from horovod.core.membership_events import Policy
 
@@ -161,7 +161,7 @@ def test_scripts_of_horovod_run_unmodified(backend: str) -> None:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S / 2
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()

@@ -295,6 +295,8 @@ class Membership:
             return bool(self._ended)
         if self._is_running() or ((policy.is_discovering or policy.is_open) and not self._is_draining):
             return False
+        if self._phases[Phase.GONE] or self._are_dying():
+            return False  # they will end: well, so that the job has, or so that others are started there
         missing = (policy.fewest if self._phases[Phase.WAITING] else 0) - self._alive()
         if not self._hosts or (self._processes and missing <= 0):
             return False
