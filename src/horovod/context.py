@@ -26,6 +26,7 @@ from horovod.observe.ending import Ending
 from horovod.observe.hooks import ErrorHooks
 from horovod.observe.observer import JobObserver
 from horovod.rendezvous import process_tree
+from horovod.rendezvous.endings import note_begin
 from horovod.world import World
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _begin(world: World | None) -> None:
     # Forget how an earlier job ended.
     _context.ending = Ending()
     _context.has_failed_to_begin = True  # until it is known better
+    note_begin()
     if not _context.registered:
         _context.registered = True
         atexit.register(_at_exit)

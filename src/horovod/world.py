@@ -37,6 +37,7 @@ __all__ = [
     "detect",
     "exits_path",
     "launcher_process",
+    "own_slot",
     "part_of",
     "process_status",
 ]
@@ -225,6 +226,11 @@ def part_of(world: World, ranks: Sequence[int]) -> World:
 def exits_path() -> str:
     """Return where horovodrun's keeper lends its table of exits, or nothing."""
     return os.environ.get(EXITS_VARIABLE, "")
+
+
+def own_slot() -> str:
+    """Return this rank's row in that table, as text, or nothing."""
+    return os.environ.get(RANK_VARIABLES["local_rank"], "")
 
 
 def _pair(rank_name: str, size_name: str, environ: Mapping[str, str]) -> tuple[int, int]:

@@ -37,7 +37,7 @@ def test_what_the_keeper_wrote_down(
 ) -> None:
     table = os.memfd_create(exits_name(job))
     with open(table, "wb") as file:
-        file.write(b"".join(struct.pack("<iii", *row) for row in rows))
+        file.write(b"".join(struct.pack("<iiii", *row, 0) for row in rows))
         file.flush()
         monkeypatch.setenv(EXITS_VARIABLE, f"/proc/{os.getpid()}/fd/{table}")
         for own in (_world(job), _world(f"{job}{ON_HOST}b")):  # one host; of several hosts one

@@ -21,8 +21,9 @@ from horovod.launch.console import open_standard_files, own_sinks, runnable, wit
 from horovod.launch.flags import Options, UsageError, parse_flags
 from horovod.launch.host_checks import CheckedHosts
 from horovod.launch.mpi_run import has_mpirun, mpi_plan
+from horovod.launch.outcome import Outcome
 from horovod.launch.plan import LaunchRequest
-from horovod.launch.report import exit_code, report
+from horovod.launch.report import alone_text, exit_code, report, trains_together
 from horovod.launch.signals import ToldToEnd, told_to_end, wanted_signals
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
@@ -146,9 +147,15 @@ def _run_elastic(options: Options, assembly: ElasticAssembly) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return 1
-    for line in outcome.lines:
+    for line in outcome.lines + ([] if outcome.code else _alone(assembly.plan.command, options.num_proc or 0, outcome)):
         _say(line)
     return outcome.code
+
+
+def _alone(command: tuple[str, ...], size: int, outcome: Outcome) -> list[str]:
+    """Say that ranks have ended well without having met."""
+    alone = sorted(ended.rank for ended in outcome.exits if ended.status == 0 and not ended.has_begun)
+    return [alone_text(alone, size)] if alone and trains_together(command, size) else []
 
 
 def _doctor(folder: Path) -> int:
@@ -206,7 +213,7 @@ def _run(options: Options, assembly: Assembly) -> int:
     folder = config.load(plan.environ).flight_recorder_dir
     if folder and first is not None and not outcome.interrupted and _has_dumps(Path(folder)):
         lines.append(f"what the ranks were doing: horovodrun --doctor {folder}")
-    for line in lines:
+    for line in lines or _alone(plan.command, plan.size, outcome):
         _say(line)
     return exit_code(outcome)
 

@@ -52,6 +52,10 @@ class Job:
         """
         raise NotImplementedError
 
+    def has_begun(self, rank: int) -> bool:
+        """Whether a rank that runs here has called ``init()``; true where that is known at its end only."""
+        return True
+
     def kill_rank(self, rank: int) -> None:
         """Kill a rank and all that it has started; its end is reported as that of others."""
         raise NotImplementedError

@@ -46,7 +46,7 @@ _LOOK_S = 0.02
 # A process that the kernel has not ended by then is stuck in a driver. Tries count, too, since on a busy machine much
 # time may pass while this process cannot run.
 _GIVE_UP_S, _GIVE_UP_TRIES = 2.0, 50
-_EXIT = struct.Struct("<iii")  # a row of the table of exits, as in rendezvous.endings
+_EXIT = struct.Struct("<iiii")  # a row of the table of exits, as in rendezvous.endings; its last number is the rank's
 _LONGEST_ORDER, _MOST_FDS = 1 << 18, 8
 _FIRST_FD = 3  # of those that a rank inherits besides its output
 _OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -90,8 +90,8 @@ class Keeper:
     Args:
         control: socket to the launcher.
         guard: end of a pipe that closes when the guard is gone; -1 for none.
-        plan: ``command``, ``env``, ``grace_s``, and ``exits``, a pair: name of the table in which ranks see, by slot,
-            how others have ended, and the variable that tells them where it is.
+        plan: ``command``, ``env``, ``grace_s``, and ``exits``, a pair: descriptor of the table in which ranks see, by
+            slot, how others have ended, and the variable that tells them where it is.
     """
 
     def __init__(self, control: socket.socket, plan: dict[str, Any], guard: int = -1) -> None:
@@ -107,7 +107,7 @@ class Keeper:
         self._deadline: float | None = None
         self._sent = 0  # last signal that everybody got from us
         self._is_alone = False  # the guard was killed
-        self._exits = -1  # in memory of our own, which processes of this user can open and read
+        self._exits: int = plan["exits"][0] if plan else -1  # memory that processes of this user can open
 
     def run(self) -> None:
         """Start ranks, and stay until nothing of them is left. Blocks for as long as the job runs."""
@@ -124,7 +124,6 @@ class Keeper:
         if self._guard >= 0:
             self._epoll.register(self._guard, select.EPOLLIN)
         try:
-            self._exits = os.memfd_create(self._plan["exits"][0])
             while self._running or self._is_open:
                 self._step(wake)
         except Exception as error:
@@ -296,7 +295,7 @@ class Keeper:
         return True
 
     def _write_down(self, slot: int, pid: int, has_ended: int, status: int) -> None:
-        os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status), slot * _EXIT.size)
+        os.pwrite(self._exits, _EXIT.pack(pid, has_ended, status, 0)[: 16 - 4 * has_ended], slot * _EXIT.size)
 
     def _sweep(self, wake: int) -> None:
         """End what the ranks left behind."""
@@ -377,9 +376,10 @@ def main() -> None:
     for number in _OWN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control_fd, plan_fd = int(sys.argv[1]), int(sys.argv[2])
-    os.set_inheritable(control_fd, False)
     with open(plan_fd, "rb") as file:
         plan = json.loads(file.read())
+    for fd in (control_fd, plan["exits"][0]):
+        os.set_inheritable(fd, False)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)

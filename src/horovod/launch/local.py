@@ -22,7 +22,7 @@ from horovod.files import read_all
 from horovod.launch import keeper
 from horovod.launch.job import Job
 from horovod.launch.plan import FDS_VARIABLE, SCOPE_VARIABLE, LaunchPlan
-from horovod.rendezvous.endings import exits_name
+from horovod.rendezvous.endings import exits_name, has_begun
 from horovod.world import EXITS_VARIABLE, process_status
 
 __all__ = ["GRACE_S", "SAFETY_S", "LocalJob"]
@@ -56,6 +56,8 @@ class LocalJob(Job):
         self._call = _file_of(call) if call else -1
         self._results: dict[int, int] = {}  # the file of each rank's result
         self._stopped: list[int] = []  # ranks that were killed for that, not told yet
+        self._slots: dict[int, int] = {}
+        self._exits = -1  # the keeper's table
         # The guard, to be exact, whose child the keeper is.
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -76,11 +78,12 @@ class LocalJob(Job):
         Raises:
             LaunchError: the keeper could not be started.
         """
+        self._exits = os.memfd_create(exits_name(self._plan.environ[JOB_ID]))
         plan = {
             "command": self._plan.command,
             "env": dict(self._plan.environ),
             "grace_s": GRACE_S,
-            "exits": [exits_name(self._plan.environ[JOB_ID]), EXITS_VARIABLE],
+            "exits": [self._exits, EXITS_VARIABLE],
         }
         try:
             plan_fd = _file_of(json.dumps(plan).encode())
@@ -88,7 +91,7 @@ class LocalJob(Job):
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(self._theirs.fileno()), str(plan_fd)],
                     stdin=stdin,
-                    pass_fds=[self._theirs.fileno(), plan_fd],
+                    pass_fds=[self._theirs.fileno(), plan_fd, self._exits],
                     start_new_session=True,
                 )
             finally:
@@ -100,6 +103,7 @@ class LocalJob(Job):
 
     def start_rank(self, rank: int, slot: int, environ: Mapping[str, str], output: Sequence[int] = ()) -> None:
         fds, own = [*output], dict(environ)
+        self._slots[rank] = slot
         if self._call >= 0:
             self._results[rank] = os.memfd_create("horovod-run")
             fds += [os.dup(self._call), os.dup(self._results[rank])]
@@ -159,7 +163,10 @@ class LocalJob(Job):
             if (result := self._results.pop(event.get("ended"), -1)) >= 0:
                 self.results[event["ended"]] = read_all(result)
                 os.close(result)
-            yield event
+            yield event | ({"has_begun": self.has_begun(event["ended"])} if "ended" in event else {})
+
+    def has_begun(self, rank: int) -> bool:
+        return has_begun(self._exits, self._slots[rank])
 
     def kill(self) -> None:
         """Have the guard kill the keeper and all below it; then kill what else has the name of the job."""
@@ -183,11 +190,12 @@ class LocalJob(Job):
         """Let go of the keeper; if ranks still run, this kills them. Blocks until the keeper has ended."""
         self._control.close()
         self._theirs.close()
-        left = [self._outgoing, self._call, *self._results.values(), *(fd for _, fds in self._orders for fd in fds)]
+        left = [self._outgoing, self._call, self._exits, *self._results.values()]
+        left += [fd for _, fds in self._orders for fd in fds]
         for fd in left:
             if fd >= 0:
                 os.close(fd)
-        self._outgoing = self._call = -1
+        self._outgoing = self._call = self._exits = -1
         self._results.clear()
         self._orders.clear()
         if self._keeper is not None:

@@ -16,12 +16,14 @@ class Exit:
         pid: its process id.
         status: exit code, or minus the signal that killed it.
         sent: the last signal that we had sent to it by then; 0 for none.
+        has_begun: whether it had called ``hvd.init()``.
     """
 
     rank: int
     pid: int
     status: int
     sent: int = 0
+    has_begun: bool = True
 
 
 @dataclass

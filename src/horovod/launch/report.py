@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from horovod.launch.outcome import Exit, Outcome
 from horovod.launch.plan import LaunchPlan
+from horovod.phrases import list_ranks
 
-__all__ = ["exit_code", "first_failure_text", "report"]
+__all__ = ["alone_text", "exit_code", "first_failure_text", "report", "trains_together"]
 
 _LONGEST_LINE = 500
 
@@ -68,6 +70,33 @@ def first_failure_text(plan: LaunchPlan, first: Exit, oom_kills: int = 0) -> str
     return (
         f"{plan.display.noun} {first.rank} on {plan.host_of(first.rank)} (pid {first.pid}) {_fate(first)}"
         f"{_memory(first, oom_kills)}"
+    )
+
+
+def trains_together(command: tuple[str, ...], size: int) -> bool:
+    """Return whether a job is a Python script on several ranks; nearly all of those call ``hvd.init()``.
+
+    Args:
+        command: program and arguments of every rank.
+        size: number of ranks.
+    """
+    name = Path(command[0]).name
+    is_other = command[1:2] == ("-c",) or any(word.startswith("horovod.") for word in command)
+    return size > 1 and (name.startswith("python") or name.endswith(".py")) and not is_other
+
+
+def alone_text(ranks: Sequence[int], size: int, when: str = "") -> str:
+    """Return a line on ranks that have not called ``hvd.init()``.
+
+    Args:
+        ranks: which.
+        size: number of ranks of the job.
+        when: in what time, if they still run.
+    """
+    who = "no rank has" if len(ranks) == size else f"{list_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} not"
+    return (
+        f"{who} called hvd.init(){when}: each works alone, on all data. To train together, the script must import "
+        "horovod and call hvd.init(); for Trainer and Accelerate see docs/transformers.md"
     )
 
 

@@ -269,7 +269,7 @@ class Supervision:
             if not self.streams.feed(event["output"], event["data"]):
                 job.refuse(*event["output"])  # so that the rank gets a broken pipe, as if it wrote there itself
         elif "ended" in event:
-            ended = Exit(event["ended"], event["pid"], event["status"], event["sent"])
+            ended = Exit(*(event[name] for name in ("ended", "pid", "status", "sent", "has_begun")))
             self.outcome.exits.append(ended)
             self.on_exit(ended)
         elif "stopped" in event:

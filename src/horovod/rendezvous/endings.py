@@ -7,6 +7,7 @@ an earlier meeting is known by its process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -15,17 +16,41 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from horovod.rendezvous.siblings import Siblings
-from horovod.world import ON_HOST, World, exits_path, process_status
+from horovod.world import ON_HOST, World, exits_path, own_slot, process_status
 
-__all__ = ["Endings", "exits_name", "signal_name"]
+__all__ = ["Endings", "exits_name", "has_begun", "note_begin", "signal_name"]
 
-_ROW = struct.Struct("<iii")  # process id, whether it has ended, exit code or minus the signal; as in launch.keeper
+# Process id, whether it has ended, exit code or minus the signal, as in launch.keeper; whether it has called init().
+_ROW = struct.Struct("<iiii")
+_BEGUN = struct.pack("<i", 1)
 _earlier: dict[str, dict[int, tuple[int, str]]] = {}
 
 
 def exits_name(job: str) -> str:
     """Return the name of the keeper's table for ``job``."""
     return f"horovod-exits-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+def note_begin() -> None:
+    """Write into the keeper's table, if there is one, that this rank has called ``init()``."""
+    slot = own_slot()
+    if exits_path() and slot.isdecimal():
+        with contextlib.suppress(OSError):  # in another namespace
+            table = os.open(exits_path(), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(table, _BEGUN, (int(slot) + 1) * _ROW.size - len(_BEGUN))
+            finally:
+                os.close(table)
+
+
+def has_begun(table: int, slot: int) -> bool:
+    """Return whether the process in a slot of this host has called ``init()``.
+
+    Args:
+        table: the keeper's.
+        slot: whose.
+    """
+    return os.pread(table, len(_BEGUN), (slot + 1) * _ROW.size - len(_BEGUN)) == _BEGUN
 
 
 class Endings:
@@ -80,7 +105,7 @@ class Endings:
         row = os.pread(self._table, _ROW.size, rank * _ROW.size) if self._table >= 0 else b""
         if len(row) < _ROW.size:
             return ""
-        pid, has_ended, status = _ROW.unpack(row)
+        pid, has_ended, status, _ = _ROW.unpack(row)
         if not has_ended:
             return ""
         how = f"ended with exit code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
