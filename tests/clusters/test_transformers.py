@@ -33,15 +33,25 @@ class Net(torch.nn.Module):
         out = self.layers(x)
         return out if labels is None else {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
 """
-TRAIN = {
-    "transformers": """
+ARGUMENTS = """
+import transformers
 args = transformers.TrainingArguments(
     sys.argv[1], per_device_train_batch_size=int(sys.argv[2]), num_train_epochs=2, optim="sgd", learning_rate=0.1,
     train_sampling_strategy="sequential", save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
     gradient_accumulation_steps=2, max_grad_norm=0.5,
 )
+"""
+TRAIN = {
+    "transformers": ARGUMENTS
+    + """
 rows = [{"x": one, "labels": y} for one, y in data]
 HorovodTrainer(model, args, train_dataset=rows).train()
+""",
+    # As it is for torchrun.
+    "socket": ARGUMENTS
+    + """
+assert args.world_size == hvd.size()
+transformers.Trainer(model, args, train_dataset=[{"x": one, "labels": y} for one, y in data]).train()
 """,
     "accelerate": """
 train(model, torch.optim.SGD(model.parameters(), lr=0.1), data, int(sys.argv[2]))
@@ -54,12 +64,12 @@ def weights(output: str) -> list[object]:
     return [json.loads(found) for found in re.findall(r"weights (\[.*\])$", output, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("name", ["transformers", "accelerate"])
+@pytest.mark.parametrize("name", ["transformers", "accelerate", "socket"])
 def test_two_ranks_train_as_one_process_does(name: str, tmp_path: Path) -> None:
     sample = next(s for s in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if f"import {name}" in s)
     script = tmp_path / "train.py"
     begin = "" if "\nhvd.init()" in sample else "hvd.init()\n"
-    script.write_text(sample + begin + MODEL + DATA.format(train=TRAIN[name]))
+    script.write_text(sample + begin + "import torch\n" + MODEL + DATA.format(train=TRAIN[name]))
     ended = horovodrun("-np", "2", sys.executable, str(script), str(tmp_path / "out"), "4")
     assert ended.code == 0, ended.err
     first, second = weights(ended.out)
