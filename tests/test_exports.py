@@ -25,6 +25,7 @@ READS_SETTINGS = (
     "khorovod_ipu.tensorflow.cluster", "khorovod_ipu.tensorflow.software",  # TensorFlow's own variables
     "horovod.rendezvous.mpi",  # mpi4py's own variable
     "horovod.tensorflow.unsafe",  # one of TensorFlow's, which horovodrun sets
+    "horovod.transports.torch_dist",  # torch's own variable
 )  # fmt: skip
 # They hand their environment on to ranks that they start.
 PASSES_ENVIRONMENT_ON = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ _THREADS = 3
 #: How long to wait for what was under way to end; most ends at once.
 _END_S = 0.2
 _LOOPBACK = "127.0.0.1"
+#: How many operations torch's flight recorder keeps; the second is its older name.
+_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class _Table(c10d.Store):
@@ -282,6 +285,7 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
     """
     if not dist.is_gloo_available():
         raise InitError("this torch is built without Gloo; install one of the wheels of pytorch.org, or use MPI")
+    _record_nothing()
     gloo = c10d.ProcessGroupGloo
     place = {"interface": interface} if interface else {"hostname": address}
 
@@ -297,6 +301,20 @@ def listen(interface: str = "", address: str = _LOOPBACK) -> tuple[Any, Door]:
     except RuntimeError as error:
         where = f"HOROVOD_GLOO_IFACE={interface}" if interface else f"the address {address} of this host"
         raise InitError(f"Gloo cannot listen on {where}: {error}") from None
+
+
+def _record_nothing() -> None:
+    """Keep torch from recording each operation of Gloo with its stack: kilobytes and tens of microseconds each.
+
+    The setting is read when the recorder of Gloo is first used; that of NCCL is another one, and as the user has it.
+    """
+    use = getattr(c10d, "_dump_fr_trace_json", None)
+    if use is not None and not any(name in os.environ for name in _RECORDER):
+        os.environ[_RECORDER[0]] = "0"
+        try:
+            use(False, False)
+        finally:
+            del os.environ[_RECORDER[0]]
 
 
 def address_towards(endpoint: str) -> str:
