@@ -25,7 +25,7 @@ from horovod.links.hosts.channel import HubDecider, RemoteDecider
 
 __all__ = ["Simulation"]
 
-#: Steps after which everything has a number.
+#: Steps after which everything has a number, and how many are measured.
 _WARMUP, _STEPS = 3, 50
 
 
@@ -38,13 +38,9 @@ class _Relay:
         self.requests: collections.deque[frames.Message] = collections.deque()
         self.log: collections.deque[frames.Message] = collections.deque()
         self.sent: list[bytes] = []
-        self.sent_to: dict[int, list[bytes]] = {}
 
     def send_all(self, messages: Sequence[frames.Message]) -> None:
         self.sent.append(frames.numbered(0, frames.encode(messages)))
-
-    def send_to(self, host: int, messages: Sequence[frames.Message]) -> None:
-        self.sent_to.setdefault(host, []).append(frames.numbered(0, frames.encode(messages)))
 
 
 class Simulation:
@@ -68,7 +64,6 @@ class Simulation:
         spec = (TensorSpec("float32", (1024,)),)
         names = [f"allreduce.gradient.{i}" for i in range(tensors)]
         self.requests = [Request(name, Kind.ALLREDUCE, tensors=spec, fuse_class="float32") for name in names]
-        self._signatures, self._notes = list(range(tensors)), [NO_NOTE] * tensors
         for leader, own in zip(self._leaders, self._hosts, strict=True):
             for rank in own:
                 for signature, request in enumerate(self.requests):
@@ -77,7 +72,8 @@ class Simulation:
     def submit(self, host: int) -> None:
         """Let the ranks of a host submit a step, as its leader finds it in their rings."""
         for rank in self._hosts[host]:
-            self._leaders[host].submit_all(rank, self._signatures, self._notes)
+            for signature in range(len(self.requests)):
+                self._leaders[host].submit(rank, signature, NO_NOTE)
 
     def ask(self, host: int) -> list[bytes]:
         """Return the frames by which the leader of a host passes that on."""
@@ -95,12 +91,12 @@ class Simulation:
     def bring(self) -> list[bytes]:
         """Let all hosts have what the hub has sent; return what it has sent to all."""
         relay = self._relays[0]
-        sent, sent_to, relay.sent, relay.sent_to = relay.sent, relay.sent_to, [], {}
+        sent, relay.sent = relay.sent, []
         for host in range(1, len(self._hosts)):
-            for frame in [*sent_to.get(host, ()), *sent]:
+            for frame in sent:
                 self._relays[host].log.extend(frames.decode(frame))
             self._leaders[host].take()
-        return list(sent)
+        return sent
 
 
 @dataclass

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -45,9 +46,9 @@ def _count_messages(rounds: int) -> tuple[int, int]:
             sent.append(frames.Submit)
             super().submit(rank, signature, note)
 
-        def submit_together(self, leader: int, bits: int) -> None:
-            sent.append(frames.Together)
-            super().submit_together(leader, bits)
+        def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
+            sent.append(frames.SubmitGroups)
+            super().submit_groups(leader, numbers)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel, "_Outbox", Counting)
@@ -56,17 +57,17 @@ def _count_messages(rounds: int) -> tuple[int, int]:
         handles = [hvd.allreduce_async(np.full(3, n + hvd.rank()), name=str(n), op=hvd.Sum) for n in range(10)]
         assert [hvd.synchronize(handle)[0] for handle in handles] == [4 * n + 6 for n in range(10)]
     hvd.shutdown()
-    return sent.count(frames.Submit), sent.count(frames.Together)
+    return sent.count(frames.Submit), sent.count(frames.SubmitGroups)
 
 
-def test_what_is_submitted_again_and_again_goes_to_rank_0_as_bits() -> None:
-    """Two rounds of ten for two ranks go one by one; each of the rest in one message, or in as many as came apart."""
+def test_repeated_submissions_of_a_host_go_to_rank_0_as_groups() -> None:
+    """One round of ten for two ranks goes one by one; each of the rest in one message, or in as many as came apart."""
     counts = run_ranks(4, _count_messages, 12, hosts=(2, 2), init=False)
     assert counts[:2] == [(0, 0), (0, 0)]  # rank 0's host sends nothing
     assert counts[3] == (0, 0)
-    singles, together = counts[2]
-    assert singles == 2 * 10 * 2
-    assert 1 <= together <= 10 * 10
+    singles, groups = counts[2]
+    assert singles == 10 * 2
+    assert 1 <= groups <= 11 * 10
 
 
 def _mismatch() -> str:

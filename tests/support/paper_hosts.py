@@ -12,8 +12,7 @@ from horovod.core.coordinator import LogEntry
 from horovod.core.gathering import Gathering
 from horovod.core.generation import Generation, Member
 from horovod.core.hub import HubCoordinator
-from horovod.core.numbers import Number, Retire
-from horovod.core.requests import NO_NOTE, Request
+from horovod.core.requests import Request
 
 __all__ = ["PaperHosts"]
 
@@ -31,16 +30,6 @@ class _Way:
             self.sent[what] += 1
 
         return put
-
-
-class _Counting(HubCoordinator):
-    """Counts the submissions that it takes one by one."""
-
-    singles = 0
-
-    def submit(self, rank: int, signature: int, note: int = NO_NOTE) -> None:
-        self.singles += 1
-        super().submit(rank, signature, note)
 
 
 class PaperHosts(PaperJob):
@@ -67,13 +56,13 @@ class PaperHosts(PaperJob):
     ) -> None:
         size = sum(map(len, hosts))
         super().__init__(size, threshold, capacity, signatures)
-        self.hub = _Counting(Generation([Member(0, "paper")] * size, hosts=hosts), threshold, capacity)
+        self.hub = HubCoordinator(Generation([Member(0, "paper")] * size, hosts=hosts), threshold, capacity)
         self.coordinator = self.hub
         self._hosts, self._rng = hosts, rng
         self._ways = [_Way() for _ in hosts]
         self._leaders = [Gathering(ranks, way) for ranks, way in zip(hosts, self._ways, strict=True)]
         self._leader_of = {rank: leader for leader, ranks in zip(self._leaders, hosts, strict=True) for rank in ranks}
-        self._back: list[collections.deque[Number | Retire | LogEntry]] = [collections.deque() for _ in hosts]
+        self._back: list[collections.deque[LogEntry]] = [collections.deque() for _ in hosts]
 
     @property
     def sent(self) -> collections.Counter[str]:
@@ -130,11 +119,7 @@ class PaperHosts(PaperJob):
         self._leader_of[rank].declare(rank, signature, wanted)
 
     def _submit(self, rank: int, signature: int, note: int) -> None:
-        leader = self._leader_of[rank]
-        if note == NO_NOTE and self._rng.random() < 0.5:
-            leader.submit_all(rank, [signature], [note])
-        else:
-            leader.submit(rank, signature, note)
+        self._leader_of[rank].submit(rank, signature, note)
 
     def _order(self) -> list[int]:
         return self._rng.sample(range(len(self._hosts)), len(self._hosts))
@@ -150,12 +135,10 @@ class PaperHosts(PaperJob):
 
     def _decide(self) -> bool:
         log = self.hub.take()
-        news = self.hub.take_news()
-        for host, back in enumerate(self._back):
-            back.extend(news.get(host, ()))
+        for back in self._back:
             back.extend(log)
         self.log += log
-        return bool(log or news)
+        return bool(log)
 
     def _bring(self, host: int, most: int) -> bool:
         """Bring the log and what belongs to it to a host, and let its ranks replay it."""
@@ -163,13 +146,7 @@ class PaperHosts(PaperJob):
         count = min(most, len(back))
         for _ in range(count):
             item = back.popleft()
-            if isinstance(item, Number):
-                leader.number(item.number, item.members)
-            elif isinstance(item, Retire):
-                leader.retire(item.number)
-                self._ways[host].free_number(self._hosts[host][0], item.number)
-            else:
-                leader.observe([item])
-                for rank in self._hosts[host]:
-                    self._replay(rank, item)
+            leader.observe([item])
+            for rank in self._hosts[host]:
+                self._replay(rank, item)
         return count > 0

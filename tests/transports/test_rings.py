@@ -140,28 +140,3 @@ def test_an_end_that_comes_later_goes_on_where_the_words_say() -> None:
     assert again.get() == (1, (2,))
     RecordWriter(pipe.ring, pipe.words64, 0, [1]).put(1, (3,))
     assert again.get() == (1, (3,))
-
-
-@settings(max_examples=150)
-@given(rng=st.builds(random.Random, st.integers(0, 1 << 32)), capacity=st.sampled_from([17, 64, 1024]))
-def test_records_of_one_kind_may_be_read_many_at_a_time(rng: random.Random, capacity: int) -> None:
-    pipe = Pipe(capacity, 1)
-    [end] = pipe.ends
-    written: list[tuple[int, tuple[int, ...]]] = []
-    read: list[tuple[int, tuple[int, ...]]] = []
-    for _ in range(60):
-        kind, count = rng.choice([(2, 2), (2, 2), (2, 2), (2, 1), (3, 2)])
-        # A word may look like a header.
-        record = (kind, tuple(rng.choice([0, 7, 2 << 24 | 3]) for _ in range(count)))
-        written.append(record)
-        pipe.writer.put(*record)
-        while rng.random() < 0.4 or pipe.writer.backlog:
-            pipe.writer.flush()
-            alike = end.get_alike(2, 2)
-            if alike is not None:
-                read += [(2, words) for words in zip(*alike, strict=True)]
-            elif (one := end.get()) is not None:
-                read.append(one)
-    while (alike := end.get_alike(2, 2)) is not None or (one := end.get()) is not None:
-        read += [(2, words) for words in zip(*alike, strict=True)] if alike is not None else [one]
-    assert read == written

@@ -1,8 +1,8 @@
 """Requests and log of a job on several hosts, at the leader of each host.
 
 The leader reads the requests of its host and writes the host's log, as on one host. It sends the requests to the
-coordinator on another host, or runs the coordinator itself. Repeated submissions of all its ranks are sent by number;
-see ``horovod.core.gathering``.
+coordinator on another host, or runs the coordinator itself. Repeated submissions of all its ranks are sent as one; see
+``horovod.core.gathering``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from horovod.core import numbers
 from horovod.core.coordinator import LogEntry
-from horovod.core.gathering import Gathering
+from horovod.core.gathering import Gathering, Members
 from horovod.core.hub import HubCoordinator
 from horovod.core.requests import NO_NOTE, Request
 from horovod.links.hosts import frames
-from horovod.links.hosts.relay import HUB, Relay
-from horovod.links.shm.channel import SUBMIT, CoordinatorChannel
+from horovod.links.hosts.relay import Relay
+from horovod.links.shm.channel import CoordinatorChannel
 from horovod.transports.shm.control import Control
 
 __all__ = ["HubDecider", "LeaderChannel", "RemoteDecider"]
@@ -38,8 +37,7 @@ class _Keeper:
         self._gathering = gathering
         self._relay = relay
         self._look_s = 0.0
-        self.declare, self.submit, self.submit_all = gathering.declare, gathering.submit, gathering.submit_all
-        self.leave = gathering.leave
+        self.declare, self.submit, self.leave = gathering.declare, gathering.submit, gathering.leave
         if relay.mailbox is not None:
             self.submit = self._submit
         relay.is_owed = self._is_owed
@@ -83,7 +81,6 @@ class RemoteDecider(_Keeper):
     def __init__(self, relay: Relay, ranks: Sequence[int]) -> None:
         self._batch: list[frames.Message] = []
         super().__init__(Gathering(ranks, _Outbox(self._batch)), relay)
-        self._leader = ranks[0]
         self._log = relay.log
         self._departures: list[frames.RankState] = []
 
@@ -108,12 +105,6 @@ class RemoteDecider(_Keeper):
                 entries.append(LogEntry((message.id,), response=message.response))
             elif isinstance(message, frames.RankState):
                 self._departures.append(message)
-            elif isinstance(message, frames.NumberMeaning):
-                self._gathering.number(message.number, message.members)
-            elif isinstance(message, frames.RetireNumber):
-                self._gathering.retire(message.number)
-                self._batch.append(frames.Freed(self._leader, message.number))
-        self._send()
         self._gathering.observe(entries)
         return entries
 
@@ -150,13 +141,13 @@ class _Outbox:
         """Take one submission of ``rank``."""
         self._batch.append(frames.Submit(rank, signature, note))
 
-    def submit_numbers(self, rank: int, bits: int) -> None:
-        """Take submissions of ``rank`` by their numbers."""
-        self._batch.append(frames.SubmitNumbers(rank, frames.packed(bits)))
+    def declare_group(self, leader: int, number: int, members: Members) -> None:
+        """Let ``number`` stand for submissions of one name when the host of ``leader`` submits it."""
+        self._batch.append(frames.DeclareGroup(leader, number, members))
 
-    def submit_together(self, leader: int, bits: int) -> None:
-        """Take submissions, by their numbers, of all ranks of the host of ``leader`` that take part in them."""
-        self._batch.append(frames.Together(leader, frames.packed(bits)))
+    def submit_groups(self, leader: int, numbers: Sequence[int]) -> None:
+        """Take what the numbers of the host of ``leader`` stand for."""
+        self._batch.append(frames.SubmitGroups(leader, list(numbers)))
 
     def leave(self, rank: int, reason: str) -> None:
         """Note that ``rank`` takes part no more."""
@@ -174,7 +165,6 @@ class HubDecider(_Keeper):
 
     def __init__(self, coordinator: HubCoordinator, relay: Relay, ranks: Sequence[int]) -> None:
         super().__init__(Gathering(ranks, coordinator), relay)
-        self._leader = ranks[0]
         self._coordinator = coordinator
         self._requests = relay.requests
 
@@ -192,9 +182,6 @@ class HubDecider(_Keeper):
         while requests:
             self._serve(requests.popleft())
         entries = self._coordinator.take()
-        while news := self._coordinator.take_news():
-            for host, of_host in news.items():
-                self._tell(host, of_host)
         if entries:
             self._gathering.observe(entries)
             self._relay.send_all([_told(entry) for entry in entries])
@@ -203,30 +190,16 @@ class HubDecider(_Keeper):
     def published(self) -> None:
         """Do nothing: at the hub no departure waits for the log."""
 
-    def _tell(self, host: int, news: Sequence[numbers.News]) -> None:
-        """Tell a host, which may be this one, what numbers stand for."""
-        if host != HUB:
-            self._relay.send_to(host, [_number_told(item) for item in news])
-            return
-        for item in news:
-            if isinstance(item, numbers.Number):
-                self._gathering.number(item.number, item.members)
-            else:
-                self._gathering.retire(item.number)
-                self._coordinator.free_number(self._leader, item.number)
-
     def _serve(self, message: frames.Message) -> None:
         coordinator = self._coordinator
-        if isinstance(message, frames.Together):
-            coordinator.submit_together(message.rank, frames.bits_of(message.bits))
+        if isinstance(message, frames.SubmitGroups):
+            coordinator.submit_groups(message.rank, message.numbers)
         elif isinstance(message, frames.Submit):
             coordinator.submit(message.rank, message.signature, message.note)
-        elif isinstance(message, frames.SubmitNumbers):
-            coordinator.submit_numbers(message.rank, frames.bits_of(message.bits))
         elif isinstance(message, frames.Declare):
             coordinator.declare(message.rank, message.signature, message.request)
-        elif isinstance(message, frames.Freed):
-            coordinator.free_number(message.rank, message.number)
+        elif isinstance(message, frames.DeclareGroup):
+            coordinator.declare_group(message.rank, message.number, message.members)
         elif isinstance(message, frames.Leave):
             coordinator.leave(message.rank, message.reason)
 
@@ -249,11 +222,6 @@ class LeaderChannel(CoordinatorChannel):
         return super().has_news() or self._decider.has_news()
 
     def _serve(self) -> None:
-        decider = self._decider
-        for rank, reader in self._readers:
-            # Most of what comes are submissions, many at a time.
-            while (submitted := reader.get_alike(SUBMIT, 2)) is not None:
-                decider.submit_all(rank, *submitted)
         super()._serve()
         self._publish()
 
@@ -271,9 +239,3 @@ def _told(entry: LogEntry) -> frames.Message:
     if entry.response is None:
         return frames.Run(entry.ids, entry.notes)
     return frames.Declared(entry.ids[0], entry.response)
-
-
-def _number_told(item: numbers.News) -> frames.Message:
-    if isinstance(item, numbers.Number):
-        return frames.NumberMeaning(item.number, item.members)
-    return frames.RetireNumber(item.number)

@@ -2,10 +2,8 @@
 
     leader to hub    Declare, Submit, Leave        requests of its ranks
                      Payload                       the data of a small operation, before its submission
-                     SubmitNumbers, Together       the same by number, of one rank or all of its host
-                     Freed                         a number is used no more
+                     DeclareGroup, SubmitGroups    the same, of all its ranks by one number
     hub to leader    Declared, Run                 the log
-                     NumberMeaning, RetireNumber   meanings of numbers
     both             RankState, Question, Answer, Kernel, StartTrace, Trace, Told, Arrivals, Ping, Pong, Bye
 
 Data of a wrong type or length is no frame. Each frame has a number, one more than the one before it on the
@@ -30,31 +28,26 @@ __all__ = [
     "Arrivals",
     "Bye",
     "Declare",
+    "DeclareGroup",
     "Declared",
-    "Freed",
     "Kernel",
     "Leave",
     "Message",
-    "NumberMeaning",
     "Payload",
     "Ping",
     "Pong",
     "Question",
     "RankState",
-    "RetireNumber",
     "Run",
     "StartTrace",
     "Submit",
-    "SubmitNumbers",
-    "Together",
+    "SubmitGroups",
     "Told",
     "Trace",
-    "bits_of",
     "decode",
     "encode",
     "number_of",
     "numbered",
-    "packed",
 ]
 
 #: Messages of one frame, at most.
@@ -62,8 +55,7 @@ MAX_ITEMS = 1 << 16
 _HEAD = struct.Struct("<Q")
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Text = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
-#: A set of numbers: bit n stands for n, from the lowest bit of the first byte on.
-Bits = Annotated[bytes, msgspec.Meta(max_length=8 << 10)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Declare(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -202,41 +194,25 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=16):
     leaves: bool = True
 
 
-class SubmitNumbers(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
-    """``rank`` submits what these numbers stand for."""
+class DeclareGroup(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature.
+
+    ``rank`` leads their host.
+    """
 
     rank: Rank
-    bits: Bits
+    number: Number
+    members: Annotated[tuple[tuple[Rank, int], ...], msgspec.Meta(min_length=1)]
 
 
-class Together(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
-    """All ranks of the host submit what these numbers stand for; ``rank`` leads the host."""
-
-    rank: Rank
-    bits: Bits
-
-
-class NumberMeaning(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """From now on ``number`` stands for submissions of ``members``, pairs of a rank and a signature."""
-
-    number: Annotated[int, msgspec.Meta(ge=0, lt=8 * (8 << 10))]
-    members: tuple[tuple[int, int], ...]
-
-
-class RetireNumber(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
-    """From now on ``number`` stands for nothing."""
-
-    number: int
-
-
-class Freed(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
-    """The host that ``rank`` leads uses ``number`` no more."""
+class SubmitGroups(msgspec.Struct, frozen=True, array_like=True, tag=18, gc=False):
+    """The host that ``rank`` leads submits what these numbers stand for."""
 
     rank: Rank
-    number: int
+    numbers: list[Number]
 
 
-class Payload(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
+class Payload(msgspec.Struct, frozen=True, array_like=True, tag=19, gc=False):
     """The data that ``rank`` sends with the submission that has this note; the hub passes it on to all others."""
 
     rank: Rank
@@ -261,17 +237,14 @@ Message = (
     | Ping
     | Pong
     | Bye
-    | SubmitNumbers
-    | Together
-    | NumberMeaning
-    | RetireNumber
-    | Freed
+    | DeclareGroup
+    | SubmitGroups
     | Payload
 )
 
 #: Messages to the coordinator, and from it.
-REQUESTS = (Declare, Submit, Leave, SubmitNumbers, Together, Freed)
-DECISIONS = (Declared, Run, NumberMeaning, RetireNumber)
+REQUESTS = (Declare, Submit, Leave, DeclareGroup, SubmitGroups)
+DECISIONS = (Declared, Run)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[Message], msgspec.Meta(max_length=MAX_ITEMS)]).decode
@@ -295,16 +268,6 @@ def decode(frame: bytes) -> list[Message]:
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     return messages
-
-
-def packed(bits: int) -> bytes:
-    """Return a set of numbers as they travel."""
-    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
-
-
-def bits_of(data: bytes) -> int:
-    """Return a set of numbers that came."""
-    return int.from_bytes(data, "little")
 
 
 def numbered(number: int, body: bytes) -> bytes:

@@ -17,12 +17,12 @@ from horovod.links.local import Decider, LocalChannel
 from horovod.transports.shm.control import Control, Presence
 from horovod.transports.shm.rings import RecordReader, RecordWriter, bytes_of
 
-__all__ = ["SUBMIT", "CoordinatorChannel", "WorkerChannel"]
+__all__ = ["CoordinatorChannel", "WorkerChannel"]
 
 #: The rank of the host, in the control page's numbers, that serves the others.
 _SERVER = 0
 
-_DECLARE, SUBMIT, _LEAVE = 1, 2, 3
+_DECLARE, _SUBMIT, _LEAVE = 1, 2, 3
 _DECLARED, _RUN, _RUN_FUSED = 1, 2, 3
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,7 +54,7 @@ class WorkerChannel:
 
     def submit(self, signature: int, note: int, patient: bool) -> None:
         """Submit a declared request."""
-        self._writer.put(SUBMIT, (signature, note))
+        self._writer.put(_SUBMIT, (signature, note))
         if patient:
             self._control.ring_later((_SERVER,))
         else:
@@ -218,7 +218,7 @@ class CoordinatorChannel(LocalChannel):
             if record is not None:
                 heard.append((rank, record))
                 kind, words = record
-                if kind == SUBMIT:
+                if kind == _SUBMIT:
                     signatures.append(words[0])
                     notes.append(words[1])
         if len(signatures) > len(self._readers) and coordinator.submit_round(tuple(signatures), tuple(notes)):
@@ -237,7 +237,7 @@ class CoordinatorChannel(LocalChannel):
         """Hand a record of another rank to the coordinator."""
         coordinator = self._coordinator
         self._has_come = True
-        if kind == SUBMIT:
+        if kind == _SUBMIT:
             coordinator.submit(rank, words[0], words[1])
         elif kind == _DECLARE:
             coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))

@@ -123,29 +123,6 @@ class RecordReader:
         """Whether a record is there to be read."""
         return bool(self._words64[self._head] != self._position)
 
-    def get_alike(self, kind: int, count: int) -> list[list[int]] | None:
-        """Return the records of this kind that come next, by column; they have ``count`` words each.
-
-        None if ``get`` must look at the next record, or there is none.
-        """
-        ring, position = self._ring, self._position
-        head = self._words64[self._head]
-        if not futex.is_strongly_ordered:
-            futex.fence()
-        start, step = position % self._capacity, count + 1
-        words = ring[start : min(start + head - position, self._capacity)].tolist()
-        wanted, headers = kind << 24 | step, words[::step]
-        alike = len(headers)
-        if headers.count(wanted) != alike:
-            alike = next(index for index, header in enumerate(headers) if header != wanted)
-        alike = min(alike, len(words) // step)
-        if not alike or self._parts:
-            return None
-        if not futex.is_strongly_ordered:
-            futex.fence()
-        self._words64[self._tail] = self._position = position + alike * step
-        return [words[column : alike * step : step] for column in range(1, step)]
-
     def get(self) -> tuple[int, tuple[int, ...]] | None:
         """Return the next record as (kind, words), or None."""
         ring, words64, position = self._ring, self._words64, self._position

@@ -1,4 +1,4 @@
-"""Requests that hosts submit by number are decided as if every rank had submitted them, and cost nothing per rank."""
+"""Requests that hosts submit as groups are decided as if every rank had submitted them, at a cost for each host."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_rank_is_answered_as_if_each_had_submitted_by_itself(
 def test_hosts_that_lag_behind_each_other_get_one_log(
     counts: list[int], rng: random.Random, threshold: int, capacity: int, signatures: int
 ) -> None:
-    """Messages of hosts, numbers and log entries move in any order between them; nobody waits for ever."""
+    """Messages of hosts and log entries move in any order between them; nobody waits for ever."""
     size = sum(counts)
     job = PaperHosts(_hosts(counts, rng), rng, threshold, capacity, signatures)
 
@@ -126,7 +126,7 @@ def test_leaving_fails_exactly_what_the_leaver_owes(counts: list[int], rng: rand
     size = sum(counts)
     job = PaperHosts(_hosts(counts, rng), rng)
     names = [f"t{i}" for i in range(6)]
-    for _ in range(3):  # so that all have numbers
+    for _ in range(3):  # so that all groups have numbers
         for rank in range(size):
             for name in names:
                 job.submit(rank, request(name))
@@ -159,28 +159,30 @@ def _rounds(job: PaperHosts, rounds: int, *requests: Request) -> None:
         job.settle_all()
 
 
-def test_the_third_time_hosts_submit_by_number_and_it_is_fused_as_ever() -> None:
+def test_the_second_time_hosts_submit_groups_and_these_are_fused_as_ever() -> None:
     job = PaperHosts([[0, 1], [2, 3]], random.Random(0))
-    _rounds(job, 2, request("a"), request("b"))
-    assert job.sent["submit_together"] == 0
+    _rounds(job, 1, request("a"), request("b"))
+    assert job.sent["submit_groups"] == 0
+    _rounds(job, 1, request("a"), request("b"))
+    assert (job.sent["declare_group"], job.sent["submit_groups"]) == (2 * 2, 2)
     before = job.sent
     _rounds(job, 5, request("a"), request("b"))
-    assert job.sent - before == {"submit_together": 2 * 5}
+    assert job.sent - before == {"submit_groups": 2 * 5}
     assert [len(entry.ids) for entry in job.log if entry.response is None] == [2] * 7
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.ALLGATHER])
-def test_another_signature_under_a_name_is_seen_at_once_and_the_number_is_good_again_afterwards(kind: Kind) -> None:
+def test_another_signature_under_a_name_is_seen_at_once_and_groups_come_back_afterwards(kind: Kind) -> None:
     job = PaperHosts([[0, 1], [2, 3]], random.Random(0))
     _rounds(job, 3, request("a", kind))
     handles = [job.submit(rank, request("a", kind, shape=(4 + (rank == 1),))) for rank in range(4)]
     job.flow()  # leaders pass on nothing for being old
     assert all(handle.response is not None for handle in handles)
     assert bool(handles[0].response and handles[0].response.error) == (kind is Kind.ALLREDUCE)
-    before, singles = job.sent, job.hub.singles
     _rounds(job, 2, request("a", kind))
-    assert job.hub.singles == singles
-    assert job.sent - before == {"submit_together": 4}
+    before = job.sent
+    _rounds(job, 2, request("a", kind))
+    assert job.sent - before == {"submit_groups": 4}
 
 
 def test_what_a_late_rank_keeps_others_waiting_for_is_known_to_the_coordinator() -> None:
@@ -196,10 +198,10 @@ def test_what_a_late_rank_keeps_others_waiting_for_is_known_to_the_coordinator()
     job.assert_quiet()
     before = job.sent
     _rounds(job, 1, request("a"))
-    assert job.sent - before == {"submit_together": 2}
+    assert job.sent - before == {"submit_groups": 2}
 
 
-def test_an_error_of_the_coordinator_answers_those_who_submitted_by_number() -> None:
+def test_an_error_of_the_coordinator_answers_ranks_whose_host_submitted_a_group() -> None:
     job = PaperHosts([[0, 1], [2, 3]], random.Random(0))
     _rounds(job, 3, request("a"))
     early = [job.submit(rank, request("a")) for rank in (0, 1, 2)]
@@ -212,7 +214,7 @@ def test_an_error_of_the_coordinator_answers_those_who_submitted_by_number() -> 
     assert [handle.response and handle.response.error for handle in again] == [""] * 4
 
 
-def test_numbers_belong_to_the_members_of_a_process_set_and_end_with_it() -> None:
+def test_groups_hold_the_members_of_a_process_set_and_end_with_it() -> None:
     job = PaperHosts([[0, 1], [2, 3], [4]], random.Random(0))
     for members in ((1, 2), (0, 1, 4), (2, 3)):
         for rank in range(5):
@@ -223,7 +225,7 @@ def test_numbers_belong_to_the_members_of_a_process_set_and_end_with_it() -> Non
             for rank in members:
                 job.submit(rank, request("a", process_set=1))
             job.settle_all()
-        assert (job.sent - before)["submit_together"] == 3 * len({rank // 2 for rank in members})
+        assert (job.sent - before)["submit_groups"] == 4 * len({rank // 2 for rank in members})
         late = job.submit(members[0], request("a", process_set=1))
         for rank in range(5):
             job.submit(rank, request("remove", Kind.REMOVE_PROCESS_SET, root=1))
@@ -243,31 +245,9 @@ def test_a_host_of_which_a_rank_has_joined_goes_on_at_once() -> None:
     for rank in (0, 2, 3):
         job.submit(rank, JOIN)
     job.assert_quiet()
-    before, singles = job.sent, job.hub.singles
+    before = job.sent
     _rounds(job, 1, request("a"))
-    assert job.hub.singles == singles
-    assert job.sent - before == {"submit_together": 2}
-
-
-def test_numbers_that_a_capacity_takes_away_are_used_again_once_all_hosts_know() -> None:
-    job = PaperHosts([[0, 1], [2, 3]], random.Random(0), capacity=2)
-    for name in "abcdefgh":
-        _rounds(job, 4, request(name))
-    job.assert_quiet()
-    assert job.sent["submit_together"] == 2 * 2 * 8
-    assert job.sent["free_number"] >= 2 * 6
-
-
-def test_bits_that_stand_for_nothing_have_no_effect() -> None:
-    job = PaperHosts([[0, 1], [2, 3]], random.Random(0))
-    _rounds(job, 3, request("a"))
-    job.hub.submit_together(2, 1 << 4000 | 1 << 1)
-    job.hub.submit_numbers(3, 1 << 70)
-    job.hub.free_number(2, 0)
-    job.hub.free_number(2, 999)
-    assert not job.hub.is_waiting
-    _rounds(job, 1, request("a"))
-    job.assert_quiet()
+    assert job.sent - before == {"submit_groups": 2}
 
 
 def _calls(ranks: int, hosts: int, tensors: int) -> int:
@@ -294,13 +274,13 @@ def _calls(ranks: int, hosts: int, tensors: int) -> int:
         sent = simulation.bring()
     assert sum(len(entry.ids) for entry in log if entry.response is None) == tensors
     assert len(sent) == 1  # encoded once, for all hosts
-    assert all(sum(map(len, frames)) < 40 + tensors / 8 for frames in asked)
+    assert all(sum(map(len, frames)) < 40 + 2 * tensors for frames in asked)
     return calls
 
 
-def test_a_cached_step_costs_the_hub_nothing_per_rank_and_a_few_calls_per_host_and_tensor() -> None:
-    """512 ranks on 64 hosts with 200 tensors take some 1800 calls; each of 102400 submissions would take several."""
+def test_a_cached_step_costs_the_hub_no_calls_per_rank_and_a_few_per_group() -> None:
+    """512 ranks on 64 hosts with 200 tensors submit 12,800 groups, in place of 102,400 requests."""
     base = _calls(8, 8, 20)
     assert _calls(32, 8, 20) == base
-    assert (_calls(16, 16, 20) - base) / 8 <= 25
-    assert (_calls(8, 8, 60) - base) / 40 <= 12
+    assert (_calls(16, 16, 20) - base) / (8 * 20) <= 4
+    assert (_calls(8, 8, 60) - base) / (8 * 40) <= 6
