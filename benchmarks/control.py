@@ -91,7 +91,8 @@ class Simulation:
     def bring(self) -> list[bytes]:
         """Let all hosts have what the hub has sent; return what it has sent to all."""
         relay = self._relays[0]
-        sent, relay.sent = relay.sent, []
+        sent: list[bytes] = relay.sent
+        relay.sent = []
         for host in range(1, len(self._hosts)):
             for frame in sent:
                 self._relays[host].log.extend(frames.decode(frame))

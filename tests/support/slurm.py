@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
-from types import TracebackType
 
-import namespaces
+import scheduler
 from namespaces import Cluster
+from scheduler import Scheduler, run_on_login
 
 __all__ = ["Slurm", "why_not"]
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun")
-_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-_NODES, _CPUS, _UP_S = ("a", "b", "c"), 8, 60
+_NODES, _CPUS = ("a", "b", "c"), 8
 #: slurmd ends where it finds none, or a mixture of both kinds.
 _CGROUPS = """
 mount -t tmpfs cgroup /sys/fs/cgroup; mkdir /sys/fs/cgroup/systemd
@@ -61,27 +57,16 @@ PartitionName=all Nodes=a,b,c Default=YES MaxTime=INFINITE State=UP OverSubscrib
 
 def why_not() -> str:
     """Why there can be no Slurm here; empty when there can."""
-    missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
-    return namespaces.why_not() or (
-        f"Slurm needs {', '.join(missing)}: apt-get install slurm-wlm munge" * bool(missing)
-    )
+    return scheduler.why_not("Slurm", _TOOLS, "slurm-wlm munge")
 
 
-class Slurm:
-    """Slurm on a cluster; use as a context manager.
-
-    Args:
-        cluster: its hosts.
-        folder: for configuration, state and logs.
-    """
+class Slurm(Scheduler):
+    """Slurm on a cluster; see ``Scheduler``."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self._cluster, self.folder = cluster, folder
-        self._daemons: list[subprocess.Popen[bytes]] = []
-        self.environ = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environ.pop("HOROVOD_SECRET_KEY", None)
+        super().__init__(cluster, folder, SLURM_CONF=str(folder / "slurm.conf"))
 
-    def __enter__(self) -> Slurm:
+    def _come_up(self) -> None:
         folder = self.folder
         for name in ("state", *(f"{kind}-{node}" for node in _NODES for kind in ("spool", "tmp"))):
             (folder / name).mkdir()
@@ -92,22 +77,13 @@ class Slurm:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        try:
-            for name in machines:
-                self._start_munge(name)
-            self._start("login", "slurmctld", "-D", "-f", f"{folder}/slurm.conf")
-            for name in _NODES:
-                self._start(name, "slurmd", "-D", "-N", name, "-f", f"{folder}/slurm.conf")
-            self._await_nodes()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        for name in machines:
+            self._start_munge(name)
+        self._start("login", "slurmctld", "-D", "-f", f"{folder}/slurm.conf")
+        for name in _NODES:
+            self._start(name, "slurmd", "-D", "-N", name, "-f", f"{folder}/slurm.conf")
+        idle = sorted([*_NODES, *["idle"] * len(_NODES)])
+        self._await(lambda done: sorted(done.stdout.split()) == idle, "sinfo", "-h", "-N", "-o", "%N %t")
 
     def _start_munge(self, name: str) -> None:
         own = self.folder / f"munge-{name}"
@@ -117,59 +93,8 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         self._start(
             name, "munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key",
-            f"--log-file={own}/log", f"--pid-file={own}/pid", f"--seed-file={own}/seed",
+            f"--log-file={self.folder}/munge-{name}.log", f"--pid-file={own}/pid", f"--seed-file={own}/seed",
         )  # fmt: skip
-
-    def _start(self, name: str, *words: str) -> None:
-        self._daemons.append(
-            subprocess.Popen(
-                self._cluster.machines[name].command(*words),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=self.environ,
-                start_new_session=True,
-            )
-        )
-
-    def _await_nodes(self) -> None:
-        deadline = time.monotonic() + _UP_S
-        said = ""
-        while time.monotonic() < deadline:
-            done = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False)
-            said = done.stdout + done.stderr
-            if sorted(done.stdout.split()) == sorted([*_NODES, *["idle"] * len(_NODES)]):
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"Slurm did not come up: {said}\n{self.logs()}")
-
-    def logs(self) -> str:
-        """The last lines of all its logs."""
-        files = [*self.folder.glob("*.log"), *self.folder.glob("munge-*/log")]
-        return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-800:]}" for file in files)
-
-    def run(
-        self, *words: str, check: bool = True, timeout_s: float = 300, host: str = "login", **environ: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program, such as srun, on a host.
-
-        Args:
-            *words: program and arguments.
-            check: whether it must end well.
-            timeout_s: a slurmd that is not there makes srun wait for ever.
-            host: where.
-            **environ: more variables.
-        """
-        done = subprocess.run(
-            self._cluster.machines[host].command(*words),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            env={**self.environ, **environ},
-        )
-        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self.logs()}"
-        return done
 
     def start(
         self, *words: str, host: str = "login", stderr: int | None = None, **environ: str
@@ -192,9 +117,7 @@ class Slurm:
         """Leave nothing."""
         for name in _NODES:
             self._end_in(name)
-        for daemon in reversed(self._daemons):
-            daemon.kill()
-            daemon.wait()
+        super().close()
 
     def _end_in(self, name: str) -> None:
         try:
@@ -209,17 +132,5 @@ class Slurm:
                     pass
 
 
-def main() -> None:
-    """Run a command on login of a new Slurm: ``slurm.py COMMAND...``."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        for folder in (one, other):
-            Path(folder).chmod(0o755)
-        with Cluster(Path(one)) as cluster, Slurm(cluster, Path(other)) as slurm:
-            words = cluster.machines["login"].command(*sys.argv[1:])
-            sys.exit(subprocess.run(words, env=slurm.environ).returncode)
-
-
 if __name__ == "__main__":
-    main()
+    run_on_login(Slurm)

@@ -22,45 +22,17 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first
 from horovod.rendezvous.keys import SERVICE, purpose_key
 from horovod.rendezvous.member_messages import WatchNews, WatchOrders
+from horovod.rendezvous.programs import start_program
 from horovod.rendezvous.protocol import pack, unpack
 from horovod.rendezvous.waiting import Patience
 from horovod.world import process_status
 
-__all__ = ["ignore_signals", "main", "start_process", "start_watch", "watch_host"]
+__all__ = ["ignore_signals", "main", "start_watch", "watch_host"]
 
 _BEAT_S, _CONNECT_S = 1.0, 60.0
 #: Without an answer for so long the service has ended, or cannot be reached: its ranks end by themselves then.
 _LOST_S = 10.0
 _started: list[subprocess.Popen[bytes]] = []
-
-
-def start_process(module: str, words: object, stdout: int) -> subprocess.Popen[bytes]:
-    """Start a program of this package that outlives this process; its standard input is a line of JSON.
-
-    Args:
-        module: has a function ``main``.
-        words: to be written as JSON.
-        stdout: as ``subprocess`` takes it.
-
-    Raises:
-        InitError: it does not start.
-    """
-    path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
-    program = f"import sys; sys.path.append({path!r}); from {module} import main; sys.exit(main())"
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            start_new_session=True,  # what ends the ranks shall not end it
-        )
-    except OSError as error:
-        raise InitError(f"{module} cannot be started: {error}") from error
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(words).encode() + b"\n")
-    process.stdin.close()
-    _started.append(process)
-    return process
 
 
 def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
@@ -74,7 +46,10 @@ def start_watch(secret: bytes, places: Sequence[str], host: str) -> None:
     Raises:
         InitError: it does not start.
     """
-    start_process(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
+    process = start_program(__name__, [secret.hex(), list(places), host], subprocess.DEVNULL)
+    assert process.stdin is not None
+    process.stdin.close()
+    _started.append(process)
 
 
 def watch_host(secret: bytes, places: Sequence[str], host: str) -> None:

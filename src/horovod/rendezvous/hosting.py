@@ -14,7 +14,6 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import zmq
 
@@ -24,6 +23,7 @@ from horovod.rendezvous import curve
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
 from horovod.rendezvous.interfaces import endpoint, own_addresses
 from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.programs import await_answer, start_program
 from horovod.rendezvous.service import Service
 from horovod.rendezvous.waiting import Patience
 from horovod.world import World
@@ -34,7 +34,7 @@ __all__ = ["end_services", "host_service", "is_here", "main", "serve"]
 _TELL_S = 3.0
 #: How long another service of this job may take to show that it has the key.
 _ANSWER_S = 1.0
-_START_S, _END_S = 60.0, 6.0
+_END_S = 6.0
 _hosted: dict[bytes, list[str]] = {}
 _processes: list[subprocess.Popen[bytes]] = []
 
@@ -71,29 +71,12 @@ def is_here(world: World) -> bool:
 
 
 def _start(secret: bytes, addresses: Sequence[str], numbers: Sequence[int]) -> list[str]:
-    path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
-    program = f"import sys; sys.path.append({path!r}); from {__name__} import main; sys.exit(main())"
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C is for the ranks
-        )
-    except OSError as error:
-        raise InitError(f"the job service cannot be started: {error}") from error
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps([secret.hex(), list(addresses), list(numbers), os.getpid()]).encode() + b"\n")
-    process.stdin.flush()
+    words = [secret.hex(), list(addresses), list(numbers), os.getpid()]
+    process = start_program(__name__, words, subprocess.PIPE, subprocess.DEVNULL)
     if not _processes:
         atexit.register(end_services)
     _processes.append(process)
-    ready, _, _ = select.select([process.stdout], [], [], _START_S)
-    line = process.stdout.readline() if ready else b""
-    if not line:
-        raise InitError(f"the job service did not start within {_START_S:g} s (exit code {process.poll()})")
-    found = json.loads(line)
+    found = await_answer(process)
     if isinstance(found, str):
         raise InitError(f"the job service cannot listen: {found}")
     endpoints: list[str] = found

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hmac
-import json
 import os
-import select
 import subprocess
 
 import zmq
@@ -21,9 +19,10 @@ from horovod.errors import InitError
 from horovod.launchers import LAUNCHERS, hosts_and_run_of_step
 from horovod.rendezvous import curve, hosts
 from horovod.rendezvous.client import connect_first, endpoints_of, ports, service_secret
-from horovod.rendezvous.host_watch import start_process, start_watch
+from horovod.rendezvous.host_watch import start_watch
 from horovod.rendezvous.interfaces import own_addresses
 from horovod.rendezvous.keys import SERVICE, purpose_key
+from horovod.rendezvous.programs import await_answer, start_program
 from horovod.rendezvous.vouching import vouch
 from horovod.rendezvous.waiting import Patience
 from horovod.world import Meeting, World
@@ -33,9 +32,9 @@ __all__ = ["LAUNCHERS_OF_OPEN_JOBS", "enter"]
 LAUNCHERS_OF_OPEN_JOBS = ("slurm", "torchrun")
 """Launchers that let ranks live when one is lost, at least those of other hosts."""
 _SERVICE = "horovod.launch.elastic_service"
-_START_S = 60.0
 #: Above the ranks of any launcher, so that the number of a process that joins later is free.
 _JOINED = 1 << 20
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def enter(world: World, settings: Config) -> tuple[World, tuple[str, int]]:
@@ -84,12 +83,13 @@ def _start_service(world: World, secret: bytes, policy: Policy, is_vouched: bool
     addresses = [*own_addresses(), "127.0.0.1"]
     offer = [world.meeting.run, world.key.hex(), own_addresses()] if is_vouched else []
     words = [secret.hex(), addresses, ports(world), world.hostname, dataclasses.asdict(policy), offer]
-    process = start_process(_SERVICE, words, subprocess.PIPE)
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _START_S)
-    line = process.stdout.readline() if ready else b""
+    process = start_program(_SERVICE, words, subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    _started.append(process)
+    error = await_answer(process)
     process.stdout.close()
-    if error := json.loads(line) if line else f"no answer within {_START_S:g} s":
+    if error:
         raise InitError(f"the job service did not start: {error}")
 
 

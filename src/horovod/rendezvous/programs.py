@@ -1,0 +1,57 @@
+"""Programs of this package that run in processes of their own beside the ranks, such as the job service."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from horovod.errors import InitError
+
+__all__ = ["await_answer", "start_program"]
+
+_START_S = 60.0
+
+
+def start_program(module: str, words: object, stdout: int, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a program; its standard input begins with a line of JSON, and stays open.
+
+    Signals to the ranks' process group, such as Ctrl-C, do not reach it.
+
+    Args:
+        module: has a function ``main``.
+        words: to be written as JSON.
+        stdout: as ``subprocess`` takes it.
+        stderr: as ``subprocess`` takes it.
+
+    Raises:
+        InitError: it does not start.
+    """
+    path = str(Path(__file__).parents[2])  # a script may have found this package by its own sys.path
+    program = f"import sys; sys.path.append({path!r}); from {module} import main; sys.exit(main())"
+    command = [sys.executable, "-c", program]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True)
+    except OSError as error:
+        raise InitError(f"{module} cannot be started: {error}") from error
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(words).encode() + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def await_answer(process: subprocess.Popen[bytes]) -> Any:
+    """Return what the job service prints, a line of JSON.
+
+    Raises:
+        InitError: it prints nothing within 60 seconds.
+    """
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _START_S)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        raise InitError(f"the job service did not start within {_START_S:g} s (exit code {process.poll()})")
+    return json.loads(line)
