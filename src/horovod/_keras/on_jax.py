@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -13,9 +13,8 @@ import numpy as np
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.compression import Compression, compress, decompress
-from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import Kind, ReduceOp
+from horovod.core.requests import Kind
 from horovod.errors import HorovodInternalError, RequestError
 from horovod.jax import ops as hvd
 from horovod.jax.failures import typed_errors
@@ -26,13 +25,13 @@ from horovod.jax.runtime import comm
 __all__ = ["backend"]
 
 
-class _Jax:
+class _Jax(Backend):
     """See ``Backend``."""
 
     name = "jax"
+    hvd = hvd
     comm = comm
     compression = Compression
-    generators: Sequence[Generator] = ()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
@@ -49,15 +48,6 @@ class _Jax:
         for index, gradient in zip(there, reduced, strict=True):
             found[index] = gradient
         return found
-
-    def outside(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def scale(self, gradient: Any, factor: Any) -> Any:
-        return gradient * factor
-
-    def members(self, process_set: ProcessSet) -> Any:
-        return process_set.size() or 1
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return jax.lax.cond(condition, then, otherwise)
@@ -81,12 +71,6 @@ class _Jax:
     def changes_all(self, is_known: bool) -> bool:
         return True  # they are given away
 
-    def refuses_xla(self) -> bool:
-        return False
-
-    def shield(self, optimizer: Any) -> None:
-        del optimizer
-
     def reraise(self, error: BaseException) -> None:
         try:
             with typed_errors():
@@ -101,20 +85,6 @@ class _Jax:
         del variables, act, compare
         return True
 
-    def allreduce(self, tensor: Any, order: Order) -> Any:
-        return hvd.allreduce(
-            tensor,
-            name=order.name or None,
-            op=order.op,
-            compression=order.compression,
-            prescale_factor=order.prescale,
-            postscale_factor=order.postscale,
-            process_set=order.process_set,
-        )
-
-    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-        return hvd.allgather(tensor, name=name, process_set=process_set)
-
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         if not isinstance(tensor, jax.core.Tracer) and tensor.is_deleted():
             # A step that failed has taken it along; who gets the root's values does not need it.
@@ -126,8 +96,5 @@ class _Jax:
             tensor = jnp.zeros(tensor.shape, tensor.dtype)
         return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
 
-    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
-        return hvd.reducescatter(tensor, name=name, op=op, process_set=process_set)
 
-
-backend: Backend = _Jax()
+backend = _Jax()

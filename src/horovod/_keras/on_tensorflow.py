@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from horovod import context
 from horovod._keras.backends import Backend, Compare, Order
-from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ReduceOp
 from horovod.tensorflow import ops as hvd
 from horovod.tensorflow.collectives import members_of
 from horovod.tensorflow.compression import Compression
@@ -27,13 +25,13 @@ def _inner(variable: Any) -> Any:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-class _TensorFlow:
+class _TensorFlow(Backend):
     """See ``Backend``."""
 
     name = "tensorflow"
+    hvd = hvd
     comm = comm
     compression = Compression
-    generators: Sequence[Generator] = ()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], order: Order) -> list[Any]:
         del variables
@@ -87,9 +85,6 @@ class _TensorFlow:
     def typed(self) -> AbstractContextManager[None]:
         return typed_errors()
 
-    def wait(self, values: Any) -> None:
-        del values
-
     def hold(self, variables: Sequence[Any]) -> list[Any]:
         return hold([_inner(variable) for variable in variables])
 
@@ -106,12 +101,6 @@ class _TensorFlow:
         # Only programs for the CPU can call back; for others Keras chooses XLA by itself.
         return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
 
-    def shield(self, optimizer: Any) -> None:
-        del optimizer
-
-    def reraise(self, error: BaseException) -> None:
-        del error
-
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
         # While the step is traced, all variables exist, with the values that they have before it; but what the trace
         # itself made, as a Sequential without an Input does, has none, and TensorFlow then traces a second time.
@@ -124,25 +113,5 @@ class _TensorFlow:
                 compare(lambda: [tf.convert_to_tensor(value).numpy() for value in values])
         return True
 
-    def allreduce(self, tensor: Any, order: Order) -> Any:
-        return hvd.allreduce(
-            tensor,
-            compression=order.compression,
-            op=order.op,
-            prescale_factor=order.prescale,
-            postscale_factor=order.postscale,
-            name=order.name or None,
-            process_set=order.process_set,
-        )
 
-    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-        return hvd.allgather(tensor, name=name, process_set=process_set)
-
-    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-        return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
-
-    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
-        return hvd.reducescatter(tensor, op=op, name=name, process_set=process_set)
-
-
-backend: Backend = _TensorFlow()
+backend = _TensorFlow()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 
 from horovod._keras.backends import Backend, Compare, Order
 from horovod.bindings.elastic.generators import Generator
-from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ReduceOp
 from horovod.torch import mpi_ops as hvd
 from horovod.torch.compression import Compression
 from horovod.torch.runtime import comm
@@ -24,10 +21,11 @@ __all__ = ["backend"]
 keep_out_of_graphs()
 
 
-class _Torch:
+class _Torch(Backend):
     """See ``Backend``."""
 
     name = "torch"
+    hvd = hvd
     comm = comm
     compression = Compression
     # Dropout asks it, and no seed of Keras.
@@ -63,73 +61,24 @@ class _Torch:
             for tensor, how, there in zip(tensors, restore, present, strict=True)
         ]
 
-    def outside(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def scale(self, gradient: Any, factor: Any) -> Any:
-        return gradient * factor
-
-    def members(self, process_set: ProcessSet) -> Any:
-        return process_set.size() or 1
-
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         return then() if condition else otherwise()
-
-    def typed(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def wait(self, values: Any) -> None:
-        del values
 
     def hold(self, variables: Sequence[Any]) -> list[Any]:
         return [variable.value.detach().clone() for variable in variables]
 
-    def put(self, variables: Sequence[Any], held: Sequence[Any]) -> None:
-        for variable, value in zip(variables, held, strict=True):
-            variable.assign(value)
-
     def array(self, variable: Any) -> Any:
         return _array(variable.value)
-
-    def changes_all(self, is_known: bool) -> bool:
-        return False
-
-    def refuses_xla(self) -> bool:
-        return False
 
     def shield(self, optimizer: Any) -> None:
         # torch.compile believes ``__class__``, which shows the plain class, and would go past the distributed one's.
         apply = torch.compiler.disable(type(optimizer).apply)  # type: ignore[no-untyped-call]
         optimizer.__dict__["apply"] = MethodType(apply, optimizer)
 
-    def reraise(self, error: BaseException) -> None:
-        del error
-
     def first_step(self, variables: Sequence[Any], act: Callable[[], None], compare: Compare) -> bool:
         act()
         compare(lambda: [_array(variable.value) for variable in variables])
         return True
-
-    def allreduce(self, tensor: Any, order: Order) -> Any:
-        wire, how = order.compression.compress(tensor)
-        reduced = hvd.allreduce(
-            wire,
-            name=order.name or None,
-            op=order.op,
-            prescale_factor=order.prescale,
-            postscale_factor=order.postscale,
-            process_set=order.process_set,
-        )
-        return order.compression.decompress(reduced, how)
-
-    def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-        return hvd.allgather(tensor, name=name, process_set=process_set)
-
-    def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-        return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
-
-    def reducescatter(self, tensor: Any, name: str | None, op: ReduceOp, process_set: ProcessSet) -> Any:
-        return hvd.reducescatter(tensor, name=name, op=op, process_set=process_set)
 
 
 def _array(value: torch.Tensor) -> Any:
@@ -137,4 +86,4 @@ def _array(value: torch.Tensor) -> Any:
     return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
 
 
-backend: Backend = _Torch()
+backend = _Torch()
