@@ -1,4 +1,4 @@
-"""Gradients are those of Horovod, formula by formula; double backward is refused."""
+"""Gradients in a model are those of one process; double backward is refused."""
 
 from __future__ import annotations
 
@@ -9,70 +9,6 @@ import torch
 from harness import run_ranks
 
 import horovod.torch as hvd
-
-KINDS = ("HalfTensor", "FloatTensor", "DoubleTensor")
-
-
-def leaf(kind: str, *shape: int) -> torch.Tensor:
-    torch.manual_seed(1234)
-    return torch.FloatTensor(*shape).random_(-100, 100).type(f"torch.{kind}").requires_grad_()
-
-
-def grad_of(x: torch.Tensor, y: torch.Tensor, upstream: torch.Tensor | None = None) -> torch.Tensor:
-    y.backward(torch.ones_like(y) if upstream is None else upstream.to(y.dtype))
-    assert x.grad is not None
-    assert (x.grad.dtype, x.grad.shape) == (x.dtype, x.shape)
-    return x.grad
-
-
-def full(x: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.full_like(x, value, requires_grad=False)
-
-
-def gathers() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    rows = [3, 2, 7][:size]
-    for kind in KINDS:
-        upstream = torch.cat([torch.full((count, 2), float(r)) for r, count in enumerate(rows)])
-        x = leaf(kind, rows[rank], 2)
-        # The average of all ranks' gradients, and of it the own rows.
-        assert torch.equal(grad_of(x, hvd.allgather(x), upstream), full(x, rank))
-        x = leaf(kind, rows[rank], 2)
-        first, second = hvd.grouped_allgather([x, 2 * x])
-        torch.autograd.backward([first, second], [upstream.to(x.dtype)] * 2)
-        assert torch.equal(x.grad, full(x, 3 * rank))
-
-
-def broadcasts() -> None:
-    for kind in KINDS:
-        for root in range(hvd.size()):
-            x = leaf(kind, 4, 4)
-            assert torch.equal(grad_of(x, hvd.broadcast(x, root)), full(x, 1 if hvd.rank() == root else 0))
-
-
-def alltoalls() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    for kind in KINDS:
-        x = leaf(kind, size * (rank + 1), 2)
-        output, received = hvd.alltoall(x, splits=torch.tensor([rank + 1] * size, dtype=torch.int32))
-        assert not received.requires_grad
-        assert torch.equal(grad_of(x, output), full(x, 1))
-        x = leaf(kind, size, 2)
-        # Rows that rank i weighs by i come back in the row that went to rank i.
-        wanted = torch.arange(float(size))[:, None].expand(size, 2).to(x.dtype)
-        assert torch.equal(grad_of(x, hvd.alltoall(x), torch.full((size, 2), float(rank))), wanted)
-
-
-def reducescatters() -> None:
-    size = hvd.size()
-    for kind in KINDS:
-        x = leaf(kind, 7, 2)
-        assert torch.equal(grad_of(x, hvd.reducescatter(x, op=hvd.Sum)), full(x, size))
-        x = leaf(kind, 7, 2)
-        assert torch.equal(grad_of(x, hvd.reducescatter(x)), full(x, 1))
-        x = leaf(kind, 7, 2)
-        y = hvd.reducescatter(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25)
-        assert torch.equal(grad_of(x, y), full(x, 0.5 * size))
 
 
 def twice() -> None:

@@ -86,11 +86,6 @@ def _together(hub: End, other: End, is_over: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to pass")
 
 
-def _numbers(heard: list[tuple[int, frames.Message]], host: int, sign: int) -> list[int]:
-    pongs = [message for sender, message in heard if sender == host and isinstance(message, frames.Pong)]
-    return [pong.at_ns for pong in pongs if pong.sent_ns == sign]
-
-
 def _pings(count: int) -> list[frames.Message]:
     return [frames.Ping(number) for number in range(count)]
 
