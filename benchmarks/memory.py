@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from horovod.bench.events import write_event
-from horovod.bench.jobs import horovodrun, run_job
+from horovod.bench.jobs import horovodrun, run_job, write_event
 
 WAYS = ("no communication", "horovod", "ddp")
 STEPS = 3
@@ -26,13 +25,13 @@ def rank(model: str, way: str) -> None:
     import torch
 
     import horovod.torch as hvd
-    from horovod.bench.control import HorovodAgreement
+    from horovod.bench.control import Agreement
     from horovod.bench.gloo import start_gloo, stop_gloo
     from horovod.bench.on_torch import ddp_arm, horovod_arm, local_arm, make_task
 
     torch.set_num_threads(1)
     hvd.init()  # in every way, so that its own memory is no difference
-    control = HorovodAgreement(hvd)
+    control = Agreement(hvd)
     if way == "ddp":
         start_gloo(control)
     task = make_task(model.removeprefix("tiny-"), hvd.rank(), tiny=model.startswith("tiny-"))

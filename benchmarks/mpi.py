@@ -15,9 +15,8 @@ from typing import Any
 from benchmarks.mpi_find import MpiInstall, find_mpi
 from horovod.bench.cases import Case
 from horovod.bench.control import Agreement, Contender, WrongResultError
-from horovod.bench.events import parse_event
 from horovod.bench.gloo import common_interface
-from horovod.bench.jobs import clean_environment
+from horovod.bench.jobs import clean_environment, parse_event
 
 __all__ = ["Mpi", "MpiJob", "PeerFailedError", "Spread", "command_line"]
 

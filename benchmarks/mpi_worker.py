@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod.bench.cases import Case, input_blocks, output_blocks
-from horovod.bench.events import write_event
+from horovod.bench.jobs import write_event
 
 __all__ = ["Worker", "main"]
 

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import horovod.torch as hvd
-from horovod.bench.control import HorovodAgreement
+from horovod.bench.control import Agreement
 from horovod.bench.gloo import start_gloo, stop_gloo
 from horovod.bench.models import Task
 from horovod.bench.on_torch import make_task, torch_arm, wrap_in_ddp
@@ -76,7 +76,7 @@ def _nbytes(states: Iterable[dict[str, Any]]) -> int:
 def main(model: str, rounds: int = 7, steps: int = 3) -> None:
     """Train in every way, and print step times and the most bytes of state on one rank."""
     hvd.init()
-    control, arms, is_tiny = HorovodAgreement(hvd), _Arms(), model.startswith("tiny-")
+    control, arms, is_tiny = Agreement(hvd), _Arms(), model.startswith("tiny-")
     start_gloo(control)
     makers = (arms.local, arms.everywhere, arms.sharded, arms.zero)
     scale = {"rounds": 1, "steps": 1, "tiny": True} if is_tiny else {"rounds": rounds, "steps": steps}

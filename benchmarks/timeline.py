@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import horovod.torch as hvd
-from horovod.bench.control import Agreement, HorovodAgreement
+from horovod.bench.control import Agreement
 from horovod.bench.on_torch import horovod_arm, make_task
 from horovod.bench.stats import slowest, summarize
 from horovod.bench.stepping import Arm, time_steps
@@ -105,7 +105,7 @@ def _fill(ring: Ring, request: Request) -> None:
 def main(model: str, rounds: int = 7, steps: int = 5) -> None:
     """Train with and without a recording, in turns, and print what either adds to a step."""
     hvd.init()
-    control = HorovodAgreement(hvd)
+    control = Agreement(hvd)
     task = make_task(model.removeprefix("tiny-"), hvd.rank(), tiny=model.startswith("tiny-"))
     with tempfile.TemporaryDirectory() as folder:
         trainer = _Trainer(horovod_arm(task), control, Path(folder) / "timeline.json")

@@ -95,11 +95,6 @@ def test_frameworks_and_mpi_need_a_checkout(
     assert parse([]).against == ("gloo",)
 
 
-def test_a_command_that_has_moved_says_where(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["startup"]) == 2
-    assert "python benchmarks/startup.py" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
@@ -139,15 +134,6 @@ def test_a_network_needs_several_hosts(tmp_path: Path) -> None:
     assert code != 0 and "expected several hosts, got one" in output
 
 
-def test_a_saved_result_is_shown_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"hosts": "a, b", "latency_s": 0.02, "bytes_s": 125e6}]
-    saved = tmp_path / "network.json"
-    saved.write_text(json.dumps({"kind": "network", "np": 2, "host": {"cores": 2, "cpu": "Test CPU"}, "rows": rows}))
-    assert main(["show", str(saved), "--markdown"]) == 0
-    line = capsys.readouterr().out.splitlines()[2]
-    assert [cell.strip() for cell in line.strip("|").split("|")] == ["a, b", "20.0 ms", "1 Gbit/s"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -172,15 +158,6 @@ def test_flags_alone_are_for_the_usual_benchmark() -> None:
     for args in (parse([]), parse(["-np", "3"])):
         assert (args.command, args.arena, args.against) == ("allreduce", True, ("gloo", "mpich", "openmpi"))
     assert parse(["-np", "3"]).np == 3
-
-
-@pytest.mark.parametrize("content", [None, "no JSON"])
-def test_a_file_that_is_no_result(content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "x.json"
-    if content is not None:
-        file.write_text(content)
-    assert main(["show", str(file)]) == 2
-    assert f"cannot read {file} as a result of --json: " in capsys.readouterr().err
 
 
 def test_without_torch_it_says_what_to_install(

@@ -8,7 +8,7 @@ from harness import run_ranks
 
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Turns, run_cases
-from horovod.bench.control import HorovodAgreement
+from horovod.bench.control import Agreement
 from horovod.bench.torch_calls import Gloo, Ours
 
 PLAN = Turns(rounds=3, round_s=0.01)
@@ -64,7 +64,7 @@ def test_a_case_larger_than_memory_is_skipped_by_all() -> None:
 def _every_operation() -> list[set[str]]:
     import horovod.torch as hvd
 
-    control = HorovodAgreement(hvd)
+    control = Agreement(hvd)
     contenders = [Ours(control), Ours(control, arena=True), Gloo(control)]
     cases = [Case(op, 256, dtype, 3 if op == "async" else 1) for op in OPS for dtype in ("float32", "bfloat16")]
     try:

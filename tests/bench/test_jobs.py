@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from horovod.bench.events import parse_event, write_event
-from horovod.bench.jobs import run_job
+from horovod.bench.jobs import parse_event, run_job, write_event
 
-SAYS = "from horovod.bench.events import write_event; print('hello'); write_event({'n': 1})"
+SAYS = "from horovod.bench.jobs import write_event; print('hello'); write_event({'n': 1})"
 
 
 def test_events_are_heard_and_other_output_passes(capfd: pytest.CaptureFixture[str]) -> None:

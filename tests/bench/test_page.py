@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plot import picture
-from horovod.bench.report import markdown
+from benchmarks.show import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"

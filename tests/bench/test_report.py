@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from horovod.bench.report import markdown, notes, table
+from benchmarks.show import markdown
+from horovod.bench.report import notes, table
 
 HOST: dict[str, object] = {"cores": 2, "cpu": "Test CPU"}
 TIME = {"median_s": 1e-3, "p10_s": 9e-4, "p90_s": 2e-3, "calls": 10}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 from horovod.bench.cases import Case
+from horovod.bench.control import Agreement
 
 T = TypeVar("T")
 
 
-class LocalAgreement:
+class LocalAgreement(Agreement):
     """Agreement of one rank with itself."""
 
     rank = 0

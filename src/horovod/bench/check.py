@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from horovod.bench.control import HorovodAgreement
+from horovod.bench.control import Agreement
 from horovod.bench.network import run_network
 from horovod.world import detect
 
@@ -72,7 +72,7 @@ def main() -> int:
     import horovod.torch as hvd
 
     hvd.init()
-    control = HorovodAgreement(hvd)
+    control = Agreement(hvd)
     names = control.gather(detect().hostname)
     control.barrier()
     clocks = dict(zip(names, control.gather(time.time()), strict=True))

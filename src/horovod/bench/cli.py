@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from horovod.bench.cases import DEFAULT_SIZES, DTYPES, FRAMEWORKS, MODELS, OPS, PEERS, parse_sizes
-from horovod.bench.events import write_event
-from horovod.bench.jobs import horovodrun, run_job
-from horovod.bench.show import show, show_files
+from horovod.bench.jobs import horovodrun, run_job, write_event
+from horovod.bench.report import show
 from horovod.world import detect
 
 __all__ = ["main", "parse"]
 
 _DEFAULT = ("allreduce", "--arena", "--against")
-#: Commands of earlier versions, and where they are now.
-_MOVED = ("timeline", "optimizer", "memory", "startup", "idle", "control")
 
 
 def _list_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -75,9 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parts = commands.add_parser("profile", parents=[common], help="the parts of an allreduce, and how long each takes")
     parts.add_argument("--sizes", type=_sizes, default="64,64K,1M,4M,64M", help="bytes of a tensor")
     commands.add_parser("network", parents=[common], help="latency and bandwidth between each two hosts")
-    saved = commands.add_parser("show", help="print results that --json wrote")
-    saved.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    saved.add_argument("--markdown", action="store_true", help="as tables for a page")
     return parser
 
 
@@ -121,11 +115,8 @@ def _is_checkout() -> bool:
     return importlib.util.find_spec("benchmarks") is not None
 
 
-def _problem(typed: list[str]) -> str:
+def _problem(args: argparse.Namespace) -> str:
     """Return why a command cannot run here; empty when it can."""
-    if typed[0] in _MOVED:
-        return f"{typed[0]} has moved: run `python benchmarks/{typed[0]}.py` in a checkout"
-    args = parse(typed)
     framework = getattr(args, "framework", "torch")
     packages = ["keras", os.environ.get("KERAS_BACKEND", "tensorflow")] if framework == "keras" else [framework]
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
@@ -145,13 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     typed = _complete(sys.argv[1:] if argv is None else argv)
-    is_show = typed[0] == "show"
-    if not is_show and (problem := _problem(typed)):
+    args = parse(typed)
+    if problem := _problem(args):
         print(f"horovod.bench: {problem}", file=sys.stderr)
         return 2
-    args = parse(typed)
-    if is_show:
-        return show_files(args.files, as_markdown=args.markdown)
     world = detect()
     if args.events or world.launcher != "none":
         from horovod.bench.rank import run_rank

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod.bench.cases import Case, format_bytes
-from horovod.bench.control import Agreement, Contender
-from horovod.bench.events import Tell
+from horovod.bench.control import Agreement, Contender, Tell
 from horovod.bench.host import available_bytes
 from horovod.bench.stats import calls_for, summarize
 

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from horovod.bench.cases import Case
 from horovod.bench.stats import mean_of_ranks
 
-__all__ = ["Agreement", "CallContender", "Contender", "HorovodAgreement", "WrongResultError", "time_calls"]
+__all__ = ["Agreement", "CallContender", "Contender", "Tell", "WrongResultError", "time_calls"]
 
 T = TypeVar("T")
+Tell = Callable[[int, int, str], None]
+"""Progress: steps done, steps in all, what is running."""
 
 
 class WrongResultError(AssertionError):
     """A contender computed a wrong result, so its time means nothing."""
 
 
-class Agreement(Protocol):
-    """Agreement between ranks, outside of measured sections."""
+class Agreement:
+    """Agreement between ranks, outside of measured sections, through horovod itself, whose waits sleep.
 
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
+    Args:
+        hvd: an initialised module, such as ``horovod.torch``.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def barrier(self) -> None:
-        """Wait, without spinning, until every rank is here."""
+    def __init__(self, hvd: Any) -> None:
+        self.rank = int(hvd.rank())
+        self.size = int(hvd.size())
+        self.barrier = hvd.barrier
+        self._hvd = hvd
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank."""
+        result: T = self._hvd.broadcast_object(value, 0, name="bench.control")
+        return result
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value in rank order, on every rank."""
+        return list(self._hvd.allgather_object(value, name="bench.control"))
 
 
 class Contender:
@@ -92,29 +96,6 @@ class CallContender(Contender):
     def release(self) -> None:
         """Drop the tensors of the case."""
         self._call = None
-
-
-class HorovodAgreement:
-    """Agreement through horovod itself, whose waits sleep.
-
-    Args:
-        hvd: an initialised module, such as ``horovod.torch``.
-    """
-
-    def __init__(self, hvd: Any) -> None:
-        self.rank = int(hvd.rank())
-        self.size = int(hvd.size())
-        self.barrier = hvd.barrier
-        self._hvd = hvd
-
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank."""
-        result: T = self._hvd.broadcast_object(value, 0, name="bench.control")
-        return result
-
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank."""
-        return list(self._hvd.allgather_object(value, name="bench.control"))
 
 
 def time_calls(control: Agreement, call: Callable[[], Any], calls: int) -> list[float]:

@@ -1,17 +1,18 @@
-"""Start ranks of this benchmark through horovodrun, and read their events."""
+"""Start ranks of this benchmark through horovodrun, and read their events: marked lines of rank 0's output."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.bench.events import parse_event
+__all__ = ["clean_environment", "horovodrun", "parse_event", "run_job", "write_event"]
 
-__all__ = ["clean_environment", "horovodrun", "run_job"]
-
+#: ASCII record separator (RFC 7464): no other output of a job holds it.
+_MARK = "\x1e"
 _FOREIGN = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_", "SLURM_", "KMP_")
 _FOREIGN_NAMES = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -65,3 +66,18 @@ def run_job(command: Sequence[str], on_event: Callable[[dict[str, Any]], None]) 
         except BaseException:
             process.terminate()
             raise
+
+
+def write_event(event: dict[str, Any]) -> None:
+    """Write an event as a marked line, which passes any launcher that forwards output line by line."""
+    sys.stdout.write(f"{_MARK}{json.dumps(event)}\n")
+    sys.stdout.flush()
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the event on ``line``, behind any prefix of a launcher; ``None`` when there is none."""
+    _, mark, text = line.partition(_MARK)
+    if not mark:
+        return None
+    event: dict[str, Any] = json.loads(text)
+    return event

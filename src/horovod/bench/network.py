@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
-from horovod.bench.control import Agreement
-from horovod.bench.events import Tell
+from horovod.bench.control import Agreement, Tell
 from horovod.world import detect
 
 __all__ = ["run_network"]

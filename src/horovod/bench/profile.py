@@ -9,8 +9,7 @@ from typing import Any
 
 from horovod import context
 from horovod.bench.cases import PARTS, Case
-from horovod.bench.control import Agreement
-from horovod.bench.events import Tell
+from horovod.bench.control import Agreement, Tell
 from horovod.bench.stats import calls_for, mean_of_ranks
 from horovod.bench.torch_calls import Ours
 from horovod.core.requests import Kind

@@ -10,8 +10,7 @@ from typing import Any
 
 from horovod.bench.cases import OPS, Case
 from horovod.bench.collective import Turns, run_cases
-from horovod.bench.control import Agreement, HorovodAgreement
-from horovod.bench.events import Tell
+from horovod.bench.control import Agreement, Tell
 from horovod.bench.host import Load, cores, host_facts, others_cores
 from horovod.bench.stepping import run_train
 
@@ -52,7 +51,7 @@ def run_rank(args: argparse.Namespace, typed: list[str]) -> dict[str, Any]:
         hvd.init()
         torch.set_num_threads(args.threads or max(1, cores() // hvd.local_size()))
         more["threads"] = torch.get_num_threads()
-    control = HorovodAgreement(hvd)
+    control = Agreement(hvd)
     rows = _measure(args, module, control, _progress(args.command, is_shown=control.rank == 0))
     used = Load.now().since(start)
     more["others_cores"] = others_cores(used, sum(control.gather(used.own_s)))

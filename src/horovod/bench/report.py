@@ -1,17 +1,18 @@
-"""A result as a table for people."""
+"""A result as a table for people, and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from horovod.bench.cases import OPS, PARTS, format_bytes, format_seconds
 
-__all__ = ["markdown", "notes", "table"]
+__all__ = ["notes", "show", "table"]
 
 Result = dict[str, Any]
 
@@ -23,6 +24,23 @@ _WHY_NO_SUM = {
 }
 
 
+def show(result: Result, file: Path | None) -> None:
+    """Print a result.
+
+    Args:
+        result: of ``run_rank``.
+        file: where to write it as well.
+    """
+    stdout = Console()
+    if not stdout.is_terminal:
+        stdout = Console(width=160)
+    stdout.print(table(result))
+    for line in notes(result):
+        stdout.print(line, markup=False, highlight=False)
+    if file:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def table(result: Result) -> Table:
     """Return the table of ``result``, of any kind."""
     kind, ranks, host = result["kind"], result["np"], result["host"]
@@ -32,21 +50,6 @@ def table(result: Result) -> Table:
     if kind in OPS:
         return _collectives(result, title)
     return {"train": _train, "profile": _profile, "network": _network}[kind](result, title)
-
-
-def markdown(result: Result) -> str:
-    """Return the table of ``result`` as Markdown, without its title."""
-    made = table(result)
-    made.title, made.box = None, box.MARKDOWN
-    for column in made.columns:
-        column.no_wrap = True
-    console = Console(width=400, color_system=None)
-    with console.capture() as capture:
-        console.print(made)
-    lines = [line.strip() for line in capture.get().splitlines()]
-    rule = next(line for line in lines if line.startswith("|-"))
-    first = lines.index(rule)
-    return "\n".join(line for i, line in enumerate(lines) if line and (line != rule or i == first)) + "\n"
 
 
 def _new(title: str, first: str, columns: Iterable[str]) -> Table:

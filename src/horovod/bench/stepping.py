@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.bench.control import Agreement, WrongResultError
-from horovod.bench.events import Tell
+from horovod.bench.control import Agreement, Tell, WrongResultError
 from horovod.bench.stats import slowest, summarize
 
 __all__ = ["Arm", "run_train", "time_steps"]
