@@ -1,10 +1,10 @@
 """How a collective gets into a compiled program: as a call of Python on the memory of its operands and results.
 
-There are three ways to do it, the best first:
+There are two ways to do it:
 
     direct      XLA's own target for Python callbacks, without an effect that JAX would know: costs a microsecond
-    buffers     jax.experimental.buffer_callback, where the parts of jaxlib that ``direct`` needs have moved
-    arrays      jax.experimental.io_callback, on devices other than the CPU: their memory is copied
+    arrays      jax.experimental.io_callback, which copies: on devices other than the CPU, and where the parts of jaxlib
+                that ``direct`` needs have moved
 
 All calls in one block of a program are chained: each takes a token that the one before has made, and the results of
 loops, branches and functions between the two that have collectives in them. So XLA, which is free to move what does not
@@ -175,16 +175,6 @@ def _directly(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[An
     return unsafe.call_directly(ctx, called, operands, aliases)
 
 
-def _through_buffers(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
-    from jax.experimental.buffer_callback import buffer_callback
-
-    def called(_: Any, outputs: Any, *inputs: Any) -> None:
-        here(inputs, outputs)
-
-    inner = buffer_callback(called, ctx.avals_out, has_side_effect=True, input_output_aliases=_aliases(here))
-    return _flat(mlir.lower_fun(inner, multiple_results=True)(ctx, *operands))
-
-
 def _through_arrays(ctx: Any, here: InProgram, operands: Sequence[Any]) -> Sequence[Any]:
     from jax.experimental import io_callback
 
@@ -223,6 +213,6 @@ def register(on_cpu: Way | None = None) -> None:
     Args:
         on_cpu: the way to go on the CPU; None for the best one there is.
     """
-    way = on_cpu or (_directly if unsafe.can_call_directly() else _through_buffers)
+    way = on_cpu or (_directly if unsafe.can_call_directly() else _through_arrays)
     mlir.register_lowering(collective_p, functools.partial(_lower, way), platform="cpu", **_EACH_BY_ITSELF)
     mlir.register_lowering(collective_p, functools.partial(_lower, _through_arrays), **_EACH_BY_ITSELF)

@@ -1,6 +1,6 @@
 """Code that depends on how JAX builds programs; ``can_call_directly`` checks whether it does so here.
 
-Without ``call_directly`` collectives go through ``jax.experimental.buffer_callback``, see ``horovod.jax.lowering``.
+Without ``call_directly`` collectives go through ``jax.experimental.io_callback``, see ``horovod.jax.lowering``.
 """
 
 from __future__ import annotations

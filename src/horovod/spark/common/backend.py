@@ -59,17 +59,7 @@ class SparkBackend(Backend):
         kwargs: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
     ) -> list[Any]:
-        """Call ``fn(*args, **kwargs)`` on every rank.
-
-        Args:
-            fn: function that cloudpickle can pickle.
-            args: its arguments.
-            kwargs: its named arguments.
-            env: environment variables for the ranks, added to the backend's own.
-
-        Returns:
-            Results in rank order.
-        """
+        """See ``Backend``; ``env`` is added to the backend's own."""
         import horovod.spark
 
         environment = self._env | (env or {})
