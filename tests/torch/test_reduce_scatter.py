@@ -10,10 +10,9 @@ import torch
 from harness import run_ranks
 
 import horovod.torch as hvd
-from horovod.bindings.gradients.collective import Allreduce, ReduceScatter
-from horovod.bindings.gradients.reducer import Reducer
-from horovod.bindings.gradients.settings import ReduceSettings
-from horovod.torch.gradient_adapter import TorchGradients
+from horovod.torch.reduction.collective import Allreduce, ReduceScatter
+from horovod.torch.reduction.reducer import Reducer
+from horovod.torch.reduction.settings import ReduceSettings
 
 
 def net(widths: list[int]) -> torch.nn.Module:
@@ -25,11 +24,8 @@ def net(widths: list[int]) -> torch.nn.Module:
 def gradients(collective: type, widths: list[int], compression: Any, op: int) -> tuple[list[dict[str, Any]], Any]:
     """Two steps; the last but one layer gets a gradient on rank 0 only, the last one on none."""
     model = net(widths)
-    adapter = TorchGradients()
     settings = ReduceSettings(hvd.Average if op == 0 else hvd.Sum, 1.0, 1.0, compression, hvd.global_process_set, False)
-    reducer = Reducer(
-        model.named_parameters(), settings, 1, (), 4096, adapter, collective(adapter.comm, settings)
-    )  # fmt: skip
+    reducer = Reducer(model.named_parameters(), settings, 1, (), 4096, collective(settings))
     found = []
     for step in range(3):
         model.zero_grad()

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["GradSlot", "SlotBucket"]
+import torch
 
+if TYPE_CHECKING:
+    from horovod.torch.reduction.buckets import Bucket
 
-class SlotBucket(Protocol):
-    """A bucket, as its slots see it.
-
-    Attributes:
-        incomplete: how many of its gradients are not ready.
-    """
-
-    incomplete: int
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether it has been handed over, and not come back."""
-
-    @property
-    def pending(self) -> Any:
-        """Waits for what is in flight."""
-
-    def submit(self) -> None:
-        """Hand it over to the other ranks."""
+__all__ = ["GradSlot"]
 
 
 @dataclass(eq=False)
@@ -43,14 +27,14 @@ class GradSlot:
         sparse_dim: number of sparse dimensions of its gradient; 0 for a dense one.
         unbucketed: it travels in no bucket.
         pending: waits for what is in flight, for a gradient that travels in no bucket.
-        mark: the gradient as it was when the ranks began to count on it, in the framework's words.
+        mark: the gradient as it was when the ranks began to count on it.
     """
 
-    parameter: Any
+    parameter: torch.Tensor
     name: str
     passes_left: int
     arrival: int = -1
-    bucket: SlotBucket | None = None
+    bucket: Bucket | None = None
     view: Any = None
     sparse_dim: int = 0
     unbucketed: bool = False
