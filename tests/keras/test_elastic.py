@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from by_hand import weights_by_hand
 from elastic_job import ElasticJob
 from harness import LIMIT_S, run_ranks
 
@@ -211,27 +212,6 @@ def _fit(ends: int) -> dict[str, Any]:
     return {"events": events, "weights": model.get_weights()[0], "place": (state.epoch, state.batch), "xy": (x, y)}
 
 
-def _by_hand(x: Any, y: Any, sizes: list[int]) -> Any:
-    """The weights after two epochs of which each step had so many ranks."""
-    import numpy as np
-
-    from horovod.bindings.elastic.sampler import Dealer
-
-    dealer, weights, steps = Dealer(len(x), 4, shuffle=True, seed=5), np.zeros((3, 1)), iter(sizes)
-    used: list[list[int]] = [[], []]
-    for epoch in range(2):
-        dealer.set_epoch(epoch)
-        while dealer.left:
-            size = next(steps)
-            shares = [next(iter(dealer.batches(rank, size))) for rank in range(size)]
-            used[epoch] += [index for share in shares for index in share]
-            gradients = [2 * x[share].T @ (x[share] @ weights - y[share]) / len(share) for share in shares]
-            weights = weights - 0.05 * sum(gradients) / size
-            dealer.confirm()
-    assert all(sorted(each) == list(range(len(x))) for each in used)
-    return weights
-
-
 @pytest.mark.slow
 def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str) -> None:
     import numpy as np
@@ -247,7 +227,7 @@ def test_fit_goes_on_inside_when_a_rank_is_killed_and_another_joins(backend: str
     places = [event[:2] for event in longest["events"]]
     assert places == sorted(set(places)), "each batch of each epoch once, in order"
     sizes = [event[4] for event in longest["events"]]
-    wanted = _by_hand(*longest["xy"], sizes)
+    wanted = weights_by_hand(*longest["xy"], sizes, 0.05, epochs=2, shuffle=True, seed=5)
     for value in values:
         assert value["place"] == (2, 0)
         np.testing.assert_allclose(value["weights"], wanted, rtol=2e-4, atol=1e-5)

@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from by_hand import weights_by_hand
 from elastic_job import ElasticJob
 from harness import run_ranks
 
@@ -133,19 +134,11 @@ def _train(mode: str) -> dict[str, Any]:
 def test_a_killed_rank_loses_no_sample(mode: str) -> None:
     import numpy as np
 
-    from horovod.bindings.elastic.sampler import Dealer
-
     policy = Policy(3, is_elastic=True, minimum=2)
     with ElasticJob(_train, policy, {"a": 3}, args=(mode,), framework="tensorflow") as job:
         values = list(job.values().values())
     assert len(values) == 2
-    x, y = values[0]["xy"]
-    weights, dealer = np.zeros((3, 1)), Dealer(100, 4)
-    for size in values[0]["sizes"]:
-        shares = [next(iter(dealer.batches(rank, size))) for rank in range(size)]
-        weights -= 0.1 * sum(2 * x[s].T @ (x[s] @ weights - y[s]) / len(s) for s in shares) / size
-        dealer.confirm()
-    assert not dealer.left
+    weights = weights_by_hand(*values[0]["xy"], values[0]["sizes"], 0.1)
     for value in values:
         assert value["sizes"] == [3, 3] + [2] * 10
         assert value["count"] == 12
