@@ -15,7 +15,7 @@ from khorovod_ipu.names import nearest
 from popart.annotations import Annotations
 from popart.errors import popart_exception, unknown
 from popart.kernels import GraphNode, known_operators
-from popart.model import OPSETS, check_opset, load_proto, read_graph, read_subgraph
+from popart.model import OPSETS, check_opset, load_proto, read_graph
 from popart.opsets import AiGraphcore, AiOnnx
 from popart.shapes import Shapes
 from popart.tensors import Array, TensorInfo
@@ -27,7 +27,7 @@ _DEFAULT_OPSET = 10
 _IR_VERSION = 5
 #: Methods that the software device does not have, and their replacements.
 _INSTEAD = {
-    "setParent": ": createSubgraphBuilder() makes a builder whose graph lies inside of this one's",
+    "createSubgraphBuilder": ": no graphs inside of graphs; build the operations of a loop one after the other",
     "saveInitializersExternally": ": weights are in the model's file, saveModelProto() writes it",
     "embedReplicationFactor": ": SessionOptions.replicatedGraphCount says how many replicas there are",
 }
@@ -72,7 +72,6 @@ class Builder(Annotations):
         super().__init__(onnx.GraphProto(name="BuilderGraph"))
         self._shapes = Shapes(training=True)
         self._weights: dict[str, Array] = {}
-        self._parent: Builder | None = None
         if modelProtoOrFilename is not None:
             self._go_on_with(load_proto(modelProtoOrFilename))
         self.aiOnnx = AiOnnx(self, self._opset)
@@ -108,50 +107,6 @@ class Builder(Annotations):
         self._shapes.add_input(name, info)
         return name
 
-    # -- graphs inside of this one -------------------------------------------------------------------------------
-
-    @property
-    def graph(self) -> onnx.GraphProto:
-        """The graph built so far."""
-        return self._graph
-
-    def createSubgraphBuilder(self) -> Builder:
-        """Return a builder of a graph inside of this one, for ``logical_if``, ``loop``, ``scan`` and ``call``.
-
-        It sees the tensors of this graph by their ids; ``addInputTensor`` and ``addUntypedInputTensor`` declare what it
-        is given, ``addOutputTensor`` what it returns.
-        """
-        inner = Builder(opsets={"ai.onnx": self._opset})
-        inner._parent, inner._counts, inner._shapes = self, self._counts, self._shapes.inside()
-        return inner
-
-    def addUntypedInputTensor(self, debugContext: Any = "", debugPrefix: Any = "") -> str:
-        """Declare an input of a subgraph, whose type is that of what it is given, and return its id.
-
-        Args:
-            debugContext: the name.
-            debugPrefix: older word for the same.
-
-        Raises:
-            popart_exception: this is no subgraph: inputs from the host need a type.
-        """
-        if self._parent is None:
-            raise popart_exception("only subgraphs have inputs without a type: use addInputTensor")
-        name = self._unique("", str(debugContext or debugPrefix) or "input")
-        self._graph.input.append(onnx.ValueInfoProto(name=name))
-        self._shapes.add_unknown(name)
-        return name
-
-    def addInputTensorFromParentGraph(self, tensorId: str) -> None:
-        """Say that a tensor of the graph around this one is used; it is seen anyhow.
-
-        Raises:
-            popart_exception: the tensor does not exist, or there is no graph around this one.
-        """
-        if self._parent is None or tensorId not in self._parent._shapes:
-            known = self._parent.getValueTensorIds() if self._parent is not None else []
-            raise unknown("a tensor of the graph around this one", tensorId, known)
-
     # -- weights and outputs -------------------------------------------------------------------------------------
 
     def addInitializedInputTensor(self, initVal: Any, debugContext: Any = "", debugPrefix: Any = "") -> str:
@@ -162,10 +117,6 @@ class Builder(Annotations):
             debugContext: the name; ``init_input``, ``init_input/1`` and so on without one.
             debugPrefix: older word for the same.
         """
-        if self._parent is not None:
-            raise popart_exception(
-                "weights belong to the main graph: add it there, and use its id here; or aiOnnx.constant"
-            )
         array = np.array(initVal, order="C")
         TensorInfo(array)  # refuses what is no dtype of the device
         name = self._unique("", str(debugContext or debugPrefix) or "init_input")
@@ -176,12 +127,8 @@ class Builder(Annotations):
 
     def addOutputTensor(self, outputTensorId: str) -> None:
         """Say that a tensor is an output of the model."""
-        is_inner = self._parent is not None
-        if is_inner and outputTensorId in self._shapes and not self._shapes.is_known(outputTensorId):
-            self._graph.output.append(onnx.ValueInfoProto(name=outputTensorId))
-            return
         info = self._info(outputTensorId)
-        if is_inner or outputTensorId not in self.getOutputTensorIds():
+        if outputTensorId not in self.getOutputTensorIds():
             value = helper.make_tensor_value_info(outputTensorId, info.onnx_dtype(), info.shape())
             self._graph.output.append(value)
 
@@ -354,9 +301,6 @@ class Builder(Annotations):
         return f"{full}/{taken}" if taken else full
 
     def _use_opset(self, version: int) -> None:
-        if self._parent is not None:
-            self._parent._use_opset(version)
-            return
         if self._opset_used not in (0, version):
             raise popart_exception(
                 f"a model has one version of ONNX's operators. This one uses {self._opset_used}; received "
@@ -366,9 +310,8 @@ class Builder(Annotations):
 
 
 def _arrays(attributes: dict[str, Any]) -> dict[str, Any]:
-    """As a session reads them: tensors are arrays, graphs are subgraphs."""
-    arrays = {
+    """As a session reads them: tensors are arrays."""
+    return {
         name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
         for name, value in attributes.items()
     }
-    return {k: read_subgraph(value) if isinstance(value, onnx.GraphProto) else value for k, value in arrays.items()}

@@ -115,9 +115,7 @@ class Executor:
         Returns:
             All tensors by id, and the gradients that are watched.
         """
-        run = GraphRun(
-            {**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas, step=self._compute
-        )
+        run = GraphRun({**self._weights, **inputs}, bool(self._loss), self.generator, self._replicas)
         caught: dict[str, torch.Tensor] = {}
         with torch.set_grad_enabled(bool(self._loss)):
             self._watch(run, run.values, caught)

@@ -12,10 +12,10 @@ import onnx
 from onnx import numpy_helper
 
 from popart.errors import popart_exception, unknown
-from popart.kernels import GraphNode, Subgraph
+from popart.kernels import GraphNode
 from popart.tensors import Array, TensorInfo, torch_type
 
-__all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph", "read_subgraph"]
+__all__ = ["OPSETS", "Graph", "attribute_value", "check_opset", "load_proto", "read_graph"]
 
 #: Versions of ONNX's operators that the kernels are for; later ones mean other things by the same names.
 OPSETS = range(6, 12)
@@ -91,10 +91,17 @@ def load_proto(model: Any) -> onnx.ModelProto:
 
 
 def attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return an attribute as a plain value of Python, as an array, or as a subgraph."""
+    """Return an attribute as a plain value of Python, or as an array.
+
+    Raises:
+        popart_exception: it is a graph inside of the graph.
+    """
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, onnx.GraphProto):
-        return read_subgraph(value)
+        raise popart_exception(
+            f"the attribute {attribute.name!r} is a graph: the software device has no graphs inside of graphs, such as "
+            "loops and conditions. Build the operations one after the other, in a loop of Python"
+        )
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):
@@ -133,18 +140,6 @@ def read_graph(model: Any) -> Graph:
     nodes, stages = _nodes(graph)
     inputs = {value.name: _info(value) for value in graph.input if value.name not in weights}
     return Graph(_fuse(nodes), inputs, weights, [value.name for value in graph.output], stages)
-
-
-def read_subgraph(graph: onnx.GraphProto) -> Subgraph:
-    """Read a graph inside of a node; its initializers are constants."""
-    constants = [
-        GraphNode("Constant", "", tensor.name, (), (tensor.name,), {"value": numpy_helper.to_array(tensor)})
-        for tensor in graph.initializer
-    ]
-    known = {tensor.name for tensor in graph.initializer}
-    inputs = tuple(value.name for value in graph.input if value.name not in known)
-    nodes = (*constants, *_fuse(_nodes(graph)[0]))
-    return Subgraph(nodes, inputs, tuple(value.name for value in graph.output))
 
 
 def _nodes(graph: onnx.GraphProto) -> tuple[list[GraphNode], tuple[int, int]]:

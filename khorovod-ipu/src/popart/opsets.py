@@ -56,9 +56,6 @@ _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 class _Graph(Protocol):
-    @property
-    def graph(self) -> onnx.GraphProto: ...
-
     def add_node(
         self, op: str, domain: str, version: int, inputs: Sequence[str], outputs: int, attributes: dict[str, Any],
         label: str,
@@ -148,15 +145,6 @@ class AiGraphcore:
         """Add a sum over replicas; the software device takes it with one replica only."""
         return self._add("ReplicatedAllReduce", args, {}, debugContext or debugPrefix)
 
-    def call(
-        self, args: Sequence[str], num_outputs: int, callee: Any, debugContext: Any = "", debugPrefix: Any = ""
-    ) -> list[str]:
-        """Add a subgraph, of a builder that ``createSubgraphBuilder()`` made, with these inputs."""
-        label = str(debugContext or debugPrefix)
-        return self._graph.add_node(
-            "Call", "ai.graphcore", 1, list(args), int(num_outputs), {"callee": _subgraph("call", callee)}, label
-        )
-
     def groupnormalization(
         self, args: Sequence[str], num_groups: int, epsilon: float = 1e-5, debugContext: Any = "", debugPrefix: Any = ""
     ) -> list[str]:
@@ -233,23 +221,12 @@ def _signature(schema: onnx.defs.OpSchema, varies: bool) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _subgraph(what: str, builder: Any) -> onnx.GraphProto:
-    graph = getattr(builder, "graph", builder)
-    if not isinstance(graph, onnx.GraphProto):
-        raise popart_exception(
-            f"{what} takes a builder that createSubgraphBuilder() made; received {type(builder).__name__}"
-        )
-    return graph
-
-
 def _attribute(schema: onnx.defs.OpSchema, name: str, value: Any) -> Any:
     """A value as ONNX stores it."""
     if value is None:
         return None
     kind = schema.attributes[name].type
     types = onnx.defs.OpSchema.AttrType
-    if kind == types.GRAPH:
-        return _subgraph(schema.name.lower(), value)
     if kind == types.TENSOR:
         return numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)))
     if schema.name == "Cast" or name == "dtype":

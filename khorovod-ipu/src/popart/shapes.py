@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from popart.errors import popart_exception
-from popart.kernels import GraphNode, GraphRun, Subgraph, find
+from popart.kernels import GraphNode, GraphRun, find
 from popart.tensors import Array, TensorInfo, from_torch
 
 __all__ = ["Shapes"]
@@ -27,40 +27,22 @@ class Shapes:
     """
 
     def __init__(self, training: bool = False) -> None:
-        self._run = GraphRun(training=training, step=_add)
-        self._unknown: set[str] = set()
-
-    def inside(self) -> Shapes:
-        """Return the shapes in a subgraph: those of the graph around it, now and later, and its own."""
-        inner = Shapes()
-        inner._run = self._run.around()
-        return inner
+        self._run = GraphRun(training=training)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._run.values or name in self._unknown
+        return name in self._run.values
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape of a tensor.
 
         Raises:
             KeyError: nothing is known of it.
-            popart_exception: its shape is known only when the subgraph has become part of a graph.
         """
-        if name in self._unknown:
-            raise popart_exception(f"the shape of {name!r} is not known yet: it depends on an input without a type")
         return from_torch(self._run.values[name])
 
     def add_input(self, name: str, info: TensorInfo) -> None:
         """Note an input."""
         self._run.values[name] = torch.empty(info.shape(), dtype=info.torch_dtype(), device="meta")
-
-    def add_unknown(self, name: str) -> None:
-        """Note an input of a subgraph whose type is that of what it will be given."""
-        self._unknown.add(name)
-
-    def is_known(self, name: str) -> bool:
-        """Return whether dtype and shape of a tensor are known."""
-        return name in self._run.values
 
     def add_weight(self, name: str, array: Array) -> None:
         """Note a weight, or a constant among them."""
@@ -75,35 +57,30 @@ class Shapes:
         Raises:
             popart_exception: it does not fit its inputs, or the software device does not have it.
         """
-        if self._unknown.intersection(node.uses):
-            self._unknown.update(filter(None, node.outputs))
-        else:
-            _add(self._run, node)
-
-
-def _add(run: GraphRun, node: GraphNode) -> None:
-    values = run.values
-    inputs = [values[name] if name else None for name in node.inputs]
-    operator = find(node.domain, node.op)
-    free = [place for place, value in enumerate(inputs) if place not in operator.reads and value is not None]
-    if any(inputs[place].is_meta for place in free):  # type: ignore[union-attr]
-        for place in free:
-            inputs[place] = inputs[place].to("meta")  # type: ignore[union-attr]
-    for place in operator.reads:
-        if place < len(inputs) and (value := inputs[place]) is not None and value.is_meta:
+        run, values = self._run, self._run.values
+        inputs = [values[name] if name else None for name in node.inputs]
+        operator = find(node.domain, node.op)
+        free = [place for place, value in enumerate(inputs) if place not in operator.reads and value is not None]
+        if any(inputs[place].is_meta for place in free):  # type: ignore[union-attr]
+            for place in free:
+                inputs[place] = inputs[place].to("meta")  # type: ignore[union-attr]
+        for place in operator.reads:
+            if place < len(inputs) and (value := inputs[place]) is not None and value.is_meta:
+                raise popart_exception(
+                    f"{node.op} {node.name!r} takes its shape from {node.inputs[place]!r}, which depends on data: "
+                    "the device needs shapes that are known before it runs. Use a constant"
+                )
+        try:
+            with torch.no_grad():
+                found = operator.kernel(run, node, inputs)
+        except popart_exception:
+            raise
+        except Exception as error:
             raise popart_exception(
-                f"{node.op} {node.name!r} takes its shape from {node.inputs[place]!r}, which depends on data: "
-                "the device needs shapes that are known before it runs. Use a constant"
-            )
-    try:
-        with torch.no_grad():
-            found = operator.kernel(run, node, inputs)
-    except popart_exception:
-        raise
-    except Exception as error:
-        raise popart_exception(misfit(node, [None if v is None else from_torch(v) for v in inputs], error)) from error
-    given = (found,) if isinstance(found, torch.Tensor) else found
-    values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
+                misfit(node, [None if v is None else from_torch(v) for v in inputs], error)
+            ) from error
+        given = (found,) if isinstance(found, torch.Tensor) else found
+        values.update({name: value for name, value in zip(node.outputs, given, strict=False) if name})
 
 
 def misfit(node: GraphNode, infos: list[TensorInfo | None], error: Exception) -> str:
@@ -118,4 +95,4 @@ def misfit(node: GraphNode, infos: list[TensorInfo | None], error: Exception) ->
 
 
 def _is_shown(value: object) -> bool:
-    return not hasattr(value, "shape") and not isinstance(value, Subgraph)
+    return not hasattr(value, "shape")

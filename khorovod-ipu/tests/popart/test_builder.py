@@ -155,7 +155,7 @@ def test_what_the_software_device_does_not_have_is_said() -> None:
     with pytest.raises(popart.popart_exception, match=r"no operator com\.acme\.Cube: custom operators are compiled"):
         builder.customOp(opName="Cube", opVersion=1, domain="com.acme", inputs=[x], attributes={})
     for ask, message in (
-        (lambda: builder.setParent(builder), "no 'setParent' .*createSubgraphBuilder"),
+        (lambda: builder.createSubgraphBuilder(), "no 'createSubgraphBuilder' .*no graphs inside of graphs"),
         (lambda: builder.getTensorShap(x), "did you mean 'getTensorShape'"),
         (lambda: builder.aiGraphcore.ctcloss, "aiGraphcore has no operator 'ctcloss' on the software device"),
         (lambda: builder.aiGraphcore.dynamicslic, "did you mean 'dynamicslice'"),

@@ -107,22 +107,9 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
              [floats(5, 2, 3), floats(1, 16, 3), floats(1, 16, 4), floats(1, 32)]),
     "gru": (lambda o, i: o.gru(i, 2, hidden_size=4)[1], [floats(5, 2, 3), floats(1, 12, 3), floats(1, 12, 4)]),
     "rnn": (lambda o, i: o.rnn(i, 2, hidden_size=4)[0], [floats(5, 2, 3), floats(1, 4, 3), floats(1, 4, 4)]),
-    **{
-        f"resize {mode} {where} {nearest}": (
-            lambda o, i, given=(mode, where, nearest): o.resize(
-                [i[0], o.constant(np.float32([])), o.constant(np.float32([1, 1, 1.5, 0.6]))],
-                mode=given[0], coordinate_transformation_mode=given[1], nearest_mode=given[2]),
-            [floats(1, 2, 6, 5)])
-        for mode, where, nearest in (
-            ("nearest", "half_pixel", "round_prefer_floor"), ("nearest", "asymmetric", "floor"),
-            ("nearest", "asymmetric", "ceil"), ("linear", "half_pixel", "floor"), ("linear", "align_corners", "floor"),
-            ("linear", "pytorch_half_pixel", "floor"))
-    },
-    "resize to sizes": (lambda o, i: o.resize(
-        [i[0], *[o.constant(np.float32([]))] * 2, o.constant(ints(1, 2, 9, 10))], mode="linear"), [floats(1, 2, 6, 5)]),
     "constantofshape": (lambda o, i: o.add([i[0], o.constantofshape([o.shape(i)], np.float32([2]))]), [X]),
 }  # fmt: skip
-NEWER = ("cumsum", "gatherelements", "gathernd", "scatternd", "range", "resize")
+NEWER = ("cumsum", "gatherelements", "gathernd", "scatternd", "range")
 
 
 def compute(build: Build, arrays: list[Any]) -> tuple[Any, bytes, str]:

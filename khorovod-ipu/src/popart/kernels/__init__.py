@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from popart.kernels import (
-    control,
     elementwise,
     graphcore,
     losses,
@@ -12,13 +11,12 @@ from popart.kernels import (
     normalization,
     recurrent,
     reducing,
-    resizing,
     shaping,
 )
-from popart.kernels.registry import GraphNode, GraphRun, Kernel, Subgraph, compute, find, known_operators
+from popart.kernels.registry import GraphNode, GraphRun, Kernel, compute, find, known_operators
 
-__all__ = ["GraphNode", "GraphRun", "Kernel", "Subgraph", "compute", "find", "known_operators"]
+__all__ = ["GraphNode", "GraphRun", "Kernel", "compute", "find", "known_operators"]
 
 _LOADED = (
-    control, elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, resizing, shaping,
+    elementwise, graphcore, losses, making, neural, normalization, recurrent, reducing, shaping,
 )  # fmt: skip

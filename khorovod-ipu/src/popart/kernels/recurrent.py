@@ -21,12 +21,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu": torch.relu,
-    "softsign": F.softsign,
-    "softplus": F.softplus,
-    "affine": lambda x: x,
-    "hardsigmoid": lambda x: (0.2 * x + 0.5).clamp(0, 1),
-    "elu": F.elu,
-    "leakyrelu": F.leaky_relu,
 }
 #: ONNX's attributes that the device's layers do not have.
 _NOT_HERE = ("activation_alpha", "activation_beta", "clip", "input_forget")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from khorovod_ipu.names import nearest
 from popart.errors import popart_exception
 
 __all__ = [
-    "GRAPHCORE", "ONNX", "GraphNode", "GraphRun", "Inputs", "Kernel", "Operator", "Subgraph", "compute", "find",
+    "GRAPHCORE", "ONNX", "GraphNode", "GraphRun", "Inputs", "Kernel", "Operator", "compute", "find",
     "known_operators", "operator", "plain", "simple",
 ]  # fmt: skip
 
@@ -47,32 +46,8 @@ class GraphNode:
 
     @property
     def uses(self) -> list[str]:
-        """Ids of all tensors that it reads: its inputs, and those that its subgraphs read from the outer graph."""
-        graphs = [value for value in self.attributes.values() if isinstance(value, Subgraph)]
-        taken = [name for graph in graphs for name in graph.captured]
-        return list(dict.fromkeys(name for name in (*self.inputs, self.logits, *taken) if name))
-
-
-@dataclass(frozen=True)
-class Subgraph:
-    """A graph inside of a node.
-
-    Attributes:
-        nodes: in an order that can be computed.
-        inputs: ids, which the node gives values.
-        outputs: ids.
-    """
-
-    nodes: tuple[GraphNode, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @property
-    def captured(self) -> list[str]:
-        """Ids of tensors of the graph around this one that this one reads."""
-        own = {*self.inputs, *(name for node in self.nodes for name in node.outputs)}
-        read = (*(name for node in self.nodes for name in node.uses), *self.outputs)
-        return [name for name in dict.fromkeys(read) if name not in own]
+        """Ids of all tensors that it reads."""
+        return list(dict.fromkeys(name for name in (*self.inputs, self.logits) if name))
 
 
 @dataclass
@@ -85,7 +60,6 @@ class GraphRun:
         generator: of random numbers.
         replicas: of the graph in this process.
         assigned: new values of weights without gradients, such as running means.
-        step: computes a node of a subgraph.
     """
 
     values: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
@@ -93,27 +67,6 @@ class GraphRun:
     generator: torch.Generator | None = None
     replicas: int = 1
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
-    step: Callable[[GraphRun, GraphNode], None] | None = None
-
-    def around(self) -> GraphRun:
-        """Return a run that sees all values of this one, and keeps its own to itself."""
-        return replace(self, values=ChainMap({}, self.values))
-
-    def inside(self, graph: Subgraph, given: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Compute a subgraph.
-
-        Args:
-            graph: the subgraph.
-            given: values of its inputs.
-
-        Returns:
-            Those of its outputs.
-        """
-        inner = self.around()
-        inner.values.update(zip(graph.inputs, given, strict=True))
-        for node in graph.nodes:
-            (self.step or compute)(inner, node)
-        return [inner.values[name] for name in graph.outputs]
 
 
 Kernel = Callable[[GraphRun, GraphNode, Inputs], Any]
