@@ -1,4 +1,4 @@
-"""Memberships by tables: processes that do not come in time, and those that do not end."""
+"""Memberships by tables: processes that come late or by themselves, and those that do not end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from memberships import A0, A1, B0, B1, ELASTIC, KILLED, do, kinds, ranks, start
 
 from horovod.core.membership import Membership
 from horovod.core.membership_events import (
+    Arrived,
+    Assign,
     Begin,
     Discovered,
     Dissolve,
@@ -95,3 +97,26 @@ def test_the_first_generation_may_have_a_limit_of_its_own() -> None:
     members.handle(Ready(A0))
     assert members.handle(Tick(59)) == []
     assert members.handle(Tick(60))[-1] == Finish("there were 1 ranks of at least 2 within 60 s")
+
+
+def test_processes_that_another_launcher_starts_come_by_themselves() -> None:
+    """Ranks are as that launcher says, nobody is started, and a loss before the beginning is not waited for."""
+    members = Membership(Policy(4, is_elastic=True, is_open=True))
+    slots = [Slot("b", 2), Slot("a", 1), Slot("a", 0), Slot("b", 3)]
+    for slot in slots:
+        assert members.handle(Arrived(slot)) == []
+        assert members.is_open(slot)
+    assert members.handle(Ended(slots[3], "was killed by SIGKILL")) == []
+    decisions = [members.handle(Ready(slot)) for slot in slots[:3]]
+    (assign,) = decisions[2]
+    assert isinstance(assign, Assign) and decisions[:2] == [[], []]
+    assert {slot: at.rank for slot, at in assign.positions.items()} == {slots[2]: 0, slots[1]: 1, slots[0]: 2}
+    for slot in slots[:3]:
+        members.handle(Joined(slot, 1))
+    late = Slot("b", 7)
+    assert members.handle(Arrived(late)) == [] and members.handle(Ready(late)) == [] and members.wants_change
+    assert members.handle(Ended(slots[2], "was killed by SIGKILL")) == []
+    for slot in slots[:2]:
+        last = members.handle(Ready(slot, 5, "same"))
+    assert isinstance(last[0], Assign)
+    assert {slot: at.rank for slot, at in last[0].positions.items()} == {slots[1]: 0, slots[0]: 1, late: 2}

@@ -128,6 +128,16 @@ def test_a_client_without_the_key_has_no_effect(context: Context, make: Callable
         assert not server.poll(0)
 
 
+def _send_raw(where: str, data: bytes) -> None:
+    """Send bytes to a port, and wait until the other end hangs up."""
+    with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(1000):
+                pass
+
+
 @pytest.mark.parametrize(
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(70_000), b"\xff" * 9 + b"\x7f", b"\xff" + bytes(8) + b"\x7f\x03"],
@@ -135,14 +145,7 @@ def test_a_client_without_the_key_has_no_effect(context: Context, make: Callable
 )
 def test_garbage_has_no_effect(context: Context, data: bytes) -> None:
     with _listening(context) as (server, where):
-        with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))) as stranger:
-            try:
-                stranger.sendall(data)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(100):
-                    pass
-            except OSError:
-                pass
+        _send_raw(where, data)
         _exchange(context, server, where)
         assert not server.poll(0)
 
@@ -153,14 +156,7 @@ def test_what_went_over_the_wire_is_worth_nothing_when_it_is_sent_again(context:
             with curve.client_socket(context, KEY) as client:
                 client.connect(f"tcp://127.0.0.1:{middle.getsockname()[1]}")
                 recorded = _relay(middle, int(where.rpartition(":")[2]), client, server)
-        with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2]))) as replay:
-            try:
-                replay.sendall(recorded)
-                replay.shutdown(socket.SHUT_WR)
-                while replay.recv(1000):
-                    pass
-            except OSError:
-                pass
+        _send_raw(where, recorded)
         _exchange(context, server, where)
         assert not server.poll(0)
 

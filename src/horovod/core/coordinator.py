@@ -21,7 +21,7 @@ from horovod.core import fusion, mismatch
 from horovod.core.generation import Generation
 from horovod.core.requests import NO_NOTE, Kind, Request, Response
 
-__all__ = ["CachedResponse", "Coordinator", "LogEntry", "PendingRequest"]
+__all__ = ["Coordinator", "LogEntry", "PendingRequest"]
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -56,18 +56,16 @@ class _CachedRequest(NamedTuple):
     join: Request | None
 
 
-class CachedResponse(NamedTuple):
+class _CachedResponse(NamedTuple):
     """A response that the coordinator remembers.
 
     Attributes:
         id: stands for it in the log.
-        match: process set and name, or a number for one without a name.
         fuse_key: what may be executed together has the same one; None for what must not.
         nbytes: of one rank's tensors.
     """
 
     id: int
-    match: Hashable
     fuse_key: Hashable | None
     nbytes: int
 
@@ -103,16 +101,16 @@ class Coordinator:
         self._serial = 0
         self._requests: dict[int, Request] = {}
         self._pending: dict[Hashable, PendingRequest] = {}
-        self._known: dict[Hashable, CachedResponse] = {}
+        self._known: dict[Hashable, _CachedResponse] = {}
         # Per id, the least recently used first. A key may contain a number of each rank.
         self._keys: collections.OrderedDict[int, Hashable] = collections.OrderedDict()
         self._fuse_keys: weakref.WeakValueDictionary[Hashable, _FuseKey] = weakref.WeakValueDictionary()
         self._free_ids: collections.deque[int] = collections.deque()
         self._next_id = 0
         self._log: list[LogEntry] = []
-        self._ready: list[tuple[CachedResponse, tuple[int, ...]]] = []
+        self._ready: list[tuple[_CachedResponse, tuple[int, ...]]] = []
         # Responses by what each of all ranks submits; of use while they count their unnamed requests alike.
-        self._rounds: dict[tuple[int, ...], CachedResponse] = {}
+        self._rounds: dict[tuple[int, ...], _CachedResponse] = {}
         self._counts_agree = True
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
@@ -234,25 +232,25 @@ class Coordinator:
         members = self._members(pending.process_set)
         return [rank for rank in members if pending.serials[rank] is None and rank not in self.joined]
 
-    def _complete(self, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
-        """Answer what all have submitted; return the response if it is remembered."""
+    def _complete(self, match: Hashable, pending: PendingRequest) -> None:
+        """Answer what all have submitted."""
         del self._pending[match]
         serials = tuple(pending.serials)
         key = (serials, len(self.joined))
         known = self._known.get(key)
         if known is None:
-            known = self._learn(key, match, pending)
+            known = self._learn(key, pending)
             if known is None:
-                return None
+                return
         else:
             self._keys.move_to_end(known.id)
         notes = pending.notes
         if pending.process_set or self.joined:
             notes = [notes[rank] for rank, serial in enumerate(serials) if serial is not None]
         self._ready.append((known, () if NO_NOTE in notes else tuple(notes)))
-        return known
 
-    def _learn(self, key: Hashable, match: Hashable, pending: PendingRequest) -> CachedResponse | None:
+    def _learn(self, key: Hashable, pending: PendingRequest) -> _CachedResponse | None:
+        """Return the response to what all have submitted; None if it is in the log already, as it is used once."""
         members = tuple(rank for rank, serial in enumerate(pending.serials) if serial is not None)
         requests = [self._requests[serial] for serial in pending.serials if serial is not None]
         all_members = self._members(pending.process_set)
@@ -275,21 +273,19 @@ class Coordinator:
             self._run_once(response)
             return None
         nbytes = sum(tensor.nbytes for tensor in first.tensors)
-        known = CachedResponse(self._declare(response), match, self._fuse_key(response), nbytes)
+        known = _CachedResponse(self._declare(response), self._fuse_key(response), nbytes)
         self._known[key] = known
         self._keys[known.id] = key
         if len(self._known) > self._capacity:
-            _, oldest = self._keys.popitem(last=False)
-            self._forget(self._known.pop(oldest))
+            oldest, forgotten = self._keys.popitem(last=False)
+            del self._known[forgotten]
+            # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. The oldest
+            # one is ready, and not in the log yet, only if all that are remembered are.
+            if len(self._ready) >= len(self._known):
+                self._flush_ready()
+            self._rounds.clear()
+            self._free_ids.append(oldest)
         return known
-
-    def _forget(self, oldest: CachedResponse) -> None:
-        # The id may be reused at once: the log is ordered, so nobody confuses the two meanings. The oldest
-        # one is ready, and not in the log yet, only if all that are remembered are.
-        if len(self._ready) >= len(self._known):
-            self._flush_ready()
-        self._rounds.clear()
-        self._free_ids.append(oldest.id)
 
     def _fuse_key(self, response: Response) -> _FuseKey | None:
         classes = tuple(request.fuse_class for request in response.requests)
