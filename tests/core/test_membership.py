@@ -206,6 +206,16 @@ def test_a_member_that_wants_to_leave_is_dismissed_at_the_next_boundary() -> Non
     assert members.handle(Tick(110)) == [Start(B0)]
 
 
+def test_a_job_whose_ranks_were_all_asked_to_leave_ends_so_that_they_can_write_their_state() -> None:
+    members = started(dataclasses.replace(ELASTIC, size=3, minimum=3), a=3)
+    for slot in (A0, A1, A2):
+        assert members.handle(Leaving(slot)) == []
+    assert members.handle(Ready(A0, 5, "x")) == [Paused(1)]
+    assert members.handle(Ready(A1, 5, "x")) == []
+    why = "all ranks were asked to leave, or their hosts were withdrawn"
+    assert members.handle(Ready(A2, 5, "x")) == [*(Refuse(slot, why) for slot in (A0, A1, A2)), Finish(why)]
+
+
 def test_those_that_leave_hand_over_their_state_to_newcomers_first() -> None:
     members = started(Policy(2, is_elastic=True, is_discovering=True), a=2)
     assert members.handle(Discovered({"b": 2})) == [Start(B0), Start(B1)]

@@ -19,6 +19,8 @@ A, B = HostOffer("a", 2), HostOffer("me@b", 3)
         (0, "a\nme@b:3 # new\n\n", "noise", {"a": A, "b": B}, ""),
         (0, "a slots=2\nb\n", "", {"a": A, "b": HostOffer("b", 2)}, ""),
         (0, "localhost:1\nhere:2\n", "", {"me": HostOffer("localhost", 3)}, ""),
+        (0, "a:2\nb:0\nlocalhost slots=0\n", "", {"a": A}, ""),
+        (0, "a:0\n", "", {}, "printed no host"),
         (0, " \n", "no hosts\n", {}, "printed no host: no hosts"),
         (0, "<html>\n", "", {}, "printed what is no list of hosts: '<html>' is no name of a host"),
         (0, "a b c\n", "", {}, "printed what is no list of hosts: its output, line 1: expected `host slots=n`"),
@@ -107,6 +109,8 @@ def test_losses_and_joins_are_told_with_their_times() -> None:
         "1 loss and 1 join by step 200, 2 resets, 10.50 of 100.0 s lost, goodput 89.5%"
     )
     assert ledger.causes() == ["    rank 1 (pid 7 on a:1) was killed by SIGKILL"]
+    ledger.ended(151.0, "rank 0 (pid 6 on a:0) was lost", None)
+    assert ledger.summary(201.0, 200).endswith("60.50 of 200.0 s lost, goodput 69.8%"), "nobody came in its place"
 
 
 def test_an_undisturbed_job_has_no_summary() -> None:

@@ -34,7 +34,7 @@ from horovod.core.membership_events import (
     Start,
     Tick,
 )
-from horovod.core.membership_processes import NOT_ALIVE, Phase, Process
+from horovod.core.membership_processes import NOT_ALIVE, Phase, Process, ordered
 
 __all__ = ["Membership"]
 
@@ -188,6 +188,9 @@ class Membership:
             lost = "" if self._is_draining else "no process is left that has the state of the job"
             self._end("; ".join(filter(None, (lost, self._failure))))
             return
+        if self._all_leave():
+            self._end("all ranks were asked to leave, or their hosts were withdrawn")
+            return
         if self._is_running():
             self._dismiss([p for p in self._in(Phase.WAITING) if not self._stays(p)])
         if self._is_complete():
@@ -231,12 +234,12 @@ class Membership:
             left = size - self._failures.total() if self._policy.is_open else self._alive() + self._startable()
             size = max(self._policy.fewest, min(size, left))
         # Take the processes that were started first; the others are spares.
-        first = [p.phase for p in self._ordered(self._processes.values()) if p.phase not in NOT_ALIVE][:size]
+        first = [p.phase for p in ordered(self._processes.values(), self._hosts) if p.phase not in NOT_ALIVE][:size]
         return first == [Phase.WAITING] * size
 
     def _members(self) -> list[Process]:
         """Those of the next generation, by rank; the others that may not stay are dismissed."""
-        present = self._ordered(self._in(Phase.WAITING))
+        present = ordered(self._in(Phase.WAITING), self._hosts)
         if self._is_draining:
             present = [process for process in present if process.rank is not None]
         staying = [process for process in present if self._stays(process)]
@@ -275,18 +278,13 @@ class Membership:
         self._ranks = {slot: position.rank for slot, position in positions.items()}
         self._decisions.append(Assign(self.generation, positions))
 
-    def _ordered(self, processes: Iterable[Process]) -> list[Process]:
-        """Furthest first, the most frequent state of equals first, then as before; newcomers last, by their host."""
-        processes = list(processes)
-        arrival = {host: i for i, host in enumerate(self._hosts)}
-        states = collections.Counter((p.progress, p.digest) for p in processes)
-
-        def key(p: Process) -> tuple[float, ...]:
-            state, last = (-p.progress, -states[p.progress, p.digest]), len(arrival)
-            place = (arrival.get(p.slot.host, last), p.slot.number)
-            return (1, *state, *place) if p.rank is None else (0, *state, p.rank, *place)
-
-        return sorted(processes, key=key)
+    def _all_leave(self) -> bool:
+        """Whether all that have the state wait, must leave, and nobody is there to take it."""
+        if not self._has_ever_begun or self._is_draining or not self._policy.is_elastic or self._are_dying():
+            return False
+        waiting = self._in(Phase.WAITING)
+        here = self._in(Phase.OUTSIDE, Phase.ASSIGNED, Phase.JOINED)
+        return bool(waiting) and all(p.rank is None for p in here) and not any(map(self._stays, waiting))
 
     def _is_hopeless(self) -> bool:
         """Whether too few processes are left, and none can be started any more."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from horovod.core.membership_events import Slot
 
-__all__ = ["NOT_ALIVE", "Phase", "Process"]
+__all__ = ["NOT_ALIVE", "Phase", "Process", "ordered"]
 
 
 class Phase(enum.Enum):
@@ -49,3 +51,22 @@ class Process:
     wants_out: bool = False
     is_dismissed: bool = False
     fenced_s: float = math.inf
+
+
+def ordered(processes: Iterable[Process], hosts: Iterable[str]) -> list[Process]:
+    """Furthest first, the most frequent state of equals first, then as before; newcomers last, by their host.
+
+    Args:
+        processes: to be ordered.
+        hosts: in the order of their arrival.
+    """
+    processes = list(processes)
+    arrival = {host: i for i, host in enumerate(hosts)}
+    states = collections.Counter((p.progress, p.digest) for p in processes)
+
+    def key(p: Process) -> tuple[float, ...]:
+        state, last = (-p.progress, -states[p.progress, p.digest]), len(arrival)
+        place = (arrival.get(p.slot.host, last), p.slot.number)
+        return (1, *state, *place) if p.rank is None else (0, *state, p.rank, *place)
+
+    return sorted(processes, key=key)

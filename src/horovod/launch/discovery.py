@@ -30,6 +30,7 @@ LIMIT_S = 10.0
 _MOST_BYTES = 1 << 20
 _MOST_QUOTED = 200
 _NAME = re.compile(r"[\w.:@%-]+")  # narrower than that of -H: a script may print an error or a page instead
+_WITHOUT_SLOTS = re.compile(r"^[ \t]*[^\s#]+?(:|[ \t]+slots[ \t]*=[ \t]*)0+[ \t]*$", re.MULTILINE)  # withdrawn
 
 
 class HostOffer(NamedTuple):
@@ -72,6 +73,7 @@ def read_answer(
         return ScriptAnswer({}, f"did not end within {LIMIT_S:g} s")
     if status:
         return ScriptAnswer({}, f"{how_ended(status)}{last}")
+    out = _WITHOUT_SLOTS.sub("", out)
     if not out.strip():
         return ScriptAnswer({}, f"printed no host{last}")
     try:

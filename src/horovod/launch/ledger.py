@@ -145,10 +145,12 @@ class Ledger:
         if self._began_s is None or not (self.resets or self.failures):
             return ""
         total_s = max(now_s - self._began_s, 1e-9)
-        goodput = max(0.0, 1 - self.lost_s / total_s)
+        waited_s = now_s - self._changed_s if self._gone and self._changed_s is not None else 0.0
+        lost_s = self.lost_s + waited_s  # for others that did not come
+        goodput = max(0.0, 1 - lost_s / total_s)
         return (
             f"{_count(self.losses, 'loss', 'es')} and {_count(self.joins, 'join')} by step {progress}, "
-            f"{_count(self.resets, 'reset')}, {self.lost_s:.2f} of {total_s:.1f} s lost, goodput {goodput:.1%}"
+            f"{_count(self.resets, 'reset')}, {lost_s:.2f} of {total_s:.1f} s lost, goodput {goodput:.1%}"
         )
 
     def causes(self) -> list[str]:

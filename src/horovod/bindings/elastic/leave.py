@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from horovod import context
 from horovod.logs import logger
 
-__all__ = ["leaving_allowed", "on_leave", "run_functions"]
+__all__ = ["leaving_allowed", "on_leave", "run_functions", "was_asked"]
 
 F = TypeVar("F", bound=Callable[[], Any])
 
 _functions: list[Callable[[], Any]] = []
+_is_asked = False
 #: The handler of SIGTERM without this module.
 _before: Any = signal.SIG_DFL
 
@@ -50,6 +51,11 @@ def run_functions() -> None:
             logger.exception("a function of hvd.on_leave failed")
 
 
+def was_asked() -> bool:
+    """Return whether SIGTERM has asked this process to leave its elastic job."""
+    return _is_asked
+
+
 @contextmanager
 def leaving_allowed() -> Iterator[None]:
     """While the context lasts, let SIGTERM ask the job service for a membership without this process."""
@@ -77,6 +83,8 @@ def _listen(handler: Any) -> bool:
 
 
 def _ask(signum: int, frame: FrameType | None) -> None:
+    global _is_asked
+    _is_asked = True
     # A second signal means that it is urgent.
     signal.signal(signal.SIGTERM, _end_at_once)
     context.leave_job()

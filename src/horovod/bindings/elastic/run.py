@@ -250,8 +250,12 @@ class _ThisJob:
                 logger.info("this process leaves the job: %s", error)
                 leave.run_functions()
                 sys.exit(0)
-            except InitError:
+            except InitError as error:
                 self._write(state)
+                if leave.was_asked():  # as all others were
+                    logger.info("this process leaves the job: %s", error)
+                    leave.run_functions()
+                    sys.exit(0)
                 raise
             except PeerLostError:  # again
                 continue
