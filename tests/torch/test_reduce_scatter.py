@@ -24,7 +24,7 @@ def net(widths: list[int]) -> torch.nn.Module:
 def gradients(collective: type, widths: list[int], compression: Any, op: int) -> tuple[list[dict[str, Any]], Any]:
     """Two steps; the last but one layer gets a gradient on rank 0 only, the last one on none."""
     model = net(widths)
-    settings = ReduceSettings(hvd.Average if op == 0 else hvd.Sum, 1.0, 1.0, compression, hvd.global_process_set, False)
+    settings = ReduceSettings(hvd.Average if op == 0 else hvd.Sum, compression=compression)
     reducer = Reducer(model.named_parameters(), settings, 1, (), 4096, collective(settings))
     found = []
     for step in range(3):

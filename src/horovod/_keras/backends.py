@@ -10,6 +10,7 @@ from typing import Any
 from horovod.bindings.collectives import Collectives
 from horovod.bindings.elastic.generators import Generator
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
 
 __all__ = ["Backend", "Compare", "Order"]
@@ -18,26 +19,18 @@ Compare = Callable[[Callable[[], Sequence[Any]]], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Reduction):
     """How some tensors are to be reduced.
 
     Attributes:
         name: key of the match.
-        op: of the reduction.
-        process_set: ranks that take part.
         compression: what goes over the wire.
-        prescale: factor before the reduction.
-        postscale: factor after it.
         sparse_as_dense: whether sparse gradients travel as dense ones.
         remedy: what to call if the ranks' variables differ in the first step.
     """
 
-    name: str
-    op: ReduceOp
-    process_set: ProcessSet
-    compression: Any
-    prescale: float = 1.0
-    postscale: float = 1.0
+    name: str = ""
+    compression: Any = None
     sparse_as_dense: bool = False
     remedy: str = ""
 
@@ -138,10 +131,7 @@ class Backend:
 
     def allreduce(self, tensor: Any, order: Order) -> Any:
         """Reduce one tensor."""
-        return self.hvd.allreduce(
-            tensor, name=order.name or None, op=order.op, compression=order.compression,
-            prescale_factor=order.prescale, postscale_factor=order.postscale, process_set=order.process_set,
-        )  # fmt: skip
+        return self.hvd.allreduce(tensor, name=order.name or None, compression=order.compression, **order.keywords)
 
     def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
         """Concatenate every rank's tensor."""

@@ -97,4 +97,4 @@ class _Jax(Backend):
         return hvd.broadcast(tensor, root_rank, name=name, process_set=process_set)
 
 
-backend = _Jax()
+backend: Backend = _Jax()

@@ -114,4 +114,4 @@ class _TensorFlow(Backend):
         return True
 
 
-backend = _TensorFlow()
+backend: Backend = _TensorFlow()

@@ -47,14 +47,7 @@ class _Torch(Backend):
             tensors.append(wire)
             restore.append(how)
         flags = flags.to(tensors[0].device)
-        comm.grouped_allreduce_(
-            [*tensors, flags],
-            name=order.name or None,
-            op=order.op,
-            prescale_factor=order.prescale,
-            postscale_factor=order.postscale,
-            process_set=order.process_set,
-        )
+        comm.grouped_allreduce_([*tensors, flags], name=order.name or None, **order.keywords)
         present = flags.tolist()
         return [
             order.compression.decompress(tensor, how) if there else None
@@ -86,4 +79,4 @@ def _array(value: torch.Tensor) -> Any:
     return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
 
 
-backend = _Torch()
+backend: Backend = _Torch()

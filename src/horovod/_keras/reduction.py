@@ -138,18 +138,13 @@ class GradientReduction:
     def _order(self, which: str, op: ReduceOp | None, factor: float) -> Order:
         settings = self.settings
         if op is not None:
-            return Order(f"{self.name}.values.{which}", op, settings.process_set, self.backend.compression.none)
+            name, none = f"{self.name}.values.{which}", self.backend.compression.none
+            return Order(op, process_set=settings.process_set, name=name, compression=none)
         self._first_name = self._first_name or f"{self.name}.gradients.{which}"
         return Order(
-            f"{self.name}.gradients.{which}",
-            settings.op,
-            settings.process_set,
-            settings.compression,
-            1.0 / settings.predivide,
-            settings.predivide * factor,
-            settings.sparse_as_dense,
-            REMEDY,
-        )
+            settings.op, 1.0 / settings.predivide, settings.predivide * factor, settings.process_set,
+            f"{self.name}.gradients.{which}", settings.compression, settings.sparse_as_dense, REMEDY,
+        )  # fmt: skip
 
     def _groups(self, which: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
         """Return the gradients that travel together."""

@@ -53,7 +53,7 @@ class Values:
         how = resolve_op(op, None) if average is None else ReduceOp.AVERAGE if average else ReduceOp.SUM
         backend = self._backend
         order = Order(
-            name or "", how, process_set, compression or backend.compression.none, prescale_factor, postscale_factor
+            how, prescale_factor, postscale_factor, process_set, name or "", compression or backend.compression.none
         )
         return backend.allreduce(self._tensor(value), order)
 

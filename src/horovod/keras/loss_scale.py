@@ -39,12 +39,8 @@ def teach_loss_scaling() -> None:
         if not isinstance(inner, DistributedMembers) or not inner._reduction.settings.active:
             return finite
         reduction = inner._reduction
-        order = Order(
-            f"{reduction.name}.finite",
-            ReduceOp.MIN,
-            reduction.settings.process_set,
-            reduction.backend.compression.none,
-        )
+        name, none = f"{reduction.name}.finite", reduction.backend.compression.none
+        order = Order(ReduceOp.MIN, process_set=reduction.settings.process_set, name=name, compression=none)
         return keras.ops.cast(reduction.backend.allreduce(keras.ops.cast(finite, "int32"), order), "bool")
 
     check_finite._asks_all_ranks = True  # type: ignore[attr-defined]

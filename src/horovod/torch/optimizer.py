@@ -93,7 +93,7 @@ def DistributedOptimizer(
     # The size of an elastic job is known later.
     has_others = (process_set.size() or 1) > 1 or context.is_elastic()
     members: type = AdasumMethods if op is ReduceOp.ADASUM and has_others else OptimizerMethods
-    settings = ReduceSettings(op, 1.0 / factor, factor, compression, process_set, sparse_as_dense)
+    settings = ReduceSettings(op, 1.0 / factor, factor, process_set, compression, sparse_as_dense)
     if host_optimizer:
         check_shardable(optimizer, settings, host_optimizer)
         members = HostMethods

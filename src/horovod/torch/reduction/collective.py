@@ -80,7 +80,7 @@ class BucketCollective(Protocol):
 
 def begin_allreduce(tensor: torch.Tensor, settings: ReduceSettings, name: str) -> int:
     """Start the allreduce of a tensor in place, as the settings say; return its handle for ``comm.synchronize``."""
-    return comm.allreduce_async_(tensor, name=name, **settings.reduction)
+    return comm.allreduce_async_(tensor, name=name, **settings.keywords)
 
 
 class Allreduce:
@@ -135,7 +135,7 @@ class CompressedAllreduce:
         with torch.no_grad():
             sent, ctx = self._compressor.send(name, data, state)
         # Not in place: it may be part of the compressor's state.
-        handle = comm.allreduce_async(sent, name=name, **self._settings.reduction)
+        handle = comm.allreduce_async(sent, name=name, **self._settings.keywords)
         flags_handle = begin_allreduce(flags, self._settings, f"{name}{FLAGS}")
         return handle, flags_handle, name, ctx, state, wire, layout.flags
 
@@ -168,7 +168,7 @@ class ReduceScatter:
     def begin(self, wire: torch.Tensor, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start both operations."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
-        handle = comm.reducescatter_async(data, name=name, **self._settings.reduction)
+        handle = comm.reducescatter_async(data, name=name, **self._settings.keywords)
         return handle, begin_allreduce(flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:

@@ -6,31 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod.bindings.compression import BucketCompressor, CastCompressor, Compressor, NoneCompressor
-from horovod.bindings.process_sets import ProcessSet
-from horovod.core.requests import ReduceOp
+from horovod.bindings.reductions import Reduction
 
 __all__ = ["ReduceSettings"]
 
 
 @dataclass(frozen=True)
-class ReduceSettings:
+class ReduceSettings(Reduction):
     """How gradients are reduced.
 
     Attributes:
-        op: how they are combined.
-        prescale: factor before that.
-        postscale: factor after it.
         compression: how they are sent.
-        process_set: the ranks that take part.
         sparse_as_dense: whether sparse gradients are sent as dense ones.
     """
 
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    compression: type[Compressor] | BucketCompressor
-    process_set: ProcessSet
-    sparse_as_dense: bool
+    compression: type[Compressor] | BucketCompressor = NoneCompressor
+    sparse_as_dense: bool = False
 
     @property
     def one_by_one(self) -> bool:
@@ -50,13 +41,3 @@ class ReduceSettings:
     @property
     def _casts(self) -> bool:
         return isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
-
-    @property
-    def reduction(self) -> dict[str, Any]:
-        """Arguments for a collective that reduces."""
-        return {
-            "op": self.op,
-            "prescale_factor": self.prescale,
-            "postscale_factor": self.postscale,
-            "process_set": self.process_set,
-        }
