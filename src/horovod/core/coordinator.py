@@ -109,9 +109,6 @@ class Coordinator:
         self._next_id = 0
         self._log: list[LogEntry] = []
         self._ready: list[tuple[_CachedResponse, tuple[int, ...]]] = []
-        # Responses by what each of all ranks submits; of use while they count their unnamed requests alike.
-        self._rounds: dict[tuple[int, ...], _CachedResponse] = {}
-        self._counts_agree = True
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it; replaces an earlier meaning."""
@@ -119,7 +116,6 @@ class Coordinator:
         old = table.get(signature)
         if old is not None:
             del self._requests[old.serial]
-            self._rounds.clear()
         self._serial += 1
         self._requests[self._serial] = request
         process_set, name = request.process_set, request.name
@@ -153,29 +149,6 @@ class Coordinator:
         elif self._gone:
             self._fail_if_hopeless(match, pending)
 
-    def submit_round(self, signatures: tuple[int, ...], notes: tuple[int, ...]) -> bool:
-        """Take one submission of every rank, if together they repeat what was answered before, and nothing is pending.
-
-        Args:
-            signatures: by rank.
-            notes: by rank, see ``submit``.
-
-        Returns:
-            Whether they were taken; else ``submit`` takes them, one by one.
-        """
-        if not self.is_regular:
-            return False
-        known = self._rounds.get(signatures)
-        if known is None:
-            serials = tuple([table[one].serial for table, one in zip(self._signatures, signatures, strict=True)])
-            known = self._known.get((serials, 0))
-            if known is None:
-                return False
-            self._rounds[signatures] = known
-        self._keys.move_to_end(known.id)
-        self._ready.append((known, () if NO_NOTE in notes else notes))
-        return True
-
     def leave(self, rank: int, reason: str) -> None:
         """Note that ``rank`` takes part no more; whoever waits for it gets ``reason``."""
         self._gone[rank] = reason
@@ -197,11 +170,6 @@ class Coordinator:
         return log
 
     @property
-    def is_regular(self) -> bool:
-        """Whether ``submit_round`` takes repetitions."""
-        return self._counts_agree and not (self._pending or self._gone or self.joined)
-
-    @property
     def is_waiting(self) -> bool:
         """Whether something is pending, or somebody has joined."""
         return bool(self._pending or self.joined)
@@ -218,7 +186,6 @@ class Coordinator:
         """Answer a pending name with an error for those who submitted it."""
         pending = self._pending.pop(match, None)
         if pending is not None:
-            self._counts_agree = False
             self._error(pending, error, error_type)
 
     def _request_of(self, pending: PendingRequest) -> Request:
@@ -283,7 +250,6 @@ class Coordinator:
             # one is ready, and not in the log yet, only if all that are remembered are.
             if len(self._ready) >= len(self._known):
                 self._flush_ready()
-            self._rounds.clear()
             self._free_ids.append(oldest)
         return known
 

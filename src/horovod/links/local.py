@@ -20,24 +20,13 @@ __all__ = ["Decider", "LocalChannel", "LocalDoorbell", "assemble"]
 
 
 class Decider(Protocol):
-    """Takes requests and gives the log: the coordinator, or its proxy on another host.
-
-    Attributes:
-        is_regular: whether ``submit_round`` may take something.
-    """
-
-    @property
-    def is_regular(self) -> bool:
-        """See above."""
+    """Takes requests and gives the log: the coordinator, or its proxy on another host."""
 
     def declare(self, rank: int, signature: int, request: Request) -> None:
         """Let ``signature`` stand for ``request`` when ``rank`` submits it."""
 
     def submit(self, rank: int, signature: int, note: int) -> None:
         """Take one submission of ``rank``."""
-
-    def submit_round(self, signatures: tuple[int, ...], notes: tuple[int, ...]) -> bool:
-        """Take one submission of every rank; False if they are to be taken one by one."""
 
     def leave(self, rank: int, reason: str) -> None:
         """Note that ``rank`` takes part no more."""

@@ -42,12 +42,6 @@ class _Keeper:
             self.submit = self._submit
         relay.is_owed = self._is_owed
 
-    is_regular = False
-
-    def submit_round(self, signatures: tuple[int, ...], notes: tuple[int, ...]) -> bool:
-        """Return False: ranks of other hosts are not asked for."""
-        return False
-
     def _submit(self, rank: int, signature: int, note: int) -> None:
         """Take one submission of this rank, and send its data ahead of it."""
         if note != NO_NOTE:

@@ -6,7 +6,6 @@ it; where it is on another host, to what stands in for it.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -115,30 +114,10 @@ class CoordinatorChannel(LocalChannel):
         ]
         self._departed: set[int] = set()
         self._has_served = False
-        # This rank's submissions that the coordinator does not have yet; its signatures of operations of all ranks.
-        self._own: collections.deque[tuple[int, int]] = collections.deque()
-        self._of_all: set[int] = set()
         self._writer = RecordWriter(control.log_ring, words64, control.log_head, [control.log_tail[r] for r in others])
-
-    def declare(self, signature: int, request: Request) -> None:
-        """Let a number stand for a request."""
-        self._submit_own()
-        (self._of_all.discard if request.process_set else self._of_all.add)(signature)
-        super().declare(signature, request)
-
-    def submit(self, signature: int, note: int, patient: bool) -> None:
-        """Submit a declared request; the coordinator gets it together with the others' next ones, if it can be."""
-        self._own.append((signature, note))
-        self._has_come = True
-
-    def _submit_own(self) -> None:
-        own = self._own
-        while own:
-            self._coordinator.submit(self._rank, *own.popleft())
 
     def leave(self, reason: str) -> None:
         """Answer who waits for this rank, through the log; what comes after that concerns it no more."""
-        self._submit_own()
         super().leave(reason)
         # Stop reading now: a peer that leaves after our answer must not be blamed for our failures.
         self._has_served = True
@@ -177,7 +156,6 @@ class CoordinatorChannel(LocalChannel):
 
     def tend(self, fate: Callable[[int], str]) -> None:
         """Tell the coordinator of ranks whose last word did not fit into a full ring; publish what it decided."""
-        self._submit_own()
         for rank, reader in self._readers:
             if rank not in self._departed and self._has_left(rank) and not reader.has_more():
                 self._departed.add(rank)
@@ -196,54 +174,22 @@ class CoordinatorChannel(LocalChannel):
         return writer.flush()
 
     def _serve(self) -> None:
-        if not self._own or not self._serve_round():
-            for rank, reader in self._readers:
-                while (record := reader.get()) is not None:
-                    self._hear(rank, *record)
-        if self._has_come:
-            self._publish()
-
-    def _serve_round(self) -> bool:
-        """Hand the coordinator one submission of each rank at once, if all repeat what they did before.
-
-        Returns:
-            Whether nothing else is to be done: they were taken, or this rank's waits for the others'.
-        """
-        own, coordinator = self._own, self._coordinator
-        signature, note = own[0]
-        signatures, notes = [signature], [note]
-        heard = []
-        for rank, reader in self._readers if len(own) == 1 else ():
+        coordinator = self._coordinator
+        for rank, reader in self._readers:
             record = reader.get()
-            if record is not None:
-                heard.append((rank, record))
+            while record is not None:
+                self._has_come = True
                 kind, words = record
                 if kind == _SUBMIT:
-                    signatures.append(words[0])
-                    notes.append(words[1])
-        if len(signatures) > len(self._readers) and coordinator.submit_round(tuple(signatures), tuple(notes)):
-            own.clear()
-            self._has_come = True
-            return True
-        if not heard and len(own) == 1 and signature in self._of_all and coordinator.is_regular:
-            self._has_come = False
-            return True
-        self._submit_own()
-        for rank, record in heard:
-            self._hear(rank, *record)
-        return False
-
-    def _hear(self, rank: int, kind: int, words: tuple[int, ...]) -> None:
-        """Hand a record of another rank to the coordinator."""
-        coordinator = self._coordinator
-        self._has_come = True
-        if kind == _SUBMIT:
-            coordinator.submit(rank, words[0], words[1])
-        elif kind == _DECLARE:
-            coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))
-        else:
-            self._departed.add(rank)
-            coordinator.leave(rank, bytes_of(words, 0).decode())
+                    coordinator.submit(rank, words[0], words[1])
+                elif kind == _DECLARE:
+                    coordinator.declare(rank, words[0], _decode_request(bytes_of(words, 1)))
+                else:
+                    self._departed.add(rank)
+                    coordinator.leave(rank, bytes_of(words, 0).decode())
+                record = reader.get()
+        if self._has_come:
+            self._publish()
 
     def _publish(self) -> None:
         self._has_come = False
