@@ -112,6 +112,8 @@ def test_too_few_slots_and_wrong_calls_are_errors_at_once(spark: Any) -> None:
         horovod.spark.run(_train, (1.0,), num_proc=3)
     with pytest.raises(ValueError, match="num_proc must be at least 1"):
         horovod.spark.run(_train, (1.0,), num_proc=0)
+    with pytest.raises(ValueError, match="num_proc must be at least 1; received '2'"):
+        horovod.spark.run(_train, (1.0,), num_proc="2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no MPI"):
         horovod.spark.run(_train, (1.0,), use_mpi=True)
     with pytest.raises(ValueError, match="must be callable"):

@@ -93,7 +93,7 @@ def _carry_out(options: JobOptions, tasks: Sequence[TaskConnection], call: bytes
         own = workers.variables
         common = {name: own[0][name] for name in (JOB_ID, SECRET_KEY)}
         plan = options.plan(common, tasks[0].registration, own)
-        options.say(f"starting {plan.size} ranks on {', '.join(dict.fromkeys(names))}")
+        options.say(f"starting {plan.size} rank{'s' * (plan.size != 1)} on {', '.join(dict.fromkeys(names))}")
         jobs: list[Job] = [
             RemoteJob(options.own_plan(part, task.registration), task, call)
             for (_, part), task in zip(plan.parts(), tasks, strict=True)

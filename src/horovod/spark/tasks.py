@@ -42,8 +42,8 @@ class RankTasks:
         self.timeout_s = config.load(spark_start_timeout_s=start_timeout_s).spark_start_timeout_s
         self._application = Application()
         self.wanted = self._application.parallelism if wanted is None else wanted
-        if self.wanted < 1:
-            raise ValueError(f"num_proc must be at least 1; received {wanted}")
+        if not hasattr(self.wanted, "__index__") or self.wanted < 1:
+            raise ValueError(f"num_proc must be at least 1; received {wanted!r}")
         self.most = max(self.wanted, most or 0)
         self._name, self._runs_again = options.name, runs_again
         self._has_begun = False  # ranks may run
