@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.bindings.bucket_layout import Item, plan_buckets
+from horovod.bindings.gradients.layout import Item, plan_buckets
 
 
 def items(*counts: int, itemsize: int = 4, kind: str = "f32") -> list[Item]:

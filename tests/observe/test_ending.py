@@ -11,6 +11,7 @@ from commands import run
 from harness import Ranks, run_ranks
 
 import horovod.numpy as hvd
+from horovod.bindings.gradients.names import ADASUM, PREFIX
 from horovod.core import labels
 from horovod.core.departures import LEFT, waited_in_vain
 from horovod.core.mismatch import describe_waiting
@@ -18,7 +19,6 @@ from horovod.core.requests import Kind, Request
 from horovod.engine.times import new_ring
 from horovod.errors import PeerLostError
 from horovod.observe.ending import Ending
-from horovod.torch.reduction.names import ADASUM, PREFIX
 
 
 def test_what_waited_and_what_helps() -> None:

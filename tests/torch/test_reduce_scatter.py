@@ -10,9 +10,10 @@ import torch
 from harness import run_ranks
 
 import horovod.torch as hvd
-from horovod.torch.reduction.collective import Allreduce, ReduceScatter
-from horovod.torch.reduction.reducer import Reducer
-from horovod.torch.reduction.settings import ReduceSettings
+from horovod.bindings.gradients.collective import Allreduce, ReduceScatter
+from horovod.bindings.gradients.reducer import Reducer
+from horovod.bindings.gradients.settings import ReduceSettings
+from horovod.torch.gradient_adapter import TorchGradients
 
 
 def net(widths: list[int]) -> torch.nn.Module:
@@ -24,8 +25,11 @@ def net(widths: list[int]) -> torch.nn.Module:
 def gradients(collective: type, widths: list[int], compression: Any, op: int) -> tuple[list[dict[str, Any]], Any]:
     """Two steps; the last but one layer gets a gradient on rank 0 only, the last one on none."""
     model = net(widths)
+    adapter = TorchGradients()
     settings = ReduceSettings(hvd.Average if op == 0 else hvd.Sum, compression=compression)
-    reducer = Reducer(model.named_parameters(), settings, 1, (), 4096, collective(settings))
+    reducer = Reducer(
+        model.named_parameters(), settings, 1, (), 4096, adapter, collective(adapter.comm, settings)
+    )  # fmt: skip
     found = []
     for step in range(3):
         model.zero_grad()

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.bucket_layout import Item, plan_buckets
 from horovod.bindings.compression import check_compression
+from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp

@@ -2,8 +2,8 @@
 
     mpi_ops             every operation on tensors; from ops (differentiable) and the plain collectives
     functions           broadcast parameters, optimizer state and Python objects
-    optimizer           DistributedOptimizer; adasum is a part of it
-    reduction           gradients of all ranks, reduced while backward runs
+    optimizer           DistributedOptimizer, over horovod.bindings.gradients; unbucketed and adasum are its parts
+    gradient_adapter    torch for horovod.bindings.gradients
     sync_batch_norm     BatchNorm over all ranks' batches
     elastic             states and samplers that survive losses
     uneven              ranks with different numbers of batches

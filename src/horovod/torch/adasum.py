@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from horovod.bindings.compression import compress, decompress
+from horovod.bindings.gradients.collective import begin_allreduce
+from horovod.bindings.gradients.names import ADASUM
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
 from horovod.torch.parameters import Named, trained
-from horovod.torch.reduction.collective import begin_allreduce
-from horovod.torch.reduction.names import ADASUM
-from horovod.torch.reduction.settings import ReduceSettings
 from horovod.torch.runtime import comm
 
 __all__ = ["AdasumMethods"]
@@ -95,7 +95,7 @@ class AdasumMethods:
         steps = [parameter.detach() - start for (_, parameter), start in zip(moved, starts, strict=True)]
         wires, contexts = compress(compression, steps)
         handles = [
-            begin_allreduce(wire.contiguous(), self._settings, f"{ADASUM}.{name}")
+            begin_allreduce(comm, wire.contiguous(), self._settings, f"{ADASUM}.{name}")
             for (name, _), wire in zip(moved, wires, strict=True)
         ]
         reduced = decompress(compression, [comm.synchronize(handle) for handle in handles], contexts)

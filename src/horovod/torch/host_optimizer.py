@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from horovod.bindings.gradients.collective import BucketCollective, ReduceScatter
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn, wrong_argument
 from horovod.bindings.objects import broadcast_object
 from horovod.bindings.overlaps import find_overlaps
@@ -22,8 +24,7 @@ from horovod.torch.clipping import clip_norm, clip_value
 from horovod.torch.elementwise import check_elementwise, unhooked_step
 from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.parameters import parameters_of
-from horovod.torch.reduction.collective import BucketCollective, ReduceScatter
-from horovod.torch.reduction.settings import ReduceSettings
+from horovod.torch.runtime import comm
 from horovod.torch.shard_state import cut, gather
 from horovod.torch.shards import Shard, WeightPiece
 
@@ -64,7 +65,7 @@ class HostMethods(OptimizerMethods):
     state: Any
 
     def _collective(self, settings: ReduceSettings) -> BucketCollective:
-        return ReduceScatter(settings)
+        return ReduceScatter(comm, settings)
 
     def _shard(self, kind: type) -> None:
         """Make the optimizer of the pieces; ``kind`` is the optimizer's own class."""

@@ -9,6 +9,8 @@ import torch
 
 from horovod import context
 from horovod.bindings.compression import BucketCompressor, check_compression
+from horovod.bindings.gradients.parameters import check_groups, check_names, check_passes
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import warn_deprecated, wrong_argument
 from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.bindings.reductions import resolve_op
@@ -18,8 +20,6 @@ from horovod.torch.compression import Compression, Compressor
 from horovod.torch.host_optimizer import HostMethods, check_shardable
 from horovod.torch.optimizer_methods import OptimizerMethods
 from horovod.torch.parameters import check_optimizer, parameters_of
-from horovod.torch.reduction.parameters import check_groups, check_names, check_passes
-from horovod.torch.reduction.settings import ReduceSettings
 from horovod.torch.unsafe import keep_out_of_graphs
 
 __all__ = ["DistributedOptimizer"]

@@ -11,17 +11,20 @@ import torch
 
 from horovod import context
 from horovod.bindings.compression import compress
+from horovod.bindings.gradients.collective import BucketCollective, begin_allreduce
+from horovod.bindings.gradients.parameters import check_passes, find_duplicates
+from horovod.bindings.gradients.reducer import Reducer
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
 from horovod.core.requests import ReduceOp
+from horovod.torch.gradient_adapter import TorchGradients
 from horovod.torch.parameters import Named, trained
-from horovod.torch.reduction.collective import BucketCollective, begin_allreduce
-from horovod.torch.reduction.parameters import check_passes, find_duplicates
-from horovod.torch.reduction.reducer import Reducer
-from horovod.torch.reduction.settings import ReduceSettings
 from horovod.torch.runtime import comm
 
-__all__ = ["OptimizerMethods"]
+__all__ = ["OptimizerMethods", "gradients"]
+
+gradients = TorchGradients()
 
 
 class OptimizerMethods:
@@ -50,7 +53,7 @@ class OptimizerMethods:
         self._synchronized, self._should_synchronize = False, True
         bucket_bytes = context.config().bucket_bytes
         self._reducer = Reducer(
-            self._trained(), settings, passes, groups or (), bucket_bytes, self._collective(settings)
+            self._trained(), settings, passes, groups or (), bucket_bytes, gradients, self._collective(settings)
         )
 
     def _collective(self, settings: ReduceSettings) -> BucketCollective | None:
@@ -246,7 +249,7 @@ class OptimizerMethods:
         assert self._settings is not None  # as in a copy, which is no distributed optimizer any more
         (wire,), (context,) = compress(self._settings.compression, [parameter.grad])
         name = f"DistributedOptimizer.{self._parameter_names.get(parameter, 'gradient')}"
-        return begin_allreduce(wire, self._settings, name), context
+        return begin_allreduce(comm, wire, self._settings, name), context
 
     @property
     def _handles(self) -> dict[torch.Tensor, Any]:

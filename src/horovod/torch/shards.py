@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from horovod.bindings.gradients.buckets import Bucket
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.names import WEIGHTS
 from horovod.bindings.misuse import out_of_turn
 from horovod.bindings.process_sets import ProcessSet
-from horovod.torch.reduction.buckets import Bucket
-from horovod.torch.reduction.names import WEIGHTS
-from horovod.torch.reduction.slots import GradSlot
-from horovod.torch.reduction.tensors import view
+from horovod.torch.optimizer_methods import gradients
 from horovod.torch.runtime import comm
 
 __all__ = ["Shard", "WeightPiece"]
@@ -60,7 +60,8 @@ class Shard:
         self._home = self._weights if first.is_cpu else torch.zeros_like(self._weights, device=first.device)
         self._own = self._weights[low : low + share]
         self._views = [
-            view(self._home, offset, slot.parameter) for slot, offset in zip(bucket.slots, layout.offsets, strict=True)
+            gradients.view(self._home, offset, slot.parameter)
+            for slot, offset in zip(bucket.slots, layout.offsets, strict=True)
         ]
         for slot, offset in zip(bucket.slots, layout.offsets, strict=True):
             begin, end = max(offset, low), min(offset + slot.parameter.numel(), low + share)
@@ -74,18 +75,18 @@ class Shard:
         Raises:
             OptimizerUseError: a parameter is of another dtype, shape or device now.
         """
-        for slot, place in zip(self.bucket.slots, self._views, strict=True):
+        for slot, view in zip(self.bucket.slots, self._views, strict=True):
             data = slot.parameter.data
-            if data.data_ptr() == place.data_ptr():
+            if data.data_ptr() == view.data_ptr():
                 continue
-            if data.dtype != place.dtype or data.shape != place.shape or data.device != place.device:
+            if data.dtype != view.dtype or data.shape != view.shape or data.device != view.device:
                 raise out_of_turn(
-                    f"{slot.name} was {place.dtype} {list(place.shape)} on {place.device} and is now {data.dtype} "
+                    f"{slot.name} was {view.dtype} {list(view.shape)} on {view.device} and is now {data.dtype} "
                     f"{list(data.shape)} on {data.device}, while its optimizer holds state for it",
                     "Convert or move a model before its optimizer is made.",
                 )
-            place.copy_(data)
-            slot.parameter.data = place
+            view.copy_(data)
+            slot.parameter.data = view
         if self._home is not self._weights:
             self._weights.copy_(self._home)
 

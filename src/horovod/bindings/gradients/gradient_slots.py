@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import torch
+__all__ = ["GradSlot", "SlotBucket"]
 
-if TYPE_CHECKING:
-    from horovod.torch.reduction.buckets import Bucket
 
-__all__ = ["GradSlot"]
+class SlotBucket(Protocol):
+    """A bucket, as its slots see it.
+
+    Attributes:
+        incomplete: how many of its gradients are not ready.
+    """
+
+    incomplete: int
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it has been handed over, and not come back."""
+
+    @property
+    def pending(self) -> Any:
+        """Waits for what is in flight."""
+
+    def submit(self) -> None:
+        """Hand it over to the other ranks."""
 
 
 @dataclass(eq=False)
@@ -27,14 +43,14 @@ class GradSlot:
         sparse_dim: number of sparse dimensions of its gradient; 0 for a dense one.
         unbucketed: it travels in no bucket.
         pending: waits for what is in flight, for a gradient that travels in no bucket.
-        mark: the gradient as it was when the ranks began to count on it.
+        mark: the gradient as it was when the ranks began to count on it, in the framework's words.
     """
 
-    parameter: torch.Tensor
+    parameter: Any
     name: str
     passes_left: int
     arrival: int = -1
-    bucket: Bucket | None = None
+    bucket: SlotBucket | None = None
     view: Any = None
     sparse_dim: int = 0
     unbucketed: bool = False

@@ -10,17 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from horovod.bindings.bucket_layout import BucketLayout
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.collective import BucketCollective, Reduced
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.layout import BucketLayout
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.misuse import changed_gradient
 from horovod.core.requests import ReduceOp
 from horovod.phrases import few
-from horovod.torch.reduction.collective import BucketCollective, Reduced
-from horovod.torch.reduction.settings import ReduceSettings
-from horovod.torch.reduction.slots import GradSlot
-from horovod.torch.reduction.tensors import adopt, view, zeros
-from horovod.torch.runtime import comm
 
 __all__ = ["Bucket", "ShardPart"]
 
@@ -40,7 +37,7 @@ class ShardPart:
 
     slot: GradSlot
     start: int
-    values: torch.Tensor
+    values: Any
 
 
 class Bucket:
@@ -51,6 +48,7 @@ class Bucket:
         layout: where the slots' gradients lie.
         slots: in the order of the layout.
         settings: how to reduce.
+        adapter: the framework.
         collective: how it travels.
 
     Attributes:
@@ -60,7 +58,7 @@ class Bucket:
 
     def __init__(
         self, name: str, layout: BucketLayout, slots: Sequence[GradSlot], settings: ReduceSettings,
-        collective: BucketCollective,
+        adapter: GradientAdapter, collective: BucketCollective,
     ) -> None:  # fmt: skip
         self.name = name
         self.slots = tuple(slots)
@@ -68,46 +66,47 @@ class Bucket:
         self.in_flight = False
         self.pending: Any = None
         self.layout = layout
+        self._adapter = adapter
         self._collective = collective
         self._absent, self._present = _FLAGS.get(settings.op, (0.0, 1.0))
         self._version = 0
         first = self.slots[0].parameter
-        self._buffer = zeros(layout.count, first)
+        self._buffer = adapter.zeros(layout.count, first)
         self._flags = self._buffer[layout.flags :]
         self._missing: list[int] = []
         self._reduced: Reduced | None = None
-        wire_dtype = settings.wire_dtype(comm.adapter.dtype_name(first.dtype))
-        self._wire = self._buffer if wire_dtype is None else zeros(layout.count, first, wire_dtype)
+        wire_dtype = settings.wire_dtype(adapter.dtype(first))
+        self._wire = self._buffer if wire_dtype is None else adapter.zeros(layout.count, first, wire_dtype)
         for slot, offset in zip(self.slots, layout.offsets, strict=True):
             slot.bucket = self
-            slot.view = view(self._buffer, offset, slot.parameter)
-            with torch.no_grad():
-                adopt(slot)
+            slot.view = adapter.view(self._buffer, offset, slot.parameter)
+            with adapter.quietly():
+                adapter.adopt(slot)
 
     def submit(self) -> None:
         """Start the reduction; every gradient is there."""
-        self._flags.fill_(self._present)
+        self._adapter.fill(self._flags, self._present)
         self._begin()
 
     def submit_incomplete(self) -> None:
         """Start the reduction with zeros for the gradients that are not there."""
         flags = []
         for index, slot in enumerate(self.slots):
-            present = adopt(slot)
+            present = self._adapter.adopt(slot)
             if not present:
-                slot.view.fill_(0.0)
+                self._adapter.fill(slot.view, 0.0)
                 self._missing.append(index)
             flags.append(self._present if present else self._absent)
-        self._flags.copy_(torch.tensor(flags, dtype=self._flags.dtype, device=self._flags.device))
+        self._adapter.write(self._flags, flags)
         self._begin()
 
     def _begin(self) -> None:
         if self._wire is not self._buffer:
-            self._wire.copy_(self._buffer)
-        self._version = self._buffer._version
+            self._adapter.copy(self._wire, self._buffer)
+        self._version = self._adapter.version(self._buffer)
         self._reduced = None
         # Writes of the engine must not count as changes by the user.
-        wire, names = self._wire.data, [slot.name for slot in self.slots]
+        wire, names = self._adapter.unwatched(self._wire), [slot.name for slot in self.slots]
         self.pending = self._collective.begin(wire, self.layout, self.name, names)
         self.in_flight = True
 
@@ -128,15 +127,15 @@ class Bucket:
         if not reduced.in_place:
             return
         if self._wire is not self._buffer:
-            self._buffer.copy_(self._wire)
+            self._adapter.copy(self._buffer, self._wire)
         if missing:
-            flags = self._flags.tolist()
+            flags = self._adapter.read(self._flags)
             for index in missing:
                 if flags[index] != self._absent:
-                    self.slots[index].parameter.grad = self.slots[index].view
+                    self._adapter.give(self.slots[index])
         for slot in self.slots:
-            if slot.sparse_dim and (grad := slot.parameter.grad) is not None and grad is slot.view:
-                slot.parameter.grad = grad.to_sparse(slot.sparse_dim)
+            if slot.sparse_dim and self._adapter.gradient(slot.parameter) is slot.view:
+                self._adapter.make_sparse(slot)
 
     def shard_parts(self) -> Iterator[ShardPart]:
         """Yield what this rank has got of a bucket that was reduce-scattered, without what no rank had a gradient for.
@@ -145,20 +144,20 @@ class Bucket:
         """
         reduced = self._reduced
         assert reduced is not None and not reduced.in_place
-        flags = reduced.flags.tolist()
+        flags = self._adapter.read(reduced.flags)
         stop = reduced.start + len(reduced.values)
         for slot, offset, flag in zip(self.slots, self.layout.offsets, flags, strict=True):
             first = max(offset, reduced.start)
-            last = min(offset + slot.parameter.numel(), stop)
+            last = min(offset + self._adapter.count(slot.parameter), stop)
             if first < last and flag != self._absent:
                 yield ShardPart(slot, first - offset, reduced.values[first - reduced.start : last - reduced.start])
 
     def changed(self) -> str:
         """Name the parameters whose gradient somebody touched since ``submit``."""
-        if self._buffer._version != self._version:
+        if self._adapter.version(self._buffer) != self._version:
             return f"one of {few([slot.name for slot in self.slots])}"
         for slot in self.slots:
-            gradient = slot.parameter.grad
+            gradient = self._adapter.gradient(slot.parameter)
             if gradient is not slot.view and gradient is not None:
                 return slot.name
         return ""

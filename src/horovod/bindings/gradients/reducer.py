@@ -18,23 +18,20 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
 from horovod import context
-from horovod.bindings.bucket_layout import Item, plan_buckets
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.buckets import Bucket
+from horovod.bindings.gradients.collective import Allreduce, BucketCollective, CompressedAllreduce
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.layout import Item, plan_buckets
+from horovod.bindings.gradients.names import PREFIX
+from horovod.bindings.gradients.settings import ReduceSettings
+from horovod.bindings.gradients.survey import survey
 from horovod.bindings.misuse import changed_gradient, out_of_turn, wrong_argument
 from horovod.bindings.process_sets import not_registered
 from horovod.engine import callsite
 from horovod.errors import HorovodInternalError
 from horovod.logs import logger
-from horovod.torch.reduction.buckets import Bucket
-from horovod.torch.reduction.collective import Allreduce, BucketCollective, CompressedAllreduce
-from horovod.torch.reduction.names import PREFIX
-from horovod.torch.reduction.settings import ReduceSettings
-from horovod.torch.reduction.slots import GradSlot
-from horovod.torch.reduction.survey import survey
-from horovod.torch.reduction.tensors import adopt, has_changed, mark, owners
-from horovod.torch.reduction.unbucketed import start_unbucketed
 
 __all__ = ["Reducer"]
 
@@ -66,6 +63,7 @@ class Reducer:
         passes: backward passes per step.
         groups: parameters whose gradients must travel together.
         bucket_bytes: size of the other buckets.
+        adapter: the framework.
         collective: how buckets travel; by default every rank gets all of them.
 
     Attributes:
@@ -81,10 +79,12 @@ class Reducer:
         passes: int,
         groups: Sequence[Sequence[Any]],
         bucket_bytes: int,
+        adapter: GradientAdapter,
         collective: BucketCollective | None = None,
     ) -> None:
         self.settings = settings
-        self._collective = collective or _allreduce(settings)
+        self._adapter = adapter
+        self._collective = collective or _allreduce(adapter, settings)
         self.passes = passes
         self._fresh = True
         self._left_with: list[int] = []
@@ -110,7 +110,7 @@ class Reducer:
         if self.active:
             return self._fresh
         # A rank that works alone has no hooks. If a new gradient has the id of an old one, it is only a warning.
-        now = (id(slot.parameter.grad) for slot in self.slots.values())
+        now = (id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values())
         return all(left == came for left, came in zip(self._left_with, now, strict=False))
 
     @property
@@ -171,13 +171,12 @@ class Reducer:
         key = id(slot.parameter)
         if key in self._hooks:
             return
-        previous = owners.get(slot.parameter)
+        previous = self._adapter.owners.get(slot.parameter)
         if previous is not None and (owner := previous()) is not None and owner is not self:
             owner._lose(slot.parameter)
         me = weakref.ref(self)
-        owners[slot.parameter] = me
-        register: Any = slot.parameter.register_post_accumulate_grad_hook
-        self._hooks[key] = register(_hook_for(me, slot))
+        self._adapter.owners[slot.parameter] = me
+        self._hooks[key] = self._adapter.hook(slot.parameter, _hook_for(me, slot))
 
     def _lose(self, parameter: Any) -> None:
         """Another reducer has taken ``parameter`` over."""
@@ -204,7 +203,7 @@ class Reducer:
             )
         bucket = slot.bucket
         if bucket is not None:
-            adopt(slot)
+            self._adapter.adopt(slot)
             if left == 0:
                 bucket.incomplete -= 1
                 if bucket.incomplete == 0:
@@ -216,20 +215,20 @@ class Reducer:
         if slot.unbucketed:
             self._start_unbucketed(slot)
             return
-        slot.mark = mark(slot.parameter)
+        slot.mark = self._adapter.mark(slot.parameter)
         if slot.arrival < 0:
             slot.arrival = self._arrivals
             self._arrivals += 1
 
     def _start_unbucketed(self, slot: GradSlot) -> None:
-        slot.pending = start_unbucketed(slot, self.settings, f"{self._name}.{slot.name}")
-        slot.mark = mark(slot.parameter)
+        slot.pending = self._adapter.start_unbucketed(slot, self.settings, f"{self._name}.{slot.name}")
+        slot.mark = self._adapter.mark(slot.parameter)
 
     def _changed(self) -> str:
         """Name a parameter outside of buckets whose gradient was touched since the other ranks count on it."""
         for slot in (*self._undecided, *self._unbucketed):
-            marked, slot.mark = slot.mark, None
-            if marked is not None and has_changed(slot.parameter, marked):
+            mark, slot.mark = slot.mark, None
+            if mark is not None and self._adapter.has_changed(slot.parameter, mark):
                 return slot.name
         return ""
 
@@ -243,7 +242,7 @@ class Reducer:
         """
         self.follow_job()
         if not self.active:
-            self._left_with = [id(slot.parameter.grad) for slot in self.slots.values()]
+            self._left_with = [id(self._adapter.gradient(slot.parameter)) for slot in self.slots.values()]
             return
         if self._lost:
             raise out_of_turn(
@@ -251,7 +250,7 @@ class Reducer:
                 "Step with that one alone; or delete the first one before making another of the same parameters.",
             )
         try:
-            with torch.no_grad():
+            with self._adapter.quietly():
                 self._synchronize()
         except HorovodInternalError:
             self._forget()
@@ -312,7 +311,7 @@ class Reducer:
     def _decide(self) -> None:
         """Agree with the other ranks on what is in no bucket yet, and put it where it belongs."""
         slots = self._undecided
-        found = survey(slots, self._name, self.settings)
+        found = survey(slots, self._name, self.settings, self._adapter)
         wanted = {id(slot.parameter) for slot in slots if slot.parameter is not None and found.seen(slot)}
         together = [group for group in self._groups if wanted.intersection(group)]
         wanted.update(key for group in together for key in group)
@@ -326,12 +325,12 @@ class Reducer:
                 self._unbucketed.append(slot)
                 continue
             place[id(slot.parameter)] = index
-            items.append(_item(index, slot.parameter))
+            items.append(self._item(index, slot.parameter))
         groups = [[place[key] for key in group if key in place] for group in together]
         for layout in plan_buckets(items, self._bucket_bytes, groups, self._collective.shards):
             members = [chosen[index] for index in layout.indexes]
             name = f"{self._name}.bucket{len(self.buckets)}[{members[0].name}..{members[-1].name}]"
-            bucket = Bucket(name, layout, members, self.settings, self._collective)
+            bucket = Bucket(name, layout, members, self.settings, self._adapter, self._collective)
             self.buckets.append(bucket)
             # At once, so that at most one bucket's gradients exist twice.
             bucket.submit_incomplete()
@@ -340,14 +339,14 @@ class Reducer:
             f"{len(self._undecided)} not seen yet"
         )
 
+    def _item(self, index: int, parameter: Any) -> Item:
+        of = self._adapter
+        return Item(index, of.count(parameter), of.itemsize(parameter), of.kind(parameter))
 
-def _item(index: int, parameter: torch.Tensor) -> Item:
-    return Item(index, parameter.numel(), parameter.element_size(), (parameter.dtype, parameter.device))
 
-
-def _allreduce(settings: ReduceSettings) -> BucketCollective:
+def _allreduce(adapter: GradientAdapter, settings: ReduceSettings) -> BucketCollective:
     compressor = settings.bucket_compressor
-    return CompressedAllreduce(settings, compressor) if compressor else Allreduce(settings)
+    return CompressedAllreduce(adapter, settings, compressor) if compressor else Allreduce(adapter.comm, settings)
 
 
 def _hook_for(reducer: weakref.ref[Reducer], slot: GradSlot) -> Callable[[Any], None]:

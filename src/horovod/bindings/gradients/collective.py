@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
-from horovod.bindings.bucket_layout import BucketLayout
+from horovod.bindings.collectives import Collectives
 from horovod.bindings.compression import BucketCompressor
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.layout import BucketLayout
+from horovod.bindings.gradients.names import FLAGS, PREFIX
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.errors import HorovodInternalError
-from horovod.torch.reduction.names import FLAGS, PREFIX
-from horovod.torch.reduction.settings import ReduceSettings
-from horovod.torch.runtime import comm
 
 __all__ = [
     "Allreduce",
@@ -37,8 +36,8 @@ class Reduced:
         in_place: whether they are the bucket's own memory.
     """
 
-    flags: torch.Tensor
-    values: torch.Tensor
+    flags: Any
+    values: Any
     start: int
     in_place: bool
 
@@ -57,7 +56,7 @@ class BucketCollective(Protocol):
     def shards(self) -> int:
         """See the class."""
 
-    def begin(self, wire: torch.Tensor, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start to reduce a bucket.
 
         Args:
@@ -78,7 +77,7 @@ class BucketCollective(Protocol):
         """
 
 
-def begin_allreduce(tensor: torch.Tensor, settings: ReduceSettings, name: str) -> int:
+def begin_allreduce(comm: Collectives, tensor: Any, settings: ReduceSettings, name: str) -> int:
     """Start the allreduce of a tensor in place, as the settings say; return its handle for ``comm.synchronize``."""
     return comm.allreduce_async_(tensor, name=name, **settings.keywords)
 
@@ -87,6 +86,7 @@ class Allreduce:
     """Every rank gets all of a bucket, in place; the flags travel with the data.
 
     Args:
+        comm: the framework's collectives.
         settings: how to reduce.
     """
 
@@ -96,17 +96,18 @@ class Allreduce:
         "`with optimizer.skip_synchronize():`."
     )
 
-    def __init__(self, settings: ReduceSettings) -> None:
+    def __init__(self, comm: Collectives, settings: ReduceSettings) -> None:
+        self._comm = comm
         self._settings = settings
 
-    def begin(self, wire: torch.Tensor, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start the allreduce."""
-        return begin_allreduce(wire, self._settings, name), wire, layout.flags
+        return begin_allreduce(self._comm, wire, self._settings, name), wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         """Wait for it."""
         handle, wire, flags = pending
-        comm.synchronize(handle)
+        self._comm.synchronize(handle)
         return Reduced(wire[flags:], wire, 0, in_place=True)
 
 
@@ -114,6 +115,7 @@ class CompressedAllreduce:
     """Every rank gets all of a bucket; a compressor makes the tensor that is sent. The flags are sent as they are.
 
     Args:
+        adapter: the framework.
         settings: how to reduce.
         compressor: of the settings.
     """
@@ -121,30 +123,32 @@ class CompressedAllreduce:
     shards = 1
     instead = Allreduce.instead
 
-    def __init__(self, settings: ReduceSettings, compressor: BucketCompressor) -> None:
+    def __init__(self, adapter: GradientAdapter, settings: ReduceSettings, compressor: BucketCompressor) -> None:
+        self._adapter = adapter
         self._settings = settings
         self._compressor = compressor
         compressor.claim(self)
 
-    def begin(self, wire: torch.Tensor, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Compress, and start both operations."""
-        data, flags = wire[: layout.flags], wire[layout.flags :]
+        comm, data, flags = self._adapter.comm, wire[: layout.flags], wire[layout.flags :]
         # Without the optimizer's number: in the job that loads the state it may have another one.
         places = zlib.crc32(repr((layout.offsets, layout.flags, *parameters)).encode(errors="surrogatepass"))
         state = self._compressor.state_of(name.removeprefix(PREFIX).partition(".")[2], places)
-        with torch.no_grad():
+        with self._adapter.quietly():
             sent, ctx = self._compressor.send(name, data, state)
         # Not in place: it may be part of the compressor's state.
         handle = comm.allreduce_async(sent, name=name, **self._settings.keywords)
-        flags_handle = begin_allreduce(flags, self._settings, f"{name}{FLAGS}")
+        flags_handle = begin_allreduce(comm, flags, self._settings, f"{name}{FLAGS}")
         return handle, flags_handle, name, ctx, state, wire, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         """Wait for both, and decompress."""
         handle, flags_handle, name, ctx, state, wire, count = pending
+        comm = self._adapter.comm
         reduced = comm.synchronize(handle)
         comm.synchronize(flags_handle)
-        wire[:count].copy_(self._compressor.receive(name, reduced, ctx, state, count))
+        self._adapter.copy(wire[:count], self._compressor.receive(name, reduced, ctx, state, count))
         return Reduced(wire[count:], wire, 0, in_place=True)
 
 
@@ -152,12 +156,14 @@ class ReduceScatter:
     """Each rank gets its shard of the data, and all flags: what an optimizer needs that updates its shard alone.
 
     Args:
+        comm: the framework's collectives.
         settings: how to reduce.
     """
 
     instead = "No rank has all of it: to clip, call optimizer.clip_grad_norm_(max_norm) before optimizer.step()."
 
-    def __init__(self, settings: ReduceSettings) -> None:
+    def __init__(self, comm: Collectives, settings: ReduceSettings) -> None:
+        self._comm = comm
         self._settings = settings
 
     @property
@@ -165,17 +171,17 @@ class ReduceScatter:
         """One for each rank."""
         return self._settings.process_set.size() or 1
 
-    def begin(self, wire: torch.Tensor, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
+    def begin(self, wire: Any, layout: BucketLayout, name: str, parameters: Sequence[str]) -> Any:
         """Start both operations."""
         data, flags = wire[: layout.flags], wire[layout.flags :]
-        handle = comm.reducescatter_async(data, name=name, **self._settings.keywords)
-        return handle, begin_allreduce(flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
+        handle = self._comm.reducescatter_async(data, name=name, **self._settings.keywords)
+        return handle, begin_allreduce(self._comm, flags, self._settings, f"{name}{FLAGS}"), flags, layout.flags
 
     def wait(self, pending: Any) -> Reduced:
         """Wait for both."""
         handle, flags_handle, flags, count = pending
-        values = comm.synchronize(handle)
-        comm.synchronize(flags_handle)
+        values = self._comm.synchronize(handle)
+        self._comm.synchronize(flags_handle)
         share = count // self.shards
         if len(values) != share:
             raise HorovodInternalError(

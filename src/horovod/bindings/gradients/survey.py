@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from horovod.bindings.collectives import Collectives
+from horovod.bindings.gradients.adapter import GradientAdapter
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.bindings.numpy_adapter import NumpyAdapter
 from horovod.bindings.objects import allgather_object
 from horovod.errors import MismatchError
 from horovod.logs import logger
 from horovod.phrases import few, list_ranks
-from horovod.torch.reduction.settings import ReduceSettings
-from horovod.torch.reduction.slots import GradSlot
-from horovod.torch.reduction.tensors import describe, fingerprint, sparse_dim
 
 __all__ = ["Survey", "survey"]
 
@@ -54,16 +54,16 @@ class Survey:
         return self.sparse_dim(slot) > 0 and not self.sparse_as_dense
 
 
-def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings) -> Survey:
+def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings, adapter: GradientAdapter) -> Survey:
     """Exchange what is known about ``slots``.
 
     Raises:
         MismatchError: the ranks' parameters differ; on every rank.
     """
-    descriptions = [f"{slot.name}, {describe(slot.parameter)}" for slot in slots]
+    descriptions = [f"{slot.name}, {adapter.describe(slot.parameter)}" for slot in slots]
     signature = zlib.crc32("\n".join(descriptions).encode(errors="surrogatepass"))
-    kinds_here = [_kind(slot) for slot in slots]
-    values = [fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
+    kinds_here = [_kind(slot, adapter) for slot in slots]
+    values = [adapter.fingerprint(slot.parameter) if kind else 0 for slot, kind in zip(slots, kinds_here, strict=True)]
     row = [len(slots), signature, *kinds_here, *(slot.arrival for slot in slots), *values]
     gathered = _comm.allgather(
         np.array(row, np.int64), name=f"{name}.survey", process_set=settings.process_set
@@ -87,10 +87,10 @@ def survey(slots: Sequence[GradSlot], name: str, settings: ReduceSettings) -> Su
     return Survey(tuple(slots[i] for i in positions), kinds, settings.sparse_as_dense)
 
 
-def _kind(slot: GradSlot) -> int:
-    if slot.parameter.grad is None:
+def _kind(slot: GradSlot, adapter: GradientAdapter) -> int:
+    if adapter.gradient(slot.parameter) is None:
         return _ABSENT
-    sparse = sparse_dim(slot.parameter)
+    sparse = adapter.sparse_dim(slot.parameter)
     return _SPARSE + sparse if sparse else _DENSE
 
 

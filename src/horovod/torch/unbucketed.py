@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from horovod.bindings.compression import compress, decompress
-from horovod.torch.reduction.collective import begin_allreduce
-from horovod.torch.reduction.settings import ReduceSettings
-from horovod.torch.reduction.slots import GradSlot
+from horovod.bindings.gradients.collective import begin_allreduce
+from horovod.bindings.gradients.gradient_slots import GradSlot
+from horovod.bindings.gradients.settings import ReduceSettings
 from horovod.torch.runtime import comm
 from horovod.torch.sparse import sparse_allreduce_async
 
@@ -53,7 +53,7 @@ def _start_compressed(slot: GradSlot, settings: ReduceSettings, name: str) -> Ca
         grad = grad.to_dense()
     (wire,), contexts = compress(settings.compression, [grad.detach()])
     # If this is the gradient itself, writes of the engine must not count as changes by the user.
-    handle = begin_allreduce(wire.contiguous().data, settings, name)
+    handle = begin_allreduce(comm, wire.contiguous().data, settings, name)
 
     def finish() -> None:
         (reduced,) = decompress(settings.compression, [comm.synchronize(handle)], contexts)
