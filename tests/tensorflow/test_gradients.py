@@ -51,8 +51,10 @@ def test_derivatives_follow_the_conventions(mode: str) -> None:
     np.testing.assert_allclose(
         derivative(lambda x: hvd.reducescatter(x[:2], op=hvd.Sum)), size * np.array([[1.0] * 2, [2.0] * 2, [0.0] * 2])
     )
-    with pytest.raises(NotImplementedError, match=r"allreduce is differentiable.*tf.stop_gradient"):
-        derivative(lambda x: hvd.allreduce(x, op=hvd.Max))
+    is_largest = ones * (rank == size - 1)
+    np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Max)), is_largest * sum_weight)
+    others = np.arange(1.0, 7.0).reshape(3, 2) + (1 - rank)
+    np.testing.assert_allclose(derivative(lambda x: hvd.allreduce(x, op=hvd.Product)), others * sum_weight)
 
 
 @on_ranks(2, framework="tensorflow", returns=[18.0, 18.0])

@@ -50,6 +50,9 @@ CASES: dict[str, tuple[Function, tuple[int, ...], str, float]] = {
     "scaled": (
         lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0, name="s"), (4,), "sum", 1,
     ),
+    "min": (lambda x: hvd.allreduce(x, op=hvd.Min), (5,), "sum", 1),
+    "max": (lambda x: hvd.allreduce(x, op=hvd.Max, prescale_factor=0.3, postscale_factor=2.0), (5,), "sum", 1),
+    "product": (lambda x: hvd.allreduce(x, op=hvd.Product, prescale_factor=2.0), (5,), "sum", 1),
     "grouped": (lambda x: sum(hvd.grouped_allreduce([x, 2 * x[:1]], op=hvd.Sum)), (1, 2), "sum", 1),
     "allgather": (lambda x: hvd.allgather(x), (2, 3), "average", 1),
     "grouped allgather": (lambda x: torch.cat(hvd.grouped_allgather([x, 3 * x])), (2, 3), "average", 1),
@@ -98,15 +101,17 @@ def test_gradients_of_uneven_rows() -> None:
     assert [received.tolist() for _, _, received in results] == [[1, 2, 3], [0, 0, 0], [1, 1, 1]]
 
 
-@on_ranks(2)
-def test_min_max_and_product_have_no_gradient() -> None:
-    x = torch.ones(3, requires_grad=True)
-    for op in (hvd.Min, hvd.Max, hvd.Product):
-        for call in (hvd.allreduce, hvd.reducescatter):
-            total = call(x, op=op).sum()
-            with pytest.raises(NotImplementedError, match=rf"{call.__name__} is differentiable.*tensor.detach"):
-                total.backward()
-        assert hvd.allreduce(x.detach(), op=op).tolist() == [1.0] * 3
+def ties() -> tuple[list[float], list[float]]:
+    x = torch.tensor([1.0, float(hvd.rank()), 0.0], requires_grad=True)
+    (most,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Max).sum(), x)
+    (product,) = torch.autograd.grad(hvd.allreduce(x, op=hvd.Product).sum(), x)
+    return most.tolist(), product.tolist()
+
+
+def test_ties_share_and_zeros_in_products_are_right() -> None:
+    first, second = run_ranks(2, ties)
+    assert first == ([1.0, 0.0, 1.0], [2.0, 2.0, 0.0])
+    assert second == ([1.0, 2.0, 1.0], [2.0, 0.0, 0.0])
 
 
 def compressed() -> list[Any]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from horovod.bindings.misuse import warn_deprecated
-from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 
-__all__ = [
-    "Adasum", "Average", "Max", "Min", "Product", "Reduction", "Sum", "refuse_adasum", "refuse_derivative",
-    "resolve_op",
-]  # fmt: skip
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "refuse_adasum", "resolve_op"]
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -21,31 +14,6 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How tensors are combined, and by whom.
-
-    Attributes:
-        op: the operation.
-        prescale: factor before it.
-        postscale: factor after it.
-        process_set: ranks that take part.
-    """
-
-    op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
-    process_set: ProcessSet = global_process_set
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The same as arguments of a collective."""
-        return {
-            "op": self.op, "prescale_factor": self.prescale, "postscale_factor": self.postscale,
-            "process_set": self.process_set,
-        }  # fmt: skip
 
 
 def resolve_op(op: int | None, average: bool | None) -> ReduceOp:
@@ -82,20 +50,3 @@ def refuse_adasum(op: ReduceOp) -> ReduceOp:
     if op is ReduceOp.ADASUM:
         raise RequestError("reducescatter takes Average, Sum, Min, Max or Product. Received: Adasum")
     return op
-
-
-def refuse_derivative(verb: str, op: ReduceOp) -> None:
-    """Refuse to differentiate a reduction that has no derivative here.
-
-    Args:
-        verb: allreduce or reducescatter; Adasum has a derivative for the first only.
-        op: the reduction.
-
-    Raises:
-        NotImplementedError: it is none of those that have one.
-    """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, *[ReduceOp.ADASUM] * (verb == "allreduce")):
-        raise NotImplementedError(
-            f"{verb} is differentiable for Sum and Average only. Received: {op.name.capitalize()}. Keep the gradient "
-            "out of it: tensor.detach(), tf.stop_gradient(tensor) or jax.lax.stop_gradient(array)"
-        )

@@ -3,7 +3,8 @@
 A rank's loss depends on other ranks' inputs. The meaning of "the gradient" is then a convention, that of
 ``horovod.torch``: allreduce and alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast
 that of their *average*; reducescatter n times that of the average when it averages, and n times that of the sum when
-it sums. Min, Max and Product have none. Tangents, in forward mode, are what the operation does to them.
+it sums. Min, Max and Product have their true derivatives (of the sum of losses; ties share evenly). Tangents, in
+forward mode, are what the operation does to them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from horovod.bindings.reductions import refuse_derivative
 from horovod.core.requests import Kind, ReduceOp
 from horovod.jax.calls import CollectiveCall, run_eagerly, split_watched
 from horovod.splits import part_of
 
 __all__ = ["collective", "collective_p"]
+
+_LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
 
 collective_p = Primitive("horovod")
 collective_p.multiple_results = True
@@ -79,18 +81,24 @@ def _shares(call: CollectiveCall, rows: int) -> tuple[int, ...]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CollectiveCall) -> tuple[list[Any], list[Any]]:
-    count = len(tangents) - len(call.watched)
-    # The program decides which inputs have a derivative, so all ranks leave out the same ones.
-    moving = [i for i, tangent in enumerate(tangents[:count]) if not isinstance(tangent, ad.Zero)]
-    if moving and call.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        refuse_derivative(call.verb, call.op)
     results = collective(call, primals)
+    # The program decides which inputs have a derivative, so all ranks leave out the same ones.
+    moving = [i for i, tangent in enumerate(tangents[: len(results)]) if not isinstance(tangent, ad.Zero)]
     moved = [ad.Zero(_tangent_type(result)) for result in results]
     if not moving:
         return results, moved
     own = [tangents[i] for i in moving]
     rows = None if call.rows is None else tuple(call.rows[i] for i in moving)
-    after = collective(call.tangent(rows=rows), own)
+    if call.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) and call.op not in _LINEAR:
+        if call.kind is Kind.REDUCESCATTER:
+            raise NotImplementedError(
+                f"reducescatter is differentiable for Sum and Average only. Received: {call.op.name.capitalize()}"
+            )
+        slopes = _slopes(call, [primals[i] for i in moving], [results[i] for i in moving])
+        own = [slope * tangent for slope, tangent in zip(slopes, own, strict=True)]
+        after = collective(call.tangent(op=ReduceOp.SUM, prescale=1.0, postscale=1.0), own)
+    else:
+        after = collective(call.tangent(rows=rows), own)
     for index, tangent in zip(moving, after, strict=True):
         moved[index] = tangent
     return results, moved
@@ -101,6 +109,32 @@ ad.primitive_jvps[collective_p] = _jvp
 
 def _tangent_type(result: Any) -> Any:
     return jax.typeof(result).to_tangent_aval()
+
+
+def _slopes(call: CollectiveCall, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Return d output / d this rank's input, elementwise, for the operations that are not linear."""
+    factor = call.prescale * call.postscale
+    total = {"op": ReduceOp.SUM, "prescale": 1.0, "postscale": 1.0}
+    if call.op in (ReduceOp.MIN, ReduceOp.MAX):
+        # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
+        winners = [
+            (x * call.prescale * call.postscale == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)
+        ]
+        ties = collective(_aside(call, "ties", **total), winners)
+        return [won * factor / jnp.maximum(tied, 1) for won, tied in zip(winners, ties, strict=True)]
+    scaled = [x * call.prescale for x in inputs]
+    zero = [(x == 0).astype(x.dtype) for x in scaled]
+    zeros = collective(_aside(call, "zeros", **total), zero)
+    nonzero = [jnp.where(x == 0, jnp.ones_like(x), x) for x in scaled]
+    whole = collective(_aside(call, "product", op=ReduceOp.PRODUCT, prescale=1.0, postscale=1.0), nonzero)
+    return [
+        jnp.where(found - z == 0, product / own, jnp.zeros_like(product)) * factor
+        for found, z, product, own in zip(zeros, zero, whole, nonzero, strict=True)
+    ]
+
+
+def _aside(call: CollectiveCall, what: str, **changes: Any) -> CollectiveCall:
+    return replace(call, suffix=f"{call.suffix}.{what}", watched=(), **changes)
 
 
 # -- reverse mode ------------------------------------------------------------------------------------------------

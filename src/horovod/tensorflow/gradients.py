@@ -3,7 +3,8 @@
 A rank's loss depends on other ranks' inputs. "The gradient" is then a convention, and this is Horovod's: allreduce and
 alltoall give the gradient of the *sum* of all ranks' losses; allgather and broadcast that of their *average*;
 reducescatter n times that of the average when it averages, and n times that of the sum when it sums. Min, Max and
-Product have none.
+Product have their true derivatives (of the sum of losses; ties share evenly), where Horovod reduced the
+gradients with the same operation.
 
 All of them can be differentiated again.
 """
@@ -18,12 +19,14 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import Reduction, refuse_derivative
 from horovod.core.requests import Kind, ReduceOp
 from horovod.tensorflow import collectives, order
+from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
 __all__ = ["register"]
+
+_LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
 
 
 def _request(op: Any) -> GraphRequest:
@@ -51,12 +54,43 @@ def _filled(grads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
 
 
 def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
-    """Reduce the gradients as the tensors were."""
+    """Reduce the gradients as the tensors were, and chain with the derivative of the operation."""
     request, filled = _request(op), _filled(grads, op.outputs)
     members = _members(request.process_set)
-    refuse_derivative("allreduce", request.op)
-    how = Reduction(request.op, request.prescale, request.postscale, members)
-    return collectives.allreduce(filled, how, _name(request))
+    if request.op in _LINEAR:
+        how = Reduction(request.op, request.prescale, request.postscale, members)
+        return collectives.allreduce(filled, how, _name(request))
+    total = Reduction(ReduceOp.SUM, process_set=members)
+    summed = collectives.allreduce(filled, total, _name(request))
+    slopes = _slopes(op.inputs, op.outputs, request, total)
+    return [whole * slope for whole, slope in zip(summed, slopes, strict=True)]
+
+
+def _slopes(inputs: Sequence[Any], outputs: Sequence[Any], request: GraphRequest, total: Reduction) -> list[Any]:
+    """d output / d this rank's input, elementwise, for the operations that are not linear."""
+    factor = request.prescale * request.postscale
+    if request.op in (ReduceOp.MIN, ReduceOp.MAX):
+        # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
+        winners = [
+            tf.cast(tf.equal(_scale(_scale(x, request.prescale), request.postscale), y), x.dtype)
+            for x, y in zip(inputs, outputs, strict=True)
+        ]
+        ties = collectives.allreduce(winners, total, _name(request, "ties"))
+        return [
+            _scale(won, factor) / tf.maximum(tied, tf.ones_like(tied)) for won, tied in zip(winners, ties, strict=True)
+        ]
+    scaled = [_scale(x, request.prescale) for x in inputs]
+    zero = [tf.equal(x, tf.zeros_like(x)) for x in scaled]
+    counts = [tf.cast(z, x.dtype) for z, x in zip(zero, scaled, strict=True)]
+    zeros = collectives.allreduce(counts, total, _name(request, "zeros"))
+    nonzero = [tf.where(z, tf.ones_like(x), x) for z, x in zip(zero, scaled, strict=True)]
+    products = collectives.allreduce(
+        nonzero, Reduction(ReduceOp.PRODUCT, process_set=total.process_set), _name(request, "product")
+    )
+    return [
+        _scale(tf.where(tf.equal(found, own), whole / mine, tf.zeros_like(whole)), factor)
+        for found, own, whole, mine in zip(zeros, counts, products, nonzero, strict=True)
+    ]
 
 
 def _scale(tensor: Any, factor: float) -> Any:
@@ -104,7 +138,10 @@ def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
 def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     """Gather every rank's gradient of its rows."""
     request = _request(op)
-    refuse_derivative("reducescatter", request.op)
+    if request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise NotImplementedError(
+            f"reducescatter is differentiable for Sum and Average only. Received: {request.op.name.capitalize()}"
+        )
     members = _members(request.process_set)
     factor = request.prescale * request.postscale
     scaled = [_scale(grad, factor) for grad in _filled(grads, op.outputs)]
