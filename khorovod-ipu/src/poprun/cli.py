@@ -22,6 +22,7 @@ from horovod.launch.report import exit_code, report
 from horovod.launch.signals import wanted_signals
 from horovod.launch.ssh import Access
 from horovod.launch.supervise import supervise
+from poprun import bind
 from poprun.flags import CommandLine, CommandLineError, help_text, parse, read_config, write_config
 from poprun.log import Log
 from poprun.mpi_arguments import MpiArguments, read_arguments
@@ -136,6 +137,11 @@ def _hosts(line: CommandLine) -> list[str]:
     return names
 
 
+def _command(job: _Job, path: str, is_needed: bool) -> tuple[str, ...]:
+    command = runnable(job.line.command, path, is_needed)
+    return (sys.executable, "-m", bind.__name__, *command) if job.line["numa-aware"] else command
+
+
 def _assemble(job: _Job) -> Assembly:
     topology, mpi = job.topology, job.mpi
     if topology.hosts == ("localhost",):
@@ -150,7 +156,7 @@ def _assemble(job: _Job) -> Assembly:
     if job.line["executable-cache-path"]:
         environ["POPDIST_EXECUTABLE_CACHE_PATH"] = job.line["executable-cache-path"]
     request = LaunchRequest(
-        command=runnable(job.line.command, environ["PATH"], any(there.is_here for there in where)),
+        command=_command(job, environ["PATH"], is_needed=any(there.is_here for there in where)),
         num_proc=topology.instances,
         environ=environ,
         job=secrets.token_hex(16),
@@ -175,7 +181,7 @@ def _with_division(job: _Job, plan: LaunchPlan) -> LaunchPlan:
 
 def _show(job: _Job) -> int:
     """``--dry-run``."""
-    words = runnable(job.line.command, os.environ.get("PATH", os.defpath), False)
+    words = _command(job, os.environ.get("PATH", os.defpath), is_needed=False)
     for index in range(job.topology.instances):
         host = job.topology.hosts[index // job.topology.instances_each]
         variables = instance_variables(job.topology, index, job.line["ipus-per-replica"]) | job.mpi.environ

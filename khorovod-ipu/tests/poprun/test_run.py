@@ -23,7 +23,7 @@ def test_any_command_is_run_and_its_lines_are_labelled(tmp_path: Path) -> None:
 
 def test_instances_get_their_part_and_the_log_says_what_is_done(tmp_path: Path) -> None:
     program = "import popdist as p; print(p.getInstanceIndex(), p.getNumInstances(), p.getReplicaIndexOffset())"
-    flags = ["--num-replicas=8", "--num-instances=4", "-vv", "--mpi-local-args=-x A=b"]
+    flags = ["--num-replicas=8", "--num-instances=4", "-vv", "--mpi-local-args=-x A=b", "--numa-aware=yes"]
     code, output = run([*POPRUN, *flags, sys.executable, "-c", program], tmp_path, OMP_NUM_THREADS="1")
     assert code == 0, output
     for i in range(4):

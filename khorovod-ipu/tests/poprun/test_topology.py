@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from poprun.bind import node_of, numa_nodes, parse_cpus
 from poprun.flags import CommandLineError
 from poprun.log import log_line
 from poprun.mpi_arguments import read_arguments
@@ -120,6 +123,16 @@ def test_a_subnet_becomes_the_interfaces_that_lead_there() -> None:
     ):
         interfaces_of(["172.16.0.0/12"], addresses)
     assert addresses_here().get("lo", "127.0.0.1") == "127.0.0.1"
+
+
+def test_instances_take_numa_nodes_in_turn(tmp_path: Path) -> None:
+    for number, cpus in ((0, "0-1,4"), (1, "2-3"), (10, "8"), (2, "")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(cpus + "\n")
+    nodes = numa_nodes(range(8), tmp_path)
+    assert nodes == [{0, 1, 4}, {2, 3}]
+    assert [node_of(i, nodes) for i in range(3)] == [{0, 1, 4}, {2, 3}, {0, 1, 4}]
+    assert node_of(1, [{0, 1}]) == set() and parse_cpus("\n") == set()
 
 
 def test_log_lines_are_popruns() -> None:

@@ -111,23 +111,53 @@ def read(resolver: Any) -> Cluster:
 
 
 def check_variable(text: str | None) -> None:
-    """Raise what is wrong with the form of TF_CONFIG, if anything is.
+    """Raise what is wrong with the text of TF_CONFIG, if anything is.
 
     Raises:
-        ClusterError: with what is expected.
+        ClusterError: with the place and what is expected.
     """
     if not text:
         raise ClusterError(f"TF_CONFIG is not set. Every worker needs it, with its own index. Example: {_EXAMPLE}")
     try:
         value = json.loads(text)
-        int(value["task"]["index"]), value["task"]["type"]
-        for addresses in value["cluster"].values():
-            if not isinstance(addresses, list | dict):
-                raise TypeError(f"addresses must be a list, not {addresses!r}")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except json.JSONDecodeError as error:
         raise ClusterError(
-            f"TF_CONFIG cannot be read: {type(error).__name__}: {error}. Received: {text[:200]}. Expected: {_EXAMPLE}"
+            f"TF_CONFIG is no JSON: {error.msg} at character {error.pos}, near {text[max(0, error.pos - 12) :][:30]!r}"
+            f". Expected: {_EXAMPLE}"
         ) from None
+    if not isinstance(value, Mapping):
+        raise ClusterError(f"TF_CONFIG must be an object of JSON. Received: {text[:80]}. Expected: {_EXAMPLE}")
+    cluster = value.get("cluster")
+    if not isinstance(cluster, Mapping) or not cluster:
+        raise ClusterError(f'TF_CONFIG has no "cluster" that names jobs and their addresses. Expected: {_EXAMPLE}')
+    for job, addresses in cluster.items():
+        if not isinstance(addresses, (list, Mapping)):
+            raise ClusterError(f'TF_CONFIG: the addresses of "{job}" must be a list. Received: {addresses!r}')
+        for address in addresses.values() if isinstance(addresses, Mapping) else addresses:
+            if not isinstance(address, str):
+                raise ClusterError(f'TF_CONFIG: an address of "{job}" must be text, host:port. Received: {address!r}')
+    if not any(cluster.get(job) for job in _TRAINING):
+        raise ClusterError(f"TF_CONFIG names no worker: its jobs are {sorted(cluster)}. Expected: {_EXAMPLE}")
+    _check_task(value.get("task"), cluster)
+
+
+def _check_task(task: Any, cluster: Mapping[str, Any]) -> None:
+    if not isinstance(task, Mapping):
+        raise ClusterError(
+            'TF_CONFIG has no "task": it must say which of the workers this process is, for example '
+            '"task": {"type": "worker", "index": 0}'
+        )
+    missing = [name for name in ("type", "index") if name not in task]
+    if missing:
+        raise ClusterError(f'TF_CONFIG: "task" lacks "{missing[0]}". Received: {json.dumps(dict(task))}')
+    index = task["index"]
+    if isinstance(index, str) and index.isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise ClusterError(f'TF_CONFIG: the "index" of "task" must be a number. Received: {task["index"]!r}')
+    job = task["type"]
+    if job in _TRAINING and not 0 <= index < len(cluster.get(job, ())):
+        raise ClusterError(_no_such_task("TF_CONFIG", job, index, cluster))
 
 
 def _no_such_task(source: str, job: str, index: int, jobs: Mapping[str, Any]) -> str:
