@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from horovod.bindings.misuse import warn_deprecated
+from horovod.bindings.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "refuse_adasum", "resolve_op"]
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reduction", "Sum", "refuse_adasum", "resolve_op"]
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -14,6 +18,31 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How tensors are combined, and on which ranks.
+
+    Attributes:
+        op: the operation.
+        prescale: factor before it.
+        postscale: factor after it.
+        process_set: ranks that take part.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The same as arguments of a collective."""
+        return {
+            "op": self.op, "prescale_factor": self.prescale, "postscale_factor": self.postscale,
+            "process_set": self.process_set,
+        }  # fmt: skip
 
 
 def resolve_op(op: int | None, average: bool | None) -> ReduceOp:

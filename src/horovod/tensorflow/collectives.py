@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from horovod import context
-from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.reductions import Reduction
 from horovod.bindings.submission import id_of
-from horovod.core.requests import Kind, ReduceOp
+from horovod.core.requests import Kind
 from horovod.errors import RequestError
 from horovod.tensorflow.failures import translated
 from horovod.tensorflow.nodes import is_recorded, node, unique_name, user_site
@@ -24,7 +24,6 @@ from horovod.tensorflow.requests import OP_TYPES, GraphRequest
 from horovod.tensorflow.runtime import comm
 
 __all__ = [
-    "Reduction",
     "after_all",
     "allgather",
     "allreduce",
@@ -42,43 +41,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _last_of_all: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """How tensors are combined, and by whom.
-
-    Attributes:
-        op: the operation.
-        prescale: factor before it.
-        postscale: factor after it.
-        process_set: ranks that take part.
-    """
-
-    op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
-    process_set: ProcessSet = global_process_set
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The same as arguments of a collective."""
-        return {
-            "op": self.op,
-            "prescale_factor": self.prescale,
-            "postscale_factor": self.postscale,
-            "process_set": self.process_set,
-        }
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The same as settings of a node."""
-        return {
-            "op": self.op,
-            "prescale": float(self.prescale),
-            "postscale": float(self.postscale),
-            "process_set": id_of(self.process_set),
-        }
-
-
 def speaks_tensorflow(function: _F) -> _F:
     """Make a function raise our errors as TensorFlow's as well."""
 
@@ -93,6 +55,12 @@ def speaks_tensorflow(function: _F) -> _F:
             raise other from None
 
     return call  # type: ignore[return-value]
+
+
+def _settings(how: Reduction) -> dict[str, Any]:
+    """A reduction as settings of a node."""
+    factors = {"prescale": float(how.prescale), "postscale": float(how.postscale)}
+    return {"op": how.op, **factors, "process_set": id_of(how.process_set)}
 
 
 def _is_plain(tensors: Sequence[Any]) -> bool:
@@ -137,7 +105,7 @@ def allreduce(
             return [comm.allreduce(tensors[0], name=name, **how.keywords)]
         return list(comm.grouped_allreduce(tensors, name=name, **how.keywords))
     outputs = _node(
-        _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, **how.settings
+        _op_type("Allreduce", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope, **_settings(how)
     )
     return [_shaped(output, tensor.shape) for output, tensor in zip(outputs, tensors, strict=True)]
 
@@ -197,7 +165,7 @@ def reducescatter(
         return list(comm.grouped_reducescatter(tensors, name, **how.keywords))
     outputs = _node(
         _op_type("Reducescatter", tensors), tensors, [t.dtype for t in tensors], name, ignore_name_scope,
-        **how.settings,
+        **_settings(how),
     )  # fmt: skip
     return [_rows_unknown(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
 

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import Kind, ReduceOp
 from horovod.tensorflow import collectives, order
-from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.requests import OP_TYPES, QUERIES, GraphRequest
 
 __all__ = ["register"]

@@ -10,10 +10,10 @@ import tensorflow as tf
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import resolve_op
+from horovod.bindings.reductions import Reduction, resolve_op
 from horovod.core.requests import Kind, ReduceOp
 from horovod.tensorflow import collectives, gradients
-from horovod.tensorflow.collectives import Reduction, speaks_tensorflow
+from horovod.tensorflow.collectives import speaks_tensorflow
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.runtime import comm
 from horovod.tensorflow.sparse import allreduce_slices

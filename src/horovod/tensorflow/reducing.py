@@ -16,11 +16,11 @@ from horovod import context
 from horovod.bindings.compression import check_compression
 from horovod.bindings.gradients.layout import Item, plan_buckets
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
 from horovod.errors import RequestError
 from horovod.splits import split_evenly
 from horovod.tensorflow import collectives
-from horovod.tensorflow.collectives import Reduction
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.first_step import compare, tensorflows
 from horovod.tensorflow.nodes import is_recorded

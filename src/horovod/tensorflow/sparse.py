@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import collectives
-from horovod.tensorflow.collectives import Reduction
 
 __all__ = ["allreduce_slices", "densified"]
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from horovod import context
 from horovod.bindings.process_sets import ProcessSet, global_process_set
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
 from horovod.tensorflow import collectives
-from horovod.tensorflow.collectives import Reduction
 
 __all__ = ["SyncBatchNormalization"]
 

@@ -12,39 +12,19 @@ All of them can be differentiated once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from horovod.bindings.process_sets import ProcessSet
+from horovod.bindings.reductions import Reduction
 from horovod.core.requests import ReduceOp
 from horovod.torch.runtime import comm
 
-__all__ = ["ReduceArgs", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
-
-
-@dataclass(frozen=True)
-class ReduceArgs:
-    """How tensors are combined, and by whom."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The same as arguments of a collective."""
-        return {
-            "op": self.op,
-            "prescale_factor": self.prescale,
-            "postscale_factor": self.postscale,
-            "process_set": self.process_set,
-        }
 
 
 def _name(name: str | None) -> str | None:
@@ -55,7 +35,7 @@ class _Allreduce(torch.autograd.Function):
     """allreduce of several tensors at once."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: ReduceArgs, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce."""
         ctx.name, ctx.how = name, how
         inputs = [tensor.detach() for tensor in tensors]
@@ -68,27 +48,27 @@ class _Allreduce(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Reduce the gradients as the tensors were, and chain with the derivative of the operation."""
-        how: ReduceArgs = ctx.how
+        how: Reduction = ctx.how
         if how.op in _LINEAR:
             reduced = _allreduce(grads, ctx.name, how)
             return (None, None, *reduced)
         count = len(grads)
         inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        summed = _allreduce(grads, ctx.name, ReduceArgs(ReduceOp.SUM, 1.0, 1.0, how.process_set))
+        summed = _allreduce(grads, ctx.name, Reduction(ReduceOp.SUM, process_set=how.process_set))
         local = _local_derivatives(inputs, outputs, ctx.name, how)
         return (None, None, *(total * slope for total, slope in zip(summed, local, strict=True)))
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: ReduceArgs) -> list[torch.Tensor]:
+def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> list[torch.Tensor]:
     return comm.grouped_allreduce([tensor.contiguous() for tensor in tensors], name=_name(name), **how.keywords)
 
 
 def _local_derivatives(
-    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: ReduceArgs
+    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: Reduction
 ) -> list[torch.Tensor]:
     """d output / d this rank's input, elementwise, for the operations that are not linear."""
     factor = how.prescale * how.postscale
-    total = ReduceArgs(ReduceOp.SUM, 1.0, 1.0, how.process_set)
+    total = Reduction(ReduceOp.SUM, process_set=how.process_set)
     if how.op in (ReduceOp.MIN, ReduceOp.MAX):
         # The same arithmetic as forward, so that this rank's value compares equal to the output it gave.
         winners = [(x * how.prescale * how.postscale == y).to(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
@@ -98,7 +78,7 @@ def _local_derivatives(
     zero = [x == 0 for x in scaled]
     zeros = _allreduce([z.to(x.dtype) for z, x in zip(zero, scaled, strict=True)], name and f"{name}.zeros", total)
     nonzero = [torch.where(z, torch.ones_like(x), x) for z, x in zip(zero, scaled, strict=True)]
-    product = _allreduce(nonzero, name and f"{name}.product", ReduceArgs(ReduceOp.PRODUCT, 1.0, 1.0, how.process_set))
+    product = _allreduce(nonzero, name and f"{name}.product", Reduction(ReduceOp.PRODUCT, 1.0, 1.0, how.process_set))
     return [
         torch.where(found - z.to(found.dtype) == 0, whole / own, torch.zeros_like(whole)) * factor
         for found, z, whole, own in zip(zeros, zero, product, nonzero, strict=True)
@@ -126,7 +106,7 @@ class _Allgather(torch.autograd.Function):
         rows = torch.tensor([ctx.rows], device="cpu")
         rows = comm.allgather(rows, name=ctx.name and f"{ctx.name}.rows", process_set=process_set)
         before = rows[: process_set.rank()].sum(dim=0).tolist()
-        average = ReduceArgs(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
+        average = Reduction(process_set=process_set)
         reduced = _allreduce(grads, ctx.name, average)
         own = zip(reduced, before, ctx.rows, strict=True)
         return (None, None, *(grad.narrow(0, start, length) for grad, start, length in own))
@@ -148,7 +128,7 @@ class _Broadcast(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients for the root; the others' inputs had no effect."""
-        (reduced,) = _allreduce([grad], ctx.name, ReduceArgs(ReduceOp.AVERAGE, 1.0, 1.0, ctx.process_set))
+        (reduced,) = _allreduce([grad], ctx.name, Reduction(process_set=ctx.process_set))
         return None, None, None, reduced if comm.rank() == ctx.root_rank else torch.zeros_like(grad)
 
 
@@ -178,7 +158,7 @@ class _Reducescatter(torch.autograd.Function):
     """reducescatter of several tensors at once."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: ReduceArgs, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce and scatter."""
         ctx.name, ctx.how = name, how
         inputs = [tensor.detach() for tensor in tensors]
@@ -188,7 +168,7 @@ class _Reducescatter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Gather every rank's gradient of its rows."""
-        how: ReduceArgs = ctx.how
+        how: Reduction = ctx.how
         if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise NotImplementedError(
                 f"reducescatter is differentiable for Sum and Average only. Received: {how.op.name.capitalize()}"

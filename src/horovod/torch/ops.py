@@ -14,11 +14,10 @@ import torch
 from horovod.bindings.compression import compress, decompress
 from horovod.bindings.docstrings import explained_like
 from horovod.bindings.process_sets import ProcessSet, global_process_set
-from horovod.bindings.reductions import resolve_op
+from horovod.bindings.reductions import Reduction, resolve_op
 from horovod.core.requests import ReduceOp
 from horovod.torch import gradients
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.gradients import ReduceArgs
 from horovod.torch.runtime import comm
 
 __all__ = [
@@ -83,7 +82,7 @@ def grouped_allreduce(
     Returns:
         New tensors, in the order of ``tensors``.
     """
-    how = ReduceArgs(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    how = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
@@ -191,7 +190,7 @@ def grouped_reducescatter(
     Returns:
         This rank's rows of each, in the order of ``tensors``.
     """
-    how = ReduceArgs(ReduceOp(op), prescale_factor, postscale_factor, process_set)
+    how = Reduction(ReduceOp(op), prescale_factor, postscale_factor, process_set)
     wires, contexts = compress(compression, tensors)
     reduced: Sequence[torch.Tensor]
     if _wanted(wires):
